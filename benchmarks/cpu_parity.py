@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from fullstride.io.writing import atomic_write, json_output
-from fullstride.measure.bench import bench
-from fullstride.measure.protocols import THROUGHPUT, Measurement, Protocol
-from fullstride.measure.timing import spread
+from fullstride.measure.bench import BenchOptions, bench
+from fullstride.measure.protocols import THROUGHPUT, Measurement, Protocol, spread
 from fullstride.measure.workload import Layout
 from fullstride.nets import zoo
 
@@ -49,7 +48,8 @@ def contests(
         nets = {each: zoo.create(each) for each in (theirs, name)}
         for work in works:
             for layout in LAYOUTS:
-                timm, ours = bench(nets, work, layout=layout, threads=threads, reference=theirs)
+                options = BenchOptions(layout=layout, threads=threads, reference=theirs)
+                timm, ours = bench(nets, work, options=options)
                 yield timm, ours
 
 

@@ -32,7 +32,7 @@ from fullstride.data.readers.decode import decode
 from fullstride.data.transforms.crop import Augmentation, train_view
 from fullstride.data.transforms.opencv import fast_train_view
 from fullstride.measure.environment import Environment
-from fullstride.measure.timing import spread
+from fullstride.measure.protocols import spread
 from fullstride.nets.preprocessing import Preprocessing
 
 SIZE, QUALITY, NOISE = (500, 375), 95, 4.0

@@ -45,9 +45,8 @@ from fullstride.deploy.choose_form import measure_files
 from fullstride.deploy.comparison import score_model
 from fullstride.deploy.formats import open_file
 from fullstride.io.writing import atomic_write, json_output
-from fullstride.measure.bench import call_time
 from fullstride.measure.environment import Environment
-from fullstride.measure.protocols import ONLINE
+from fullstride.measure.protocols import ONLINE, call_time
 from fullstride.study.driver import read_seconds, run_stage, run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks import find_task

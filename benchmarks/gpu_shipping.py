@@ -25,7 +25,10 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from fullstride.deploy.fold_batch_norm import fold_batch_norm  # noqa: E402
-from fullstride.measure.bench import measure_all  # noqa: E402
+from fullstride.measure.bench import (
+    BenchOptions,
+    measure_all,  # noqa: E402
+)
 from fullstride.measure.environment import Environment  # noqa: E402
 from fullstride.measure.protocols import ONLINE, THROUGHPUT  # noqa: E402
 from fullstride.nets import zoo  # noqa: E402
@@ -130,9 +133,8 @@ def measure(name: str, calls: dict[str, Call | str], x: Tensor, tiny: bool) -> l
     with torch.inference_mode():
         steps = {key: partial(call, x) for key, call in calls.items() if not isinstance(call, str)}
         reference = "timm compiled" if "timm compiled" in steps else "eager"
-        rows = measure_all(
-            steps, protocol, x.device, precision="bfloat16", layout="nhwc", reference=reference
-        )
+        options = BenchOptions(precision="bfloat16", layout="nhwc", reference=reference)
+        rows = measure_all(steps, protocol, x.device, options)
     measurements = [{"network": name, **asdict(row), "environment": None} for row in rows]
     for row in rows:
         speed = f"p50 {row.ms_p50:.3f} ms" if row.ms_p50 else f"{row.images_per_s:,.0f} images/s"

@@ -28,8 +28,9 @@ from torch import nn
 from fullstride.deploy.export import ComparisonImages, export
 from fullstride.deploy.exported import ExportedModule, Precision
 from fullstride.deploy.formats import FORMATS, open_file
+from fullstride.deploy.settings import ExportOptions
 from fullstride.io.writing import atomic_write, json_output
-from fullstride.measure.bench import bench
+from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.protocols import THROUGHPUT, Measurement
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -102,7 +103,8 @@ def measure(name: str, files: list[tuple[str, Precision]], rounds: int) -> Itera
             nets[label] = ExportedModule(open_file(path, threads=THREADS, trust=True))
         for batch in BATCHES:
             protocol = replace(THROUGHPUT, batch=batch, resolution=SIDE, rounds=rounds)
-            yield from bench(nets, protocol, threads=THREADS, reference=PAIRS[name])
+            options = BenchOptions(threads=THREADS, reference=PAIRS[name])
+            yield from bench(nets, protocol, options=options)
 
 
 def random_bundle(name: str) -> Bundle:
@@ -129,11 +131,8 @@ def export_random(bundle: Bundle, path: Path, format: str, precision: Precision)
         bundle,
         path,
         ComparisonImages(pictures[:16]),
-        format=format,
-        precision=precision,
+        ExportOptions(format=format, precision=precision, max_drop=100, threads=THREADS),
         calibration=pictures[16:] if precision == "int8" else (),
-        max_drop=100,
-        threads=THREADS,
     )
 
 

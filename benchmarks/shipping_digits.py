@@ -19,6 +19,7 @@ from fullstride.deploy.export import export
 from fullstride.deploy.export_runs import calibration_images, comparison_images
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import inputs, logits, outputs
+from fullstride.deploy.settings import ExportOptions
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
@@ -62,12 +63,24 @@ def main() -> None:
 
 
 def file_outputs(
-    bundle: Bundle, val: ComparisonImages, images: list[np.ndarray], *, format: str, **how: Any
+    bundle: Bundle,
+    val: ComparisonImages,
+    images: list[np.ndarray],
+    *,
+    format: str,
+    calibration: Any = (),
+    **how: Any,
 ) -> np.ndarray:
     """(N, K) of an exported file for `images`."""
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / f"net{FORMATS[format].suffix}"
-        export(bundle, path, val, format=format, max_drop=100, **how)
+        export(
+            bundle,
+            path,
+            val,
+            ExportOptions(format=format, max_drop=100, **how),
+            calibration=calibration,
+        )
         return outputs(open_file(path, trust=True), images)
 
 

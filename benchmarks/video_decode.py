@@ -36,7 +36,7 @@ from fullstride.data.loader import Batches
 from fullstride.data.readers.videos import MiddleFrame, frame_names, open_video
 from fullstride.data.transforms.clips import ClipTrainView
 from fullstride.measure.environment import Environment
-from fullstride.measure.timing import spread
+from fullstride.measure.protocols import spread
 from fullstride.nets.preprocessing import Preprocessing
 
 FRAMES, NOISE, RATE, QUALITY = 250, 3.0, 30, 90

@@ -13,22 +13,7 @@ MOST_KEYWORD_BAGS = 176
 
 # "file function" -> why it is still larger. An entry that is no longer needed fails the test.
 PENDING = {
-    "commands/capacity.py capacity": "being changed",
-    "commands/measuring.py bench": "being changed",
-    "commands/measuring.py cost": "being changed",
-    "commands/shipping.py export": "being changed",
-    "commands/shipping.py predict": "being changed",
-    "commands/shipping.py pseudo_label": "being changed",
     "data/loader.py __init__": "being changed",
-    "deploy/choose_form.py fastest": "being changed",
-    "deploy/export.py export": "being changed",
-    "deploy/export_runs.py export_runs": "being changed",
-    "deploy/int8.py finetune_int8": "being changed",
-    "measure/bench.py bench": "being changed",
-    "measure/bench.py find_batches": "being changed",
-    "measure/bench_by_name.py plan": "being changed",
-    "measure/max_batch.py plan": "being changed",
-    "measure/workload.py __init__": "being changed",
     "papers/suite.py measure": "being changed",
 }
 

@@ -10,10 +10,10 @@ import numpy as np
 from torch import nn
 
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
-from fullstride.measure.bench import measure_all
+from fullstride.measure.bench import BenchOptions, measure_all
 from fullstride.measure.max_batch import Trial, largest, peak_mib, predict, search
 from fullstride.measure.protocols import THROUGHPUT
-from fullstride.measure.workload import Step, compiling, exact_float32
+from fullstride.measure.workload import Step, StepOptions, compiling, exact_float32
 from fullstride.nets import zoo
 from fullstride.nets.efficiency import Efficiency
 from fullstride.papers.suite import reason
@@ -135,9 +135,13 @@ def race(
     failed: dict[str, str] = {}
 
     def step(form: Form, layout: str) -> Step:
-        options: dict[str, Any] = dict(precision="bfloat16", layout=layout)
-        options |= dict(compiled=form.compiled, efficiency=form.efficiency)
-        first = Step(form.build(), work, batch, side, settings.device, **options)  # pyright: ignore[reportArgumentType]
+        options = StepOptions(
+            precision="bfloat16",
+            layout=layout,  # pyright: ignore[reportArgumentType]
+            compiled=form.compiled,
+            efficiency=form.efficiency,
+        )
+        first = Step(form.build(), work, batch, side, settings.device, options=options)  # pyright: ignore[reportArgumentType]
         first()  # compiles and selects algorithms
         return first
 
@@ -151,7 +155,9 @@ def race(
                     steps[name] = step(form, layouts[name])
                 else:
                     both = {layout: step(form, layout) for layout in FORMATS}
-                    rows = measure_all(both, trial, settings.device, precision="bfloat16")
+                    rows = measure_all(
+                        both, trial, settings.device, BenchOptions(precision="bfloat16")
+                    )
                     tried[name] = {row.name: row.images_per_s for row in rows}
                     layouts[name] = max(tried[name], key=tried[name].__getitem__)
                     steps[name] = both.pop(layouts[name])
@@ -160,7 +166,7 @@ def race(
             except Exception as error:
                 failed[name] = reason(error)
                 error.__traceback__ = None  # it refers to maps
-        rows = measure_all(steps, final, settings.device, precision="bfloat16")
+        rows = measure_all(steps, final, settings.device, BenchOptions(precision="bfloat16"))
     rates = {row.name: row.images_per_s for row in rows}
     samples = {row.name: row.samples for row in rows}
     ours = [name for name in rates if not name.startswith(("timm", "resnet50"))]
@@ -213,17 +219,15 @@ def largest_batch(settings: Settings, label: str, form: Form) -> Result:
     """The largest batch under 16 GiB, predicted, then proven in fresh processes."""
     net, side = form.build(), 32 if settings.tiny else 224
     memory_bytes = GIB * 2**30 if settings.gpu else 2**28
-    options: dict[str, Any] = dict(precision="bfloat16", efficiency=form.efficiency)
     device = "cuda" if settings.gpu else "cpu"
-    prediction = predict(net, memory_bytes, side, device=device, **options)
+    prediction = predict(net, memory_bytes, side, device=device, efficiency=form.efficiency)
     trial = Trial(
         net=net,
         resolution=side,
         device=str(settings.device),
         memory_bytes=memory_bytes,
-        layout="nhwc",
+        options=StepOptions(precision="bfloat16", layout="nhwc", efficiency=form.efficiency),
         map_batch=prediction.map_batch,
-        **options,
     )
     probes = search(trial.probe, 8 if settings.tiny else prediction.batch)
     probes = list(islice(probes, 1 if settings.tiny else None))

@@ -125,7 +125,9 @@ def test_scores_and_predictions_of_gray_images_are_those_of_rgb_files(runs, gray
     ]
     assert scores[0] == scores[1]
     for index in range(3):
-        assert bundle.predict(gray.test.picture(index)) == bundle.predict(rgb.test.picture(index))
+        pictures = gray.test.picture(index), rgb.test.picture(index)
+        one, other = predict(bundle, pictures)
+        assert one == other
 
 
 def test_a_run_on_gray_images_as_rgb_resumes(runs, gray, weights, tmp_path):
@@ -189,7 +191,7 @@ def test_a_fit_of_idx_files_begins_with_weights_for_rgb(gray, rgb, weights, tmp_
     for picture in (gray.test.picture(0), rgb.test.picture(0)):
         (theirs,) = predict(file, picture, top=10)
         probabilities = {each.label: each.probability for each in theirs.guesses}
-        ours = bundle.predict(picture, top=10).guesses
+        ours = next(predict(bundle, picture, top=10)).guesses
         assert {each.label: each.probability for each in ours} == pytest.approx(
             probabilities, abs=1e-4
         )

@@ -161,7 +161,7 @@ def test_a_folder_of_jpegs_is_learned_validated_predicted_exported_and_reported(
         "timm/resnet10t",
         "--resolution",
         "32",
-        "--batch",
+        "--call-batch",
         "2",
         "--rounds",
         "2",
@@ -270,7 +270,8 @@ def test_a_run_becomes_files_that_predict_and_bench_take_where_a_run_may_stand(
         changes = [abs(temple_in(ours) - temple_in(theirs)) for ours, theirs in pairs]
         assert max(changes) <= most
     assert (
-        cli.run(["bench", str(run), str(file), str(folder), "--rounds", "1", "--batch", "2"]) == 0
+        cli.run(["bench", str(run), str(file), str(folder), "--rounds", "1", "--call-batch", "2"])
+        == 0
     )
     shown = capsys.readouterr().out
     assert f"{file}: ONNX Runtime" in shown
@@ -347,7 +348,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(run, photos, tmp_path, capsys):
         refused(capsys, "predict", run, tmp_path / "none.jpg").splitlines()[-1],
         refused(capsys, "predict", run),
         refused(capsys, "predict", run, photos / "temple" / "01.jpg", "--top", "0"),
-        refused(capsys, "bench", "genet_tiny", "--batch", "0"),
+        refused(capsys, "bench", "genet_tiny", "--call-batch", "0"),
         refused(capsys, "bench", "genet_tiny", "--device", "tpu"),
         refused(capsys, "bench"),
         refused(capsys, "export", run, "--budget-ms", "0.000001", *file),

@@ -16,6 +16,7 @@ from rich.progress import Progress
 from fullstride import cli
 from fullstride.commands import COMMANDS, GROUPS, USUAL
 from fullstride.io import console
+from fullstride.measure.workload import find_precision
 from fullstride.train.recipes.choice import RecipeChoice, RecipeFields
 from fullstride.train.recipes.named import FINETUNE, NOMINAL, RECIPES
 from fullstride.train.recipes.recipe import SHORT_FLAGS, Recipe
@@ -215,7 +216,8 @@ def test_a_short_flag_and_its_field_may_not_differ(capsys):
 def test_precisions_are_spelled_one_way_and_the_long_names_are_read(old, new, capsys):
     recipe = replace(FINETUNE, precision=new)
     assert replace(FINETUNE, precision=old) == recipe
-    assert cli.run(["measure", "cost", "genet_tiny", "--precision", old]) == 0
+    assert find_precision(old) == find_precision(new) == old
+    assert cli.run(["measure", "cost", "genet_tiny", "--precision", new]) == 0
     printed = capsys.readouterr().out
     assert f"write in {new}," in printed
     assert old not in printed

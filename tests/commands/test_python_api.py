@@ -11,7 +11,7 @@ import torch
 import fullstride
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.latency import estimate, load_profile
-from fullstride.measure.bench import bench
+from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets import zoo
 from fullstride.nets.families import SPECS
@@ -63,15 +63,15 @@ def test_a_bundle_predicts_a_path_a_picture_and_a_list(few_digits, bundle, tmp_p
     for path, picture in zip(paths, pictures, strict=True):
         picture.save(path)
     expected = [row.guesses for row in fullstride.predict(bundle, paths, top=2)]
-    assert [row.guesses for row in bundle.predict(paths, top=2)] == expected
-    assert [row.guesses for row in bundle.predict(pictures, top=2)] == expected
+    assert [row.guesses for row in fullstride.predict(bundle, pictures, top=2)] == expected
     for one in (str(paths[1]), paths[1], pictures[1], np.asarray(pictures[1])):
-        assert bundle.predict(one, top=2).guesses == expected[1]
-    assert str(bundle.predict(str(paths[0]), top=1)).startswith(f"{paths[0]}: ")
+        (row,) = fullstride.predict(bundle, one, top=2)
+        assert row.guesses == expected[1]
+    (row,) = fullstride.predict(bundle, str(paths[0]), top=1)
+    assert str(row).startswith(f"{paths[0]}: ")
     (tmp_path / "text.png").write_text("no picture")
-    with pytest.raises(ValueError, match=r"text\.png: "):
-        bundle.predict(tmp_path / "text.png")
-    assert bundle.predict([tmp_path / "text.png"])[0].unreadable
+    (row,) = fullstride.predict(bundle, tmp_path / "text.png")
+    assert row.unreadable
 
 
 def reprs(few_digits, bundle):
@@ -91,8 +91,8 @@ def reprs(few_digits, bundle):
         many,
         few_digits,
         few_digits.train,
-        bundle.predict(few_digits.test.picture(0)),
-        bench({"genet_tiny": tiny}, protocol, in_channels=1)[0],
+        *fullstride.predict(bundle, few_digits.test.picture(0)),
+        bench({"genet_tiny": tiny}, protocol, options=BenchOptions(in_channels=1))[0],
         estimate(net, profile, 8, 64),
         profile,
         ExportedModel(few_digits.where, metadata, lambda x: x, "ONNX Runtime"),

@@ -19,9 +19,10 @@ from fullstride.data.transforms.policies import Policy, RandomErasing
 from fullstride.deploy.formats import onnx, onnx_int8, openvino, torch_export, triton_server
 from fullstride.measure import bench as batch_sizes
 from fullstride.measure import bench_by_name
-from fullstride.measure.bench import bench
+from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.operators import Operators
 from fullstride.measure.protocols import THROUGHPUT
+from fullstride.measure.workload import EAGER
 from fullstride.nets import fused_form, zoo
 from fullstride.nets.blocks import Block, Style
 from fullstride.nets.families import SPECS
@@ -79,7 +80,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
         "ratio .*rising numbers",
     ),
     "reference": (
-        lambda: bench({"a": nn.Conv2d(3, 8, 1)}, THROUGHPUT, reference="b"),
+        lambda: bench({"a": nn.Conv2d(3, 8, 1)}, THROUGHPUT, options=BenchOptions(reference="b")),
         "reference b is not measured: choose from a",
     ),
     "nothing to measure": (lambda: bench_by_name.plan(()), "name one or more networks"),
@@ -214,10 +215,8 @@ def test_memory_that_a_cpu_does_not_have_is_refused_before_a_measurement(monkeyp
     monkeypatch.setattr(batch_sizes, "available_bytes", lambda: 2**20)
     part = replace(THROUGHPUT, work="training", resolution=64)
     with pytest.raises(MemoryError):
-        batch_sizes.check_room(
-            zoo.create("genet_tiny"), part, 64, torch.device("cpu"), 3, "float32"
-        )
-    batch_sizes.check_room(zoo.create("genet_tiny"), part, 64, torch.device("cuda"), 3, "float32")
+        batch_sizes.check_room(zoo.create("genet_tiny"), part, torch.device("cpu"), 3, EAGER)
+    batch_sizes.check_room(zoo.create("genet_tiny"), part, torch.device("cuda"), 3, EAGER)
 
 
 def test_without_the_fused_room_its_forms_are_refused(monkeypatch):

@@ -20,6 +20,7 @@ from fullstride.deploy.exported import ExportedModule
 from fullstride.deploy.fold_batch_norm import folding
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import most_in_batch, predict, probabilities
+from fullstride.deploy.settings import ExportOptions
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets import zoo
@@ -54,16 +55,19 @@ def written(bundle, clips, tmp_path_factory):
     """Export the bundle once for each choice; files of one kind of input share the ONNX graph."""
     folder, references, models = tmp_path_factory.mktemp("clips"), {}, {}
 
-    def write(format, precision="fp32", input_kind="normalised", **how):
+    def write(format, precision="fp32", input_kind="normalised"):
         images = ComparisonImages(clips)
         if input_kind not in references:
             references[input_kind] = make_reference(bundle, images, input_kind)
-        how |= dict(input_kind=input_kind, reference=references[input_kind], max_drop=100)
-        how |= dict(calibration=clips) if precision == "int8" else {}
+        options = ExportOptions(
+            format=format, precision=precision, input_kind=input_kind, max_drop=100
+        )
         path = folder / f"{len(models)}{FORMATS[format].suffix}"
         key = format, precision, input_kind
         if key not in models:
-            export(bundle, path, images, format=format, precision=precision, **how)
+            ranges = clips if precision == "int8" else ()
+            reference = references[input_kind]
+            export(bundle, path, images, options, calibration=ranges, reference=reference)
             models[key] = open_file(path, trust=True)
         return models[key]
 
@@ -158,7 +162,7 @@ def test_the_servers_inputs_have_frames(written):
 def test_a_file_of_any_size_takes_clips_of_other_sides(kind, shape, tmp_path):
     bundle, path = clip_bundle(replace(PRE, resolution=64)), tmp_path / "net.onnx"
     images = ComparisonImages(some_clips(pre=bundle.preprocessing))
-    export(bundle, path, images, any_size=True, input_kind=kind)
+    export(bundle, path, images, ExportOptions(any_size=True, input_kind=kind))
     rng = np.random.default_rng(0)
     if kind == "pixels":
         rows = open_file(path).run(rng.integers(256, size=shape, dtype=np.uint8))
@@ -172,7 +176,12 @@ def test_a_file_of_any_size_takes_clips_of_other_sides(kind, shape, tmp_path):
 
 def test_files_do_not_resize_clips_and_say_so(bundle, clips, tmp_path):
     with pytest.raises(ValueError, match="--with-preprocessing"):
-        export(bundle, tmp_path / "net.onnx", ComparisonImages(clips), input_kind="pictures")
+        export(
+            bundle,
+            tmp_path / "net.onnx",
+            ComparisonImages(clips),
+            ExportOptions(input_kind="pictures"),
+        )
     assert not [*tmp_path.iterdir()]
 
 
@@ -195,8 +204,9 @@ def test_the_fastest_file_of_a_bundle_of_clips_within_a_budget(
 ):
     monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", "openvino"))
     monkeypatch.setattr(choose_form, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
-    how: dict = dict(precision="fp32", budget=choose_form.Budget(ms_per_image=10_000))
-    result = choose_form.fastest(bundle, tmp_path / "net", ComparisonImages(clips), **how)
+    budget, options = choose_form.Budget(ms_per_image=10_000), ExportOptions(precision="fp32")
+    images = ComparisonImages(clips)
+    result = choose_form.fastest(bundle, tmp_path / "net", images, options, budget=budget)
     assert open_file(result.path).preprocessing.frames == 8
 
 

@@ -15,7 +15,8 @@ from fullstride.data.transforms.crop import test_view, to_input
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import open_file
-from fullstride.deploy.predict import predict, predictions
+from fullstride.deploy.predict import predict
+from fullstride.deploy.settings import ExportOptions
 
 LOSSLESS = dict(codec="ffv1", pixels="bgr0")
 
@@ -53,7 +54,7 @@ def by_class(bundle, prediction) -> np.ndarray:
 
 def test_the_clip_in_the_middle_of_each_video_is_predicted(bundle, folder):
     paths = [folder / "a", folder / "b.mkv"]
-    found = predictions(bundle, paths)
+    found = [*predict(bundle, paths)]
     assert [row.path for row in found] == [str(path) for path in paths]
     for row, count, seed in zip(found, (30, 40), (1, 0), strict=True):
         frames, start = [*drawn(count, seed=seed)], (count - 15) // 2
@@ -68,14 +69,14 @@ def test_the_clip_in_the_middle_of_each_video_is_predicted(bundle, folder):
 def test_a_video_may_be_an_array_alone_in_a_list_or_in_an_array_of_several(bundle, folder):
     frames = np.stack([*drawn(30, seed=1)])
     (by_path,) = predict(bundle, str(folder / "a"))
-    one = predictions(bundle, frames)
+    (one,) = predict(bundle, frames)
     assert one.path == ""
     assert one.guesses == by_path.guesses
     for several in ([frames, frames], np.stack([frames, frames])):
         for row in predict(bundle, several):
             assert by_class(bundle, row) == pytest.approx(by_class(bundle, one), abs=1e-6)
-    grey = predictions(bundle, frames[..., :1])
-    assert grey.guesses == predictions(bundle, np.repeat(frames[..., :1], 3, -1)).guesses
+    (grey,) = predict(bundle, frames[..., :1])
+    assert [grey] == [*predict(bundle, np.repeat(frames[..., :1], 3, -1))]
 
 
 @pytest.mark.parametrize("batch", [2, 32])
@@ -109,7 +110,7 @@ def test_many_views_are_predicted_by_the_mean_of_their_probabilities(bundle, fol
 @pytest.mark.parametrize("kind", [pytest.param("normalised", marks=pytest.mark.slow), "pixels"])
 def test_files_of_networks_predict_videos_as_the_bundle_does(kind, bundle, folder, tmp_path):
     clips, path = ComparisonImages([np.stack([*drawn(8, (32, 32))])]), tmp_path / "net.onnx"
-    export(bundle, path, clips, input_kind=kind)
+    export(bundle, path, clips, ExportOptions(input_kind=kind))
     for views in ("", "2x3"):
         (ours,) = predict(bundle, [folder / "b.mkv"], views=views)
         (theirs,) = predict(open_file(path), [folder / "b.mkv"], views=views)
@@ -119,8 +120,8 @@ def test_files_of_networks_predict_videos_as_the_bundle_does(kind, bundle, folde
 def test_the_mirror_image_of_a_clip_is_another_and_their_mean_is_that_of_both_orders(bundle):
     frames = np.stack([*drawn(20)])
     flipped = np.ascontiguousarray(frames[:, :, ::-1])
-    plain, both = predictions(bundle, frames), predictions(bundle, frames, tta="flip")
-    mirrored = predictions(bundle, flipped, tta="flip")
+    (plain,), (both,) = predict(bundle, frames), predict(bundle, frames, tta="flip")
+    (mirrored,) = predict(bundle, flipped, tta="flip")
     assert by_class(bundle, both) == pytest.approx(by_class(bundle, mirrored), abs=1e-6)
     assert np.abs(by_class(bundle, both) - by_class(bundle, plain)).max() > 1e-4
 
@@ -157,8 +158,8 @@ def test_a_network_of_images_names_videos_and_refuses_views(folder):
 def test_what_is_no_video_in_memory_is_refused_in_one_line(bundle, wrong):
     with pytest.raises(ValueError, match=r"use .*\(T, H, W, C\)"):
         list(predict(bundle, [wrong]))
-    with pytest.raises(ValueError, match="one frame"):
-        predictions(bundle, np.zeros((1, 32, 32, 3), np.uint8))
+    (row,) = predict(bundle, np.zeros((1, 32, 32, 3), np.uint8))
+    assert "one frame" in row.unreadable
 
 
 # ---- the command

@@ -14,7 +14,8 @@ from fullstride.deploy.comparison import ComparisonImages, score_model
 from fullstride.deploy.export import export
 from fullstride.deploy.exported import has_shape
 from fullstride.deploy.formats import open_file
-from fullstride.deploy.predict import predictions
+from fullstride.deploy.predict import predict
+from fullstride.deploy.settings import ExportOptions
 from fullstride.train.scoring import score_bundle
 
 
@@ -37,11 +38,11 @@ def pictures():
 def test_a_file_of_maps_predicts_the_same_places(format, kind, bundle, pictures, tmp_path):
     path = tmp_path / ("net" + {"onnx": ".onnx", "openvino": "", "pt2": ".pt2"}[format])
     images = ComparisonImages(pictures)
-    result = export(bundle, path, images, format=format, input_kind=kind)
+    result = export(bundle, path, images, ExportOptions(format=format, input_kind=kind))
     assert result.comparison.same_class == len(pictures)
     model = open_file(path, trust=True)
     assert model.metadata.output_shape == (2, 0, 0)
-    ours, theirs = predictions(bundle, pictures), predictions(model, pictures)
+    ours, theirs = [*predict(bundle, pictures)], [*predict(model, pictures)]
     for one, other in zip(ours, theirs, strict=True):
         assert one.guesses == other.guesses
         assert one.guesses[0].map.shape == (72, 96)
@@ -49,7 +50,7 @@ def test_a_file_of_maps_predicts_the_same_places(format, kind, bundle, pictures,
 
 def test_a_file_for_any_size_returns_maps_of_the_size_of_its_images(bundle, pictures, tmp_path):
     path = tmp_path / "net.onnx"
-    export(bundle, path, ComparisonImages(pictures), any_size=True)
+    export(bundle, path, ComparisonImages(pictures), ExportOptions(any_size=True))
     model = open_file(path)
     images = np.zeros((3, 3, 96, 128), np.float32)
     assert model.run(images).shape == (3, 2, 96, 128)
@@ -68,7 +69,7 @@ def test_targets_of_files_move_with_the_pixels(kind, bundle, pictures, tmp_path)
         picture.save(name)
     images = Images(tuple(map(str, names)), (0, 1, 0), Image.open)
     path = tmp_path / "net.onnx"
-    export(bundle, path, ComparisonImages(pictures), input_kind=kind)
+    export(bundle, path, ComparisonImages(pictures), ExportOptions(input_kind=kind))
     expected = score_bundle(bundle, images, "cpu").scores
     scores = score_model(open_file(path), images).scores
     assert scores["images"] == 3
@@ -76,9 +77,9 @@ def test_targets_of_files_move_with_the_pixels(kind, bundle, pictures, tmp_path)
 
 
 def test_int8_files_are_refused_in_one_line(bundle, pictures, tmp_path):
-    how = dict(precision="int8", calibration=pictures)
+    images, options = ComparisonImages(pictures), ExportOptions(precision="int8")
     with pytest.raises(ValueError, match="the task dense does not have"):
-        export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures), **how)
+        export(bundle, tmp_path / "net.onnx", images, options, calibration=pictures)
 
 
 @pytest.fixture

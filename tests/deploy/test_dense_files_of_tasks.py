@@ -13,6 +13,7 @@ from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import inputs, outputs
+from fullstride.deploy.settings import ExportOptions
 from fullstride.examples import write_scenes
 from fullstride.tasks import task_of
 
@@ -30,7 +31,9 @@ from fullstride.tasks import task_of
 def test_a_file_has_the_outputs_of_pytorch(task, format, kind, tmp_path):
     bundle, pictures = bundle_of(task), some_pictures()
     path = tmp_path / ("net" + {"onnx": ".onnx", "openvino": "", "pt2": ".pt2"}[format])
-    result = export(bundle, path, ComparisonImages(pictures), format=format, input_kind=kind)
+    result = export(
+        bundle, path, ComparisonImages(pictures), ExportOptions(format=format, input_kind=kind)
+    )
     assert result.comparison.same_class == len(pictures)
     if kind != "pictures":
         assert result.comparison.relative_difference < 1e-3
@@ -43,7 +46,7 @@ def test_a_file_has_the_outputs_of_pytorch(task, format, kind, tmp_path):
 @pytest.mark.parametrize("task", [pytest.param("detect", marks=pytest.mark.slow), "segment"])
 def test_a_file_for_any_size_has_the_outputs_of_pytorch(task, tmp_path):
     bundle, path = bundle_of(task, side=96), tmp_path / "net.onnx"
-    export(bundle, path, ComparisonImages(some_pictures()), any_size=True)
+    export(bundle, path, ComparisonImages(some_pictures()), ExportOptions(any_size=True))
     model = open_file(path)
     for sides in ((160, 128), (64, 256)):
         images = np.random.default_rng(0).standard_normal((2, 3, *sides)).astype(np.float32)

@@ -26,6 +26,7 @@ from fullstride.deploy.comparison import MAX_DIFFERENCE, Comparison, ComparisonI
 from fullstride.deploy.export import export, make_reference
 from fullstride.deploy.export_runs import evenly_spaced
 from fullstride.deploy.predict import inputs, predict
+from fullstride.deploy.settings import ExportOptions
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE
 
@@ -102,11 +103,16 @@ def test_a_file_with_other_outputs_is_not_written_and_an_earlier_one_stays(
     bundle, images, outputs = small_bundle(), ComparisonImages(pictures), exporting.outputs
     monkeypatch.setattr(exporting, "outputs", lambda *args: outputs(*args) * 1.001)
     with pytest.raises(ValueError, match=r"net.onnx was not written: .* 1.0e-03 .* 0.0001 "):
-        export(bundle, path, images, force=True)
+        export(bundle, path, images, ExportOptions(force=True))
     monkeypatch.setattr(exporting, "outputs", lambda *args: -outputs(*args))
     monkeypatch.setitem(MAX_DIFFERENCE, "bf16", 3.0)
     with pytest.raises(ValueError, match=r"100.00 points .* 0.2 .* 6 images\): .* --max-drop"):
-        export(bundle, tmp_path / "net", images, format="openvino", precision="bf16", force=True)
+        export(
+            bundle,
+            tmp_path / "net",
+            images,
+            ExportOptions(format="openvino", precision="bf16", force=True),
+        )
     assert path.read_text() == "earlier"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -125,7 +131,7 @@ def test_an_earlier_file_is_replaced_only_with_force(pictures, tmp_path):
     with pytest.raises(ValueError, match="net.onnx exists: .* --force .* --out"):
         export(small_bundle(), path, images)
     assert path.read_text() == "earlier"
-    export(small_bundle(), path, images, force=True)
+    export(small_bundle(), path, images, ExportOptions(force=True))
     assert onnx.load(path).graph.node
 
 
@@ -151,7 +157,7 @@ def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
         (dict(max_drop=float("nan")), "--max-drop nan: use 0 or more"),
     ):
         with pytest.raises(ValueError, match=f"^[^\n]*{message}[^\n]*$"):
-            export(bundle, path, images, **how)
+            export(bundle, path, images, ExportOptions(**how))
     with pytest.raises(ValueError, match="--data"):
         export(bundle, path, ComparisonImages([]))
     with pytest.raises(ValueError, match="2 labels for 6 pictures"):
@@ -165,11 +171,16 @@ def test_outputs_that_are_no_numbers_are_refused_in_every_precision_without_a_wa
     nan = np.full((len(pictures), 10), np.nan, np.float32)
     monkeypatch.setattr(exporting, "outputs", lambda *args: nan)
     bundle, images = small_bundle(), ComparisonImages(pictures, [0] * 6)
-    how = dict(calibration=pictures, max_drop=100)
-    how["reference"] = make_reference(bundle, images, "normalised")
+    how = dict(calibration=pictures, reference=make_reference(bundle, images, "normalised"))
     for precision in ("fp32", "fp16", "int8"):
         with pytest.raises(ValueError, match="was not written: .* nan "):
-            export(bundle, tmp_path / "net.onnx", images, precision=precision, **how)
+            export(
+                bundle,
+                tmp_path / "net.onnx",
+                images,
+                ExportOptions(precision=precision, max_drop=100),
+                **how,
+            )
 
 
 @pytest.mark.slow
@@ -179,15 +190,15 @@ def test_a_folder_is_replaced_only_where_export_wrote_it(pictures, tmp_path):
     run.mkdir()
     (run / "checkpoint.pt").write_text("days of work")
     reference = make_reference(bundle, images, "normalised")
-    again = dict(format="triton-server", force=True, reference=reference)
-    export(bundle, models, images, **again)
+    options = ExportOptions(format="triton-server", force=True)
+    export(bundle, models, images, options, reference=reference)
     (models / "small" / "notes.txt").write_text("mine")
-    export(bundle, models, images, **again)
+    export(bundle, models, images, options, reference=reference)
     assert (models / "small" / "notes.txt").read_text() == "mine"
     shutil.copytree(models / "small", models / "another")
     for folder, format in ((run, "openvino"), (run, "triton-server"), (models, "triton-server")):
         with pytest.raises(ValueError, match=f"{folder.name} is a folder with "):
-            export(bundle, folder, images, format=format, force=True)
+            export(bundle, folder, images, ExportOptions(format=format, force=True))
     assert (run / "checkpoint.pt").read_text() == "days of work"
 
 
@@ -216,8 +227,9 @@ def test_layers_fall_back_to_float_where_training_for_int8_fails(pictures, tmp_p
         raise FloatingPointError("the loss is nan")
 
     lines = []
-    how = dict(precision="int8", calibration=pictures, finetune=diverge, progress=lines.append)
-    result = export(small_bundle(), tmp_path / "net.onnx", ComparisonImages(pictures), **how)
+    how = dict(calibration=pictures, finetune=diverge, progress=lines.append)
+    images, options = ComparisonImages(pictures), ExportOptions(precision="int8")
+    result = export(small_bundle(), tmp_path / "net.onnx", images, options, **how)
     assert len(result.metadata.float_layers) == 2
     assert [count for count, _ in result.tried] == [0, 1, 2]
     assert [line[-5:] for line in lines if "points of top-1 lost" in line] == [
@@ -243,8 +255,9 @@ def test_an_int8_file_is_written_of_the_network_that_was_trained_for_it(
         return net
 
     bundle = small_bundle()
-    how = dict(precision="int8", calibration=pictures, finetune=double)
-    path = export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures), **how).path
+    how = dict(calibration=pictures, finetune=double)
+    images, options = ComparisonImages(pictures), ExportOptions(precision="int8")
+    path = export(bundle, tmp_path / "net.onnx", images, options, **how).path
     initializers = onnx.load(path).graph.initializer
     scale = max(
         (numpy_helper.to_array(each) for each in initializers if each.name == "net.7.weight_scale"),
@@ -365,8 +378,8 @@ def test_the_most_accurate_network_within_the_budget_is_chosen(monkeypatch):
     }
     times = {"slow": 9.0, "good": 3.0, "fast": 1.0}
 
-    def bench(nets, protocol, in_channels):
-        assert (protocol.name, protocol.resolution, in_channels) == ("online", 32, 3)
+    def bench(nets, protocol, options):
+        assert (protocol.name, protocol.resolution, options.in_channels) == ("online", 32, 3)
         (name,) = nets
         return [type("M", (), {"ms_p50": times[name] * protocol.batch})]
 
@@ -502,7 +515,7 @@ def test_auto_folds_traces_and_trains_once_and_refuses_at_once_where_a_file_is(
 def test_the_latencies_of_files_are_measured_in_turn_by_their_own_runtimes(pictures, tmp_path):
     bundle = small_bundle()
     for format, name in (("onnx", "a.onnx"), ("openvino", "b")):
-        export(bundle, tmp_path / name, ComparisonImages(pictures), format=format)
+        export(bundle, tmp_path / name, ComparisonImages(pictures), ExportOptions(format=format))
     ms = choose_form.latencies({"a": tmp_path / "a.onnx", "b": tmp_path / "b"}, bundle)
     assert set(ms) == {"a", "b"}
     assert min(ms.values()) > 0

@@ -30,8 +30,10 @@ from fullstride.deploy.formats import (
 )
 from fullstride.deploy.job import ExportJob, resize_and_crop
 from fullstride.deploy.predict import inputs, probabilities
+from fullstride.deploy.settings import ExportOptions
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
+from fullstride.measure.settings import BenchSettings
 from fullstride.nets.preprocessing import Preprocessing
 
 
@@ -56,8 +58,16 @@ def export_bundle(bundle, pictures):
     def write(path, format, input_kind="normalised", **how):
         if input_kind not in references:
             references[input_kind] = make_reference(bundle, images, input_kind)
-        how |= {"input_kind": input_kind, "reference": references[input_kind]}
-        return export(bundle, path, images, format=format, **how)
+        calibration = how.pop("calibration", ())
+        options = ExportOptions(format=format, input_kind=input_kind, **how)
+        return export(
+            bundle,
+            path,
+            images,
+            options,
+            calibration=calibration,
+            reference=references[input_kind],
+        )
 
     return write
 
@@ -93,7 +103,7 @@ def check_package(path, bundle, pictures, tolerance):
 @pytest.mark.slow
 def test_a_package_compiled_ahead_of_time_predicts_as_the_bundle_does(pictures, tmp_path):
     bundle, path = small_bundle(), tmp_path / "net.pt2"
-    export(bundle, path, ComparisonImages(pictures), format="aoti")
+    export(bundle, path, ComparisonImages(pictures), ExportOptions(format="aoti"))
     check_package(path, bundle, pictures, 1e-5)
 
 
@@ -185,7 +195,9 @@ def test_pixels_go_in_and_probabilities_come_out(
 @pytest.mark.slow
 def test_a_file_of_any_size_takes_other_sides_than_its_own(pictures, tmp_path):
     bundle = make_bundle("tresnet_tiny", replace(GRAY, resolution=64))
-    path = export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures), any_size=True).path
+    path = export(
+        bundle, tmp_path / "net.onnx", ComparisonImages(pictures), ExportOptions(any_size=True)
+    ).path
     model = open_file(path)
     for height, width in ((64, 64), (128, 64), (96, 160)):
         x = np.random.default_rng(0).standard_normal((3, 1, height, width), np.float32)
@@ -294,7 +306,7 @@ def test_labels_of_the_server_are_one_line_each_and_odd_names_travel_whole(pictu
     reference = make_reference(bundle, images, "normalised")
     for format in ("onnx", "openvino", "triton-server"):
         path = tmp_path / f"{format}{FORMATS[format].suffix}"
-        export(bundle, path, images, format=format, reference=reference)
+        export(bundle, path, images, ExportOptions(format=format), reference=reference)
         metadata = open_file(path).metadata
         assert (metadata.classes, metadata.name) == (names, bundle.name)
         assert metadata.source == bundle.source
@@ -307,8 +319,9 @@ def test_writing_openvino_sends_no_telemetry(pictures, tmp_path, monkeypatch):
     sent, telemetry = [], pytest.importorskip("openvino_telemetry").Telemetry
     for method in ("send_event", "start_session"):
         monkeypatch.setattr(telemetry, method, lambda *args, **_: sent.append(args))
-    how = dict(format="openvino", precision="int8", calibration=pictures, max_drop=100)
-    export(small_bundle(), tmp_path / "net", ComparisonImages(pictures), **how)
+    options = ExportOptions(format="openvino", precision="int8", max_drop=100)
+    images = ComparisonImages(pictures)
+    export(small_bundle(), tmp_path / "net", images, options, calibration=pictures)
     assert not sent
 
 
@@ -439,7 +452,9 @@ def test_what_does_not_change_how_a_file_computes_is_refused_when_it_is_measured
         ValueError,
         match=r"^--precision, --compiled: a file computes as it was exported, leave it out$",
     ):
-        commands.bench((str(written["onnx"]),), precision="bf16", compiled=True)
+        commands.bench(
+            (str(written["onnx"]),), BenchSettings(precision="bf16", compiled=True, device="cpu")
+        )
 
 
 @pytest.mark.parametrize("word", ["none.onnx", "none.pt2", "folder/model.xml"])

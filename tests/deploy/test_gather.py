@@ -10,6 +10,7 @@ from fullstride.data.dataset import open_data
 from fullstride.deploy import choose_form
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
+from fullstride.deploy.settings import ExportOptions
 from fullstride.measure.budget import Budget
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE, Measurement, save_measurements
@@ -118,7 +119,7 @@ def test_exported_files_and_bundles_are_scored_on_the_images_of_the_run(folder):
     bundle = finished_run(folder / "run", 32, 10.0)
     images = ComparisonImages([picture for _, picture in zip(range(8), pictures(), strict=False)])
     export(bundle, folder / "net.onnx", images)
-    export(bundle, folder / "vino", images, format="openvino", input_kind="pixels")
+    export(bundle, folder / "vino", images, ExportOptions(format="openvino", input_kind="pixels"))
     rows = [measured("net.onnx", 32, 1.0), replace(measured("vino/", 32, 2.0), runtime="OpenVINO")]
     save_measurements(rows, folder / "bench.json")
     content = gather(["run", "net.onnx", "vino/", "run/bundle/"], folder / "bench.json")

@@ -16,6 +16,7 @@ from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import predict, probabilities
+from fullstride.deploy.settings import ExportOptions
 from fullstride.train.scoring import score_bundle
 
 SIDE = 32  # pixels, so that nothing is resized
@@ -55,7 +56,9 @@ def test_the_mean_is_that_of_the_slow_way(bundle, pictures):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normalised", "pixels", "pictures"])
 def test_exported_files_average_too(kind, bundle, pictures, tmp_path):
-    export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures), input_kind=kind)
+    export(
+        bundle, tmp_path / "net.onnx", ComparisonImages(pictures), ExportOptions(input_kind=kind)
+    )
     rows = probabilities(open_file(tmp_path / "net.onnx"), pictures, tta="flip")
     np.testing.assert_allclose(rows, probabilities(bundle, pictures, tta="flip"), atol=1e-4)
 

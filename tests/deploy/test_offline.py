@@ -23,6 +23,7 @@ from fullstride.data.prediction_store import METADATA, read_key, read_table
 from fullstride.data.unlabelled import open_unlabelled
 from fullstride.deploy.offline import OfflineSettings, this_share, write_predictions
 from fullstride.deploy.predict import predict
+from fullstride.deploy.settings import ExportOptions
 from fullstride.io import writing
 from fullstride.nets.bundle import Bundle
 
@@ -272,7 +273,7 @@ def test_an_exported_file_writes_the_rows_of_its_bundle(model, photos, tmp_path)
     images = open_data("digits").test
     pictures = ComparisonImages([images.picture(index) for index in range(3)])
     for kind in ("normalised", "pixels"):
-        export(model, tmp_path / f"{kind}.onnx", pictures, input_kind=kind)
+        export(model, tmp_path / f"{kind}.onnx", pictures, ExportOptions(input_kind=kind))
         exported = open_file(tmp_path / f"{kind}.onnx")
         write(exported, photos, tmp_path / f"{kind}.parquet", workers=1)
         table = read_table(tmp_path / f"{kind}.parquet")
@@ -310,7 +311,7 @@ def test_on_a_full_disk_one_line_and_the_same_command_goes_on(
 @pytest.mark.slow
 def test_killed_at_any_time_each_image_stands_once(saved, tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "out"
-    words = f"predict {saved} digits --device cpu --batch 8 --part-images 100 --out".split()
+    words = f"predict {saved} digits --device cpu --call-batch 8 --part-images 100 --out".split()
     assert cli.run([*words, str(whole)]) == 0
     command = [sys.executable, "-m", "fullstride", *words, str(out)]
     kills, rng = 0, np.random.default_rng(0)

@@ -18,6 +18,7 @@ from fullstride import cli
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.readers.videos import TimedFrame, timed_frames
 from fullstride.data.transforms.crop import test_view, to_input
+from fullstride.deploy.predict import predict
 from fullstride.deploy.streaming import stream, windows
 
 LOSSLESS = dict(codec="ffv1", pixels="bgr0")
@@ -100,7 +101,7 @@ def test_times_of_files_without_any_are_by_their_frame_rate(tmp_path):
 def test_a_video_that_is_shorter_than_a_window_repeats_as_in_predict(bundle, tmp_path):
     path = write_video(tmp_path / "a.mkv", 6, **LOSSLESS)
     (row,) = stream(bundle, path)
-    (whole,) = bundle.predict([path])
+    (whole,) = predict(bundle, path)
     assert by_class(bundle, row) == pytest.approx(by_class(bundle, whole), abs=1e-6)
     assert (row.start_s, row.end_s) == pytest.approx((0, 0.2))
 

@@ -23,6 +23,7 @@ from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import open_file, tensorrt
 from fullstride.deploy.predict import inputs, predict, probabilities
+from fullstride.deploy.settings import ExportOptions
 from fullstride.measure.protocols import ONLINE
 
 
@@ -153,9 +154,11 @@ def test_an_engine_is_built_opened_and_predicts_as_the_bundle_does(
     precision, input_kind, pictures, tmp_path
 ):
     bundle = small_bundle()
-    how = dict(format="tensorrt", precision=precision, input_kind=input_kind, max_drop=100)
-    how |= dict(calibration=pictures) if precision == "int8" else {}
-    result = export(bundle, tmp_path / "net", ComparisonImages(pictures), **how)
+    options = ExportOptions(
+        format="tensorrt", precision=precision, input_kind=input_kind, max_drop=100
+    )
+    images, ranges = ComparisonImages(pictures), pictures if precision == "int8" else ()
+    result = export(bundle, tmp_path / "net", images, options, calibration=ranges)
     assert result.runtime == "TensorRT 10.0"
     assert sorted(path.name for path in result.path.iterdir()) == ["model.engine", "model.onnx"]
     model = open_file(result.path)
@@ -173,8 +176,10 @@ def test_auto_measures_an_engine_beside_other_files(pictures, tmp_path, monkeypa
     monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", "tensorrt"))
     monkeypatch.setattr(choose_form, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
     lines, images = [], ComparisonImages(pictures)
-    how = dict(precision="fp32", progress=lines.append)
-    result = choose_form.fastest(small_bundle(), tmp_path / "net", images, **how)
+    options = ExportOptions(precision="fp32")
+    result = choose_form.fastest(
+        small_bundle(), tmp_path / "net", images, options, progress=lines.append
+    )
     assert {line.split(":")[0] for line in lines if " ms an image" in line} == {
         "onnx fp32",
         "tensorrt fp32",
@@ -184,7 +189,9 @@ def test_auto_measures_an_engine_beside_other_files(pictures, tmp_path, monkeypa
 
 def test_a_batch_above_the_engines_largest_is_refused(pictures, tmp_path):
     bundle = small_bundle()
-    path = export(bundle, tmp_path / "net", ComparisonImages(pictures), format="tensorrt").path
+    path = export(
+        bundle, tmp_path / "net", ComparisonImages(pictures), ExportOptions(format="tensorrt")
+    ).path
     (x,) = inputs("normalised", bundle.preprocessing, pictures[:1])
     model = open_file(path)
     assert model.run(np.repeat(x, 256, 0)).shape == (256, 10)
@@ -196,7 +203,7 @@ def test_an_engine_that_tensorrt_does_not_take_is_named_and_onnx_runs_without_on
     pictures, tmp_path, monkeypatch
 ):
     bundle, images = small_bundle(), ComparisonImages(pictures)
-    path = export(bundle, tmp_path / "net", images, format="tensorrt").path
+    path = export(bundle, tmp_path / "net", images, ExportOptions(format="tensorrt")).path
     (path / "model.engine").write_bytes(b"of another version")
     with pytest.raises(ValueError, match="model.engine cannot be read.*: export it again"):
         open_file(path)
@@ -206,8 +213,8 @@ def test_an_engine_that_tensorrt_does_not_take_is_named_and_onnx_runs_without_on
 
 
 def test_files_that_resize_have_no_engine_which_would_be_for_one_size(pictures, tmp_path):
-    how = dict(format="tensorrt", input_kind="pictures")
-    result = export(small_bundle(), tmp_path / "net", ComparisonImages(pictures), **how)
+    options = ExportOptions(format="tensorrt", input_kind="pictures")
+    result = export(small_bundle(), tmp_path / "net", ComparisonImages(pictures), options)
     assert [path.name for path in result.path.iterdir()] == ["model.onnx"]
     assert result.runtime.startswith("ONNX Runtime")
 
@@ -227,7 +234,9 @@ def test_a_graph_that_tensorrt_cannot_read_is_one_line(tmp_path):
 
 def test_an_engine_that_is_not_built_or_does_not_run_is_one_line(pictures, tmp_path, monkeypatch):
     bundle = small_bundle()
-    path = export(bundle, tmp_path / "net", ComparisonImages(pictures), format="tensorrt").path
+    path = export(
+        bundle, tmp_path / "net", ComparisonImages(pictures), ExportOptions(format="tensorrt")
+    ).path
     (x,) = inputs("normalised", bundle.preprocessing, pictures[:1])
     monkeypatch.setattr(Context, "execute_async_v3", lambda *_: False)
     with pytest.raises(ValueError, match="TensorRT could not run the engine"):

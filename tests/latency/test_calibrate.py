@@ -33,8 +33,7 @@ from fullstride.latency.microbenchmarks import (
 from fullstride.latency.profiles import Clocks
 from fullstride.latency.roofline import ARITHMETIC_OF, MEMORY_OF, Machine, prepare, times
 from fullstride.measure.operators import OPERATOR_KINDS
-from fullstride.measure.protocols import Protocol
-from fullstride.measure.timing import spread, timed_calls
+from fullstride.measure.protocols import Protocol, spread, timed_calls
 from fullstride.measure.tracer import traced
 from fullstride.nets import zoo
 

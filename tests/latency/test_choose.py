@@ -21,7 +21,7 @@ from fullstride.latency.select import (
     front,
     genet_paper,
     options_tie,
-    price,
+    options_with_times,
     published_times,
 )
 from fullstride.measure.budget import Budget
@@ -35,7 +35,10 @@ TABLE = Path(tables.__file__).parent / "latency_v100_fp16.csv"
 def known():
     """GENet's networks at batch 64, timed by what its authors printed, and by estimates alone."""
     profile = load_profile("v100-fp16")
-    return {printed: list(price(genet_paper(), profile, 64, printed)) for printed in (True, False)}
+    return {
+        printed: list(options_with_times(genet_paper(), profile, 64, printed))
+        for printed in (True, False)
+    }
 
 
 def within(ms: float) -> Budget:
@@ -302,7 +305,7 @@ def test_the_command_tells_its_choice_the_price_of_the_next_and_draws_it(tmp_pat
         (("rtx4090", "--budget-ms", "6"), {"--protocol online", "--layout nhwc"}),
         (
             ("rtx4090-compiled", "--budget-ms", "0.15", "--call-batch", "64"),
-            {"--compiled", "--batch 64"},
+            {"--compiled", "--call-batch 64"},
         ),
         (
             (

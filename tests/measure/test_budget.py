@@ -20,7 +20,7 @@ def test_a_time_and_the_rate_that_it_means_are_one_budget():
     assert Budget(ms_per_image=4).batch == 1
     with pytest.raises(ValueError, match="two budgets"):
         find_budget(0.5, 2000)
-    with pytest.raises(ValueError, match="--batch 8"):
+    with pytest.raises(ValueError, match="--call-batch 8"):
         find_budget(None, None, 8)
 
 

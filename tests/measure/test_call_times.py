@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from fullstride.measure.bench import ATTEMPTS, MEDIANS, call_time, quiet_times
 from fullstride.measure.environment import Environment
-from fullstride.measure.protocols import Measurement
+from fullstride.measure.protocols import ATTEMPTS, MEDIANS, Measurement, call_time, quiet_times
 from fullstride.nets import zoo
 from fullstride.search.llr import times as times_here
 

@@ -8,6 +8,7 @@ from torch import nn
 from fullstride import cli
 from fullstride.measure import max_batch
 from fullstride.measure.max_batch import Probe, Trial, largest, predict, search
+from fullstride.measure.workload import StepOptions
 from fullstride.nets import zoo
 
 
@@ -76,8 +77,13 @@ def answering(monkeypatch, stdout: bytes, stderr: bytes = b"", code: int = 0) ->
     monkeypatch.setattr(max_batch.subprocess, "run", lambda *_, **__: done)
 
 
+BF16 = StepOptions(precision="bfloat16")
+
+
 def trial(**changes) -> Trial:
-    return Trial(net=deep(), resolution=32, device="cpu", memory_bytes=2**30, **changes)
+    return Trial(
+        net=deep(), resolution=32, device="cpu", memory_bytes=2**30, options=BF16, **changes
+    )
 
 
 def test_an_error_that_is_not_about_memory_stops_the_search_with_its_line(monkeypatch):
@@ -127,7 +133,9 @@ def test_only_lack_of_memory_counts_as_a_batch_that_does_not_fit(monkeypatch, er
 def test_on_the_cpu_a_small_network_is_proven_to_fit_near_its_prediction():
     net, memory, side = deep(depth=12), 0.2 * 2**30, 64
     guess = predict(net, memory, side, "float32", device="cpu")
-    proof = Trial(net=net, resolution=side, device="cpu", memory_bytes=memory, precision="float32")
+    proof = Trial(
+        net=net, resolution=side, device="cpu", memory_bytes=memory, options=StepOptions()
+    )
     probes = list(search(proof.probe, guess.batch))
     batch = largest(probes, "net")
     assert batch == pytest.approx(guess.batch, rel=0.3)
@@ -138,8 +146,8 @@ def test_on_the_cpu_a_small_network_is_proven_to_fit_near_its_prediction():
             resolution=side,
             device="cpu",
             memory_bytes=memory,
+            options=StepOptions(),
             in_channels=4,
-            precision="float32",
         ).probe(8)
 
 

@@ -15,7 +15,7 @@ from fullstride import cli
 from fullstride.measure import bench as batch_sizes
 from fullstride.measure import max_batch
 from fullstride.measure.activation_bytes import activation_bytes
-from fullstride.measure.bench import bench, find_batches
+from fullstride.measure.bench import BenchOptions, bench, find_batches
 from fullstride.measure.compiled_bytes import compiled_bytes
 from fullstride.measure.max_batch import Probe, Trial, predict
 from fullstride.measure.protocols import (
@@ -25,7 +25,7 @@ from fullstride.measure.protocols import (
     Protocol,
     compare,
 )
-from fullstride.measure.workload import Step
+from fullstride.measure.workload import Step, StepOptions
 from fullstride.nets import compile, fused_form
 from fullstride.nets.compile import recompute_options
 from fullstride.nets.families import SPECS
@@ -52,7 +52,7 @@ def test_a_fused_step_is_the_plain_one_and_leaves_the_network_unchanged():
     torch.manual_seed(0)
     net = tiny()
     plain = Step(net, "training", 4, 32, CPU)
-    fused = Step(net, "training", 4, 32, CPU, efficiency="fused")
+    fused = Step(net, "training", 4, 32, CPU, options=StepOptions(efficiency="fused"))
     assert (plain.efficiency, fused.efficiency, net.is_fused) == ("plain", "fused", False)
     fused.images = plain.images
     plain()
@@ -88,7 +88,9 @@ def test_a_compiled_training_step_recomputes_and_says_where_the_installed_torch_
     net, options, efficiency, recomputes, monkeypatch, recwarn
 ):
     monkeypatch.setattr(compile, "why_not_recompute", lambda device: "too old")
-    step = Step(net(), "training", 2, 32, CPU, **options)  # compiles at its first call
+    step = Step(
+        net(), "training", 2, 32, CPU, options=StepOptions(**options)
+    )  # compiles at its first call
     assert (step.efficiency, step.is_compiled) == (efficiency, True)
     assert [str(warning.message) for warning in recwarn] == (
         ["compiled without recomputation: too old"] if recomputes else []
@@ -99,7 +101,8 @@ def test_a_compiled_training_step_recomputes_and_says_where_the_installed_torch_
 def test_fused_and_plain_have_their_turn_together_and_rows_have_their_efficiency():
     net = tiny()
     nets: dict[str, nn.Module] = {"net": net, "net fused": net}
-    rows = bench(nets, TRAINING, efficiency={"net fused": "fused"}, reference="net", threads=1)
+    options = BenchOptions(efficiency={"net fused": "fused"}, reference="net", threads=1)
+    rows = bench(nets, TRAINING, options=options)
     assert [(row.name, row.efficiency, row.ratio is not None) for row in rows] == [
         ("net", "plain", True),
         ("net fused", "fused", True),
@@ -116,7 +119,7 @@ def test_fused_and_plain_have_their_turn_together_and_rows_have_their_efficiency
 def test_a_fused_network_is_measured_as_such_in_training_and_as_plain_in_inference():
     nets = {"net": fused_form.fused(tiny())}
     inference = Protocol(name="throughput", **SHORT)
-    rows = [bench(nets, part, threads=1)[0] for part in (TRAINING, inference)]
+    rows = [bench(nets, part, options=BenchOptions(threads=1))[0] for part in (TRAINING, inference)]
     assert [row.efficiency for row in rows] == ["fused", "plain"]
 
 
@@ -124,10 +127,11 @@ def test_a_fused_network_is_measured_as_such_in_training_and_as_plain_in_inferen
 def test_an_efficiency_is_for_training_and_other_networks_have_no_fused_form():
     inference = Protocol(name="throughput", **SHORT)
     with pytest.raises(ValueError, match="a, plain_compiled: .* for training"):
-        bench({"a": tiny()}, inference, efficiency={"a": "plain_compiled"})
+        bench({"a": tiny()}, inference, options=BenchOptions(efficiency={"a": "plain_compiled"}))
     nets = {"a": tiny(), "b": nn.Conv2d(3, 8, 3)}
+    options = BenchOptions(efficiency={"a": "fused", "b": "fused_compiled"})
     with pytest.raises(ValueError, match="b has no fused form"):
-        bench(nets, TRAINING, efficiency={"a": "fused", "b": "fused_compiled"})
+        bench(nets, TRAINING, options=options)
 
 
 @pytest.mark.fused
@@ -135,19 +139,20 @@ def test_the_search_for_a_batch_runs_steps_of_the_efficiency(monkeypatch):
     trials: dict[str, Trial] = {}
 
     def probe(trial: Trial, batch: int) -> Probe:
-        trials[trial.efficiency] = trial
+        trials[trial.options.efficiency] = trial
         return Probe(batch=batch, outcome="fits")
 
     monkeypatch.setattr(Trial, "probe", probe)
     monkeypatch.setattr(batch_sizes, "budget_bytes", lambda *_: 2**30)
     part = replace(RESNET_RS, resolution=32)
-    sizes = find_batches({"a": tiny(), "b": tiny()}, part, CPU, efficiency={"b": "fused"})
+    options = BenchOptions(efficiency={"b": "fused"})
+    sizes = find_batches({"a": tiny(), "b": tiny()}, part, CPU, options)
     assert sizes == {"a": 128, "b": 128}
     assert list(trials) == ["plain", "fused"]
     efficiencies: list[str] = []
 
-    def step(*_, efficiency: str, **__) -> Any:
-        efficiencies.append(efficiency)
+    def step(*arguments: Any) -> Any:
+        efficiencies.append(arguments[-1].efficiency)
         raise MemoryError
 
     monkeypatch.setattr(max_batch, "Step", step)

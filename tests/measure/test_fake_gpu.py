@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from fullstride.measure import bench, environment, max_batch, timing
+from fullstride.measure import bench, environment, max_batch, protocols
 from fullstride.measure.environment import find_device, gpu_state
 from fullstride.measure.max_batch import Trial
+from fullstride.measure.workload import StepOptions
 from fullstride.papers import suite
 
 GPU, MIB = torch.device("cuda"), 2**20
@@ -129,8 +130,8 @@ def test_the_environment_of_a_gpu_is_asked_for_while_it_computes(monkeypatch):
 def test_a_clock_waits_for_the_gpu(monkeypatch):
     waits: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
-    timing.wait(GPU)
-    timing.wait(torch.device("cpu"))
+    protocols.wait(GPU)
+    protocols.wait(torch.device("cpu"))
     assert waits == [GPU]
 
 
@@ -138,7 +139,7 @@ def test_a_gpu_without_bf16_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     with pytest.raises(ValueError, match="Tesla T4 has no bf16: say --precision fp16"):
-        bench.check_possible(bench.THROUGHPUT, GPU, "bfloat16", None)
+        bench.check_possible(bench.THROUGHPUT, GPU, bench.BenchOptions(precision="bfloat16"))
 
 
 def test_a_suite_ends_where_the_gpu_does_not_answer(monkeypatch):
@@ -152,7 +153,7 @@ def test_a_suite_ends_where_the_gpu_does_not_answer(monkeypatch):
 
 def small() -> Trial:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return Trial(net=net, resolution=8, device="cpu", memory_bytes=2**30, precision="float32")
+    return Trial(net=net, resolution=8, device="cpu", memory_bytes=2**30, options=StepOptions())
 
 
 def test_the_process_of_a_trial_answers_in_json(monkeypatch, capsys):

@@ -12,9 +12,18 @@ from torch import nn
 from fullstride import cli
 from fullstride.latency.spec_operators import operators_of
 from fullstride.measure import bench as bench_module
-from fullstride.measure import bench_by_name, timing
+from fullstride.measure import bench_by_name
 from fullstride.measure import environment as environment_module
-from fullstride.measure.bench import bench, bench_all, halving, measure_all, timed_batch
+from fullstride.measure import protocols as protocols_module
+from fullstride.measure.bench import (
+    BenchOptions,
+    bench,
+    bench_all,
+    halving,
+    measure_all,
+    timed_batch,
+)
+from fullstride.measure.cost import derive
 from fullstride.measure.environment import (
     Environment,
     choose_device,
@@ -34,9 +43,9 @@ from fullstride.measure.protocols import (
     Protocol,
     compare,
 )
+from fullstride.measure.settings import BenchSettings
 from fullstride.measure.tracer import cost, layer_costs
-from fullstride.measure.workload import Step, exact_float32
-from fullstride.measure.zoo_table import derive
+from fullstride.measure.workload import Step, StepOptions, exact_float32
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
@@ -46,18 +55,6 @@ from fullstride.tables import networks, published
 
 QUICK = Protocol(name="online", batch=1, resolution=32, warmup_s=0.0, rounds=3, round_s=0.01)
 SHORT = dict(batch=4, resolution=32, warmup_s=0.0, rounds=2, round_s=0.01)
-OLD_ENVIRONMENT = (
-    "device",
-    "threads",
-    "os",
-    "python",
-    "torch",
-    "cuda",
-    "driver",
-    "fullstride",
-    "commit",
-    "date",
-)
 
 
 def tiny() -> nn.Module:
@@ -138,7 +135,7 @@ def test_networks_are_timed_in_turn_inside_every_round(monkeypatch):
 def test_online_waits_after_every_call_and_throughput_once_a_round(monkeypatch):
     monkeypatch.setattr(bench_module, "warm_up", lambda *_: 4)
     events: list[str] = []
-    monkeypatch.setattr(timing, "wait", lambda _device: events.append("wait"))
+    monkeypatch.setattr(protocols_module, "wait", lambda _device: events.append("wait"))
     measure_all({"a": lambda: events.append("call")}, replace(QUICK, name="throughput", rounds=1))
     assert events == ["call"] * 4 + ["wait"]
     events.clear()
@@ -149,7 +146,7 @@ def test_online_waits_after_every_call_and_throughput_once_a_round(monkeypatch):
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_a_bench_measures_every_network_and_changes_none(layout):
     nets = {"a": tiny().train(), "b": tiny().double()}
-    found = bench(nets, QUICK, layout=layout, threads=1)
+    found = bench(nets, QUICK, options=BenchOptions(layout=layout, threads=1))
     assert [m.name for m in found] == ["a", "b"]
     assert all(m.images_per_s > 0 and m.samples and m.layout == layout for m in found)
     assert all(
@@ -179,14 +176,14 @@ def test_an_absent_device_is_refused_with_one_that_is_here(device, hint):
 def test_a_batch_that_does_not_fit_is_refused_with_a_hint():
     with pytest.raises(
         ValueError,
-        match=r"batch 100000000 at 32 x 32 does not fit into memory: try a smaller --batch",
+        match=r"batch 100000000 at 32 x 32 does not fit into memory: try a smaller --call-batch",
     ):
         bench({"tiny": tiny()}, replace(QUICK, batch=100_000_000))
 
 
 def test_an_error_that_is_not_about_memory_stays_itself():
     with pytest.raises(RuntimeError, match="expected input"):
-        bench({"tiny": tiny()}, QUICK, in_channels=1)
+        bench({"tiny": tiny()}, QUICK, options=BenchOptions(in_channels=1))
 
 
 @pytest.mark.parametrize(
@@ -242,7 +239,9 @@ def test_the_ratio_to_the_reference_survives_a_machine_that_slows_down(monkeypat
     slow = iter([1.0, 1.0, 2.0, 2.0, 9.0, 9.0])  # two networks a round
     monkeypatch.setattr(bench_module, "timed_calls", lambda step, *_: ([next(slow) * step()], 0.0))
     steps = {"reference": lambda: 1.0, "net": lambda: 0.5}
-    found = measure_all(steps, replace(QUICK, name="throughput"), reference="reference")
+    found = measure_all(
+        steps, replace(QUICK, name="throughput"), options=BenchOptions(reference="reference")
+    )
     assert [(m.ratio, m.reference) for m in found] == [(1.0, "reference"), (2.0, "reference")]
     assert found[1].spread > 0.5
 
@@ -288,9 +287,8 @@ def test_float32_is_measured_without_tf32():
 def test_a_bench_of_training_takes_training_steps_and_keeps_the_network():
     net = tiny()
     before = [p.clone() for p in net.parameters()]
-    (found,) = bench_all(
-        {"net": net}, [replace(RESNET_RS, fit="given", **SHORT)], reference="net", threads=1
-    )
+    options = BenchOptions(reference="net", threads=1)
+    (found,) = bench_all({"net": net}, [replace(RESNET_RS, fit="given", **SHORT)], options=options)
     assert (found[0].protocol.work, found[0].ratio) == ("training", 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
@@ -299,7 +297,7 @@ def test_a_batch_that_is_found_is_the_networks_own(monkeypatch):
     monkeypatch.setattr(bench_module, "find_batches", lambda nets, *_, **__: {"a": 24, "b": 10})
     nets = {"a": tiny(), "b": tiny()}
     parts = [replace(part, **{**SHORT, "batch": 8}) for part in PROTOCOLS["tresnet"]]
-    for found in bench_all(nets, parts, memory_gib=0.1):
+    for found in bench_all(nets, parts, options=BenchOptions(memory_gib=0.1)):
         assert [(m.protocol.batch, m.largest_batch) for m in found] == [(16, 24), (8, 10)]
         assert compare(found[0], found[1]) > 0  # own batches, alike in all else
 
@@ -314,19 +312,6 @@ def test_measurements_that_were_not_made_alike_are_not_compared():
     ):
         with pytest.raises(ValueError, match="a and b were not measured alike"):
             compare(one, replace(other, **change))
-
-
-def test_json_of_before_there_were_protocols_of_papers_is_still_read():
-    (measured,) = bench({"tiny": tiny()}, QUICK)
-    data = json.loads(measured.to_json())
-    for name in ("ms_per_image", "largest_batch", "memory_gib", "reference", "ratio"):
-        del data[name]
-    for name in ("work", "fit", "trim", "memory_batch"):
-        del data["protocol"][name]
-    for name in [name for name in data["environment"] if name not in OLD_ENVIRONMENT]:
-        del data["environment"][name]
-    old = Measurement.from_json(json.dumps(data))
-    assert (old.samples, old.protocol) == (measured.samples, measured.protocol)
 
 
 def test_a_gpu_at_work_tells_its_clocks_and_what_holds_them_back(monkeypatch):
@@ -357,13 +342,13 @@ def test_a_gpu_at_work_tells_its_clocks_and_what_holds_them_back(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--protocol", "gennet"], "no protocol named 'gennet': did you mean genet"),
+        (["--protocol", "gennet"], "gennet"),
         (["--protocol", "genet", "--device", "cpu"], "genet in fp16 is for GPUs"),
         (
             ["--protocol", "tresnet", "--device", "cpu", "--precision", "fp32"],
             "say with --memory-gib how much to fill",
         ),
-        (["--protocol", "genet", "--batch", "4"], "--batch 4 is for throughput"),
+        (["--protocol", "genet", "--call-batch", "4"], "--call-batch 4 is for throughput"),
         (["--protocol", "online", "--device", "cuda:99"], "cuda:99 is not here"),
         (["--memory-gib", "0"], "memory of 0 GiB"),
         (["--reference", "timm/resnet51"], "timm has no network named 'resnet51'"),
@@ -462,7 +447,7 @@ def test_the_table_of_the_zoo_is_what_its_networks_cost(names):
 def test_an_exported_file_is_not_compiled_beside_a_compiled_network():
     file = tiny()
     file.runtime = "another runtime"
-    step = Step(file, "inference", 1, 32, torch.device("cpu"), compiled=True)
+    step = Step(file, "inference", 1, 32, torch.device("cpu"), options=StepOptions(compiled=True))
     assert not step.is_compiled
     assert step.forward is step.net
 
@@ -473,10 +458,10 @@ def test_runs_and_files_are_measured_at_their_own_resolution_and_names_at_the_fi
         how = dict(name=name, classes=("x", "y"), preprocessing=Preprocessing(resolution=side))
         Bundle(Network(spec), **how).save(tmp_path / name)
     models = [f"{tmp_path}/a/", f"{tmp_path}/b", "genet_tiny"]
-    settings = dict(protocols=["online"], reference="none", rounds=1)
+    settings = BenchSettings(protocol=("online",), reference="none", rounds=1, device="cpu")
 
     def sides(**more) -> list[int]:
-        plan = bench_by_name.plan(models, **settings, **more)
+        plan = bench_by_name.plan(models, replace(settings, **more))
         (parts,) = plan.protocols.values()
         quick = [replace(part, warmup_s=0.0, round_s=1e-3) for part in parts]
         rows = [row for part in plan.measure(quick) for row in part]
@@ -502,13 +487,14 @@ def test_a_protocol_whose_rounds_spread_by_a_fifth_is_measured_once_more(
     ]
     rest = iter(rows)
     monkeypatch.setattr(bench_by_name, "bench_all", lambda *_, **__: iter([[next(rest)]]))
-    plan = bench_by_name.plan(["genet_tiny"], protocols=["online"], reference="none")
+    settings = BenchSettings(protocol=("online",), reference="none")
+    plan = bench_by_name.plan(["genet_tiny"], settings)
     (((result,),),) = plan.run()
-    assert timing.spread_of_rounds(result) == pytest.approx(kept)
+    assert protocols_module.spread_of_rounds(result) == pytest.approx(kept)
     assert len(rows) - len([*rest]) == measured
 
 
 def test_calls_that_wait_do_not_count_as_a_spread_of_rounds():
     (row,) = bench({"net": tiny()}, QUICK)
     samples = ((1.0,) * 8 + (50.0,) * 2) * row.protocol.rounds
-    assert timing.spread_of_rounds(replace(row, samples=samples, spread=49.0)) == 0
+    assert protocols_module.spread_of_rounds(replace(row, samples=samples, spread=49.0)) == 0

@@ -12,8 +12,9 @@ from fullstride.measure import bench_by_name
 from fullstride.measure.activation_bytes import activation_bytes
 from fullstride.measure.cost import network_cost
 from fullstride.measure.max_batch import predict
+from fullstride.measure.settings import BenchSettings
 from fullstride.measure.tracer import cost, traced
-from fullstride.measure.workload import Step
+from fullstride.measure.workload import Step, StepOptions
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.tasks import find_network
@@ -91,7 +92,7 @@ def test_an_estimate_says_that_its_profile_saw_no_convolutions_of_frames():
 def test_a_network_of_clips_is_timed_in_both_layouts(work):
     device = torch.device("cpu")
     for layout in ("nchw", "nhwc"):
-        step = Step(Network(TINY), work, 2, 32, device, layout=layout)
+        step = Step(Network(TINY), work, 2, 32, device, options=StepOptions(layout=layout))
         assert step.shape == (2, 3, 8, 32, 32)
         weight = step.net.get_parameter("stem.conv2.conv.weight")
         assert weight.is_contiguous(memory_format=step.format)
@@ -100,7 +101,10 @@ def test_a_network_of_clips_is_timed_in_both_layouts(work):
 
 def test_bench_measures_clips_beside_images_of_the_same_resolution():
     names = ["resnet3d_rs_tiny", "resnet_rs_tiny"]
-    plan = bench_by_name.plan(names, protocols=["throughput"], batch=2, rounds=2, reference="none")
+    settings = BenchSettings(
+        protocol=("throughput",), call_batch=2, rounds=2, reference="none", device="cpu"
+    )
+    plan = bench_by_name.plan(names, settings)
     ((rows,),) = plan.run()
     assert [row.name for row in rows] == names
     assert {row.protocol.resolution for row in rows} == {32}

@@ -230,7 +230,7 @@ def test_what_a_file_of_weights_does_not_say_is_a_line_and_a_flag(tmp_path, caps
     assert torch.equal(loaded.net.state_dict()[key], averaged[key])
     (tmp_path / "names.txt").write_text("\n".join("abcdefghij"))
     options = LoadOptions(
-        resolution=48, fit="squish", classes=tmp_path / "names.txt", weights_kind="raw"
+        resolution=48, fit="squish", class_names=tmp_path / "names.txt", weights_kind="raw"
     )
     loaded = zoo.load(tmp_path / "net.pth", options=options)
     assert (loaded.preprocessing.resolution, loaded.preprocessing.fit) == (48, "squish")
@@ -300,7 +300,7 @@ def test_a_network_is_scored_on_a_folder_of_its_classes_in_another_order(tmp_pat
     replace(bundle, classes=("goldfish", "great_white_shark", "hen", "tench")).save(tmp_path / "b")
     capsys.readouterr()
     scores = []
-    for words in (["b"], ["net.pth", "--classes", str(tmp_path / "names.txt")], ["net.pth"]):
+    for words in (["b"], ["net.pth", "--class-names", str(tmp_path / "names.txt")], ["net.pth"]):
         command = ["validate", str(tmp_path / words[0]), *words[1:], "--data", data]
         assert cli.run([*command, "--split", "all", "--device", "cpu"]) == 0
         scores.append(capsys.readouterr().out.splitlines()[0])

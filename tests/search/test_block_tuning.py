@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fullstride.deploy.predict import predict
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.spec import NetSpec
@@ -96,7 +97,7 @@ def test_a_tuned_network_is_the_plain_network_of_its_spec_and_scores_as_it_does(
     net.load_state_dict(bundle.net.state_dict())
     images = few_digits.val
     pictures = [images.picture(index) for index in range(len(images))]
-    predictions = replace(bundle, net=net).predict(pictures, top=1)
+    predictions = [*predict(replace(bundle, net=net), pictures, top=1)]
     names = [few_digits.classes[target] for target in images.targets]
     right = [each.guesses[0].label == name for each, name in zip(predictions, names, strict=True)]
     assert result.correct == "".join(str(int(each)) for each in right)

@@ -14,6 +14,7 @@ from torch import nn
 
 from fullstride import cli, tasks
 from fullstride.deploy.predict import predict
+from fullstride.deploy.settings import ExportOptions
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.train import prepare, run, run_folder
@@ -199,11 +200,17 @@ def test_an_exported_file_predicts_what_the_bundle_does(age, few_ages, tmp_path)
     for picture, path in zip(pictures, paths, strict=True):
         picture.save(path)
     images = ComparisonImages(pictures)
-    export(bundle, tmp_path / "net.onnx", images, input_kind="pixels")
+    export(bundle, tmp_path / "net.onnx", images, ExportOptions(input_kind="pixels"))
     ours, theirs = (
         [prediction.guesses[0].years for prediction in predict(model, paths)]
         for model in (open_file(tmp_path / "net.onnx"), bundle)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
     with pytest.raises(ValueError, match="the task age does not have"):
-        export(bundle, tmp_path / "int8.onnx", images, precision="int8", calibration=pictures)
+        export(
+            bundle,
+            tmp_path / "int8.onnx",
+            images,
+            ExportOptions(precision="int8"),
+            calibration=pictures,
+        )

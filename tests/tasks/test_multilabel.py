@@ -15,6 +15,7 @@ from fullstride.deploy.comparison import ComparisonImages, score_model
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import predict
+from fullstride.deploy.settings import ExportOptions
 from fullstride.report.training_progress import calibration_line
 from fullstride.tasks.multilabel import MultiLabel, multilabel_focal
 from fullstride.train import prepare, run, run_folder
@@ -258,7 +259,7 @@ def test_exported_files_predict_and_score_as_the_bundle_does(trained, few_labels
     pictures = [few_labels.test.picture(index) for index in range(4)]
     for input_kind in ("normalised", "pixels"):
         path = tmp_path / f"{input_kind}.onnx"
-        export(bundle, path, ComparisonImages(pictures), input_kind=input_kind)
+        export(bundle, path, ComparisonImages(pictures), ExportOptions(input_kind=input_kind))
         model = open_file(path)
         assert model.task_state == bundle.task_state
         rows = (predict(each, pictures) for each in (model, bundle))

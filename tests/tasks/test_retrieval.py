@@ -22,6 +22,7 @@ from fullstride.deploy.export import export
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.nearest import search
 from fullstride.deploy.predict import probabilities
+from fullstride.deploy.settings import ExportOptions
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks.losses import batch_hard_triplet
 from fullstride.tasks.retrieval import Retrieval, RetrievalScore, retrieval_scores
@@ -289,7 +290,9 @@ def test_an_exported_file_gives_the_embeddings_of_the_bundle(
     format, kind, bundle, pictures, tmp_path
 ):
     path = tmp_path / f"net{FORMATS[format].suffix}"
-    exported = export(bundle, path, ComparisonImages(pictures), format=format, input_kind=kind)
+    exported = export(
+        bundle, path, ComparisonImages(pictures), ExportOptions(format=format, input_kind=kind)
+    )
     assert exported.comparison.same_class == len(pictures)
     assert (
         exported.metadata.outputs
@@ -312,7 +315,13 @@ def test_an_exported_file_gives_the_embeddings_of_the_bundle(
 def test_an_int8_file_is_refused_in_one_line(bundle, pictures, tmp_path):
     images = ComparisonImages(pictures)
     with pytest.raises(ValueError, match="the task retrieval does not have"):
-        export(bundle, tmp_path / "x.onnx", images, precision="int8", calibration=pictures)
+        export(
+            bundle,
+            tmp_path / "x.onnx",
+            images,
+            ExportOptions(precision="int8"),
+            calibration=pictures,
+        )
 
 
 def test_a_file_that_mixes_images_up_loses_them():

@@ -132,8 +132,8 @@ def test_memory_is_predicted_for_what_a_gpu_or_a_cpu_would_choose(tmp_path):
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(dict(epochs=1, batch_size=8, lr=0.1)))
     gpu, cpu = (training_step(str(path), device=device) for device in ("auto", "cpu"))
-    assert (gpu["precision"], gpu["layout"]) == ("bf16", "nhwc")
-    assert (cpu["precision"], cpu["layout"]) == ("fp32", "nhwc")
+    assert (gpu.precision, gpu.layout) == ("bf16", "nhwc")
+    assert (cpu.precision, cpu.layout) == ("fp32", "nhwc")
 
 
 @pytest.mark.parametrize(
@@ -301,10 +301,11 @@ def test_lack_of_memory_in_a_step_names_the_batch_and_what_helps(batch, passes, 
 STRIDED = """
 import torch
 from torch import nn
-from fullstride.measure.workload import Step
+from fullstride.measure.workload import Step, StepOptions
 
+options = StepOptions(layout="nhwc")
 net = nn.Sequential(nn.Conv2d(13, 8, 1, 2, bias=False), nn.Flatten(), nn.Linear(8 * 40 * 40, 2))
-work = Step(net, "training", 4, 80, torch.device("cpu"), in_channels=13, layout="nhwc")
+work = Step(net, "training", 4, 80, torch.device("cpu"), in_channels=13, options=options)
 for _ in range(3):
     work()
 """

@@ -19,13 +19,13 @@ from fullstride.deploy.export import export, find_format, make_reference
 from fullstride.deploy.export_runs import images_for_ranges, images_to_compare
 from fullstride.deploy.exported import Precision
 from fullstride.deploy.formats import FORMATS, open_file, output
+from fullstride.deploy.settings import ExportOptions
 from fullstride.io.records import from_json, read_json, to_json
 from fullstride.io.writing import atomic_write, bytes_of, json_output, remove
 from fullstride.latency.profiles import Profile
-from fullstride.measure.bench import call_time
 from fullstride.measure.budget import Budget
 from fullstride.measure.environment import Environment, choose_device
-from fullstride.measure.protocols import ONLINE
+from fullstride.measure.protocols import ONLINE, call_time
 
 SHIP = "ship"  # folder of the files, in that of a fit
 RECORD = json_output("a record of an exported file", "file", "correct")
@@ -155,13 +155,15 @@ def new_records(
                 bundle,
                 path,
                 images,
-                format=format,
-                precision=precision,
-                input_kind=INPUT,
+                ExportOptions(
+                    format=format,
+                    precision=precision,
+                    input_kind=INPUT,
+                    max_drop=MAX_DROP,
+                    device=job.devices[0] if find_format(format, precision).runs_code else "cpu",
+                    force=True,
+                ),
                 calibration=images_for_ranges(data) if precision == "int8" else (),
-                max_drop=MAX_DROP,
-                device=job.devices[0] if find_format(format, precision).runs_code else "cpu",
-                force=True,
                 reference=reference,
             )
             model = open_file(path, trust=True)

@@ -23,7 +23,7 @@ from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.io.records import from_json, read_json, to_json
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.budget import Budget
-from fullstride.measure.timing import BUSY
+from fullstride.measure.protocols import BUSY
 from fullstride.report.shift import shift_lines
 from fullstride.tasks.task import ConfusionMatrix, Metric
 from fullstride.train.scoring import SplitScores, quality

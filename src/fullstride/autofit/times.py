@@ -37,11 +37,9 @@ from fullstride.latency.network_times import Estimate, estimates
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
-from fullstride.measure.bench import MEDIANS, quiet_times
 from fullstride.measure.budget import Budget
 from fullstride.measure.operators import Operators
-from fullstride.measure.protocols import ONLINE, Protocol
-from fullstride.measure.timing import BUSY
+from fullstride.measure.protocols import BUSY, MEDIANS, ONLINE, Protocol, quiet_times
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec

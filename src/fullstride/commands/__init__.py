@@ -3,10 +3,9 @@
 They import what they need when they are called, so that `--help` is quick.
 """
 
-from fullstride.commands.capacity import capacity
 from fullstride.commands.estimating import calibrate, choose, estimate
 from fullstride.commands.fitting import fit
-from fullstride.commands.measuring import bench, cost, zoo
+from fullstride.commands.measuring import bench, capacity, cost, zoo
 from fullstride.commands.scaling import analyse_scale, scale
 from fullstride.commands.searching import search
 from fullstride.commands.shipping import export, predict, pseudo_label, report
@@ -51,17 +50,17 @@ USUAL = {
     "executor dry_run",
     "train": "recipe_name epochs batch_size lr resolution weights device task val",
     "validate": "data split device per_class tta out resolution",
-    "predict": "top json batch device tta out draw nearest",
+    "predict": "top json call_batch device tta out draw nearest",
     "export": "format precision with_preprocessing with_resize any_size budget_ms data max_drop "
     "force",
-    "bench": "batch resolution device precision layout compiled rounds out suite",
+    "bench": "protocol call_batch resolution device precision layout compiled rounds out suite",
     "choose": "target budget_ms images_per_s call_batch source times_from out json task",
     "study search": "master budget_ms images_per_s target preset recipe_name epochs executor "
     "dry_run",
     "study scale": "models widths depths resolutions budget_ms hours target recipe_name "
     "executor dry_run",
     "study blocks": "kinds width ratio resolution call_batch device target precision out",
-    "data label": "top min_confidence per_class batch device workers",
+    "data label": "top min_confidence per_class call_batch device workers",
     "data bench": "recipe_name epochs batch_size resolution workers seconds device out",
     "measure estimate": "target call_batch resolution train json task",
     "measure calibrate": "device out name runtimes batches precision minutes",

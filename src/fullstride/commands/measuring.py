@@ -1,10 +1,11 @@
-"""Which networks are there, what do they cost, how fast are they here? Commands that measure."""
+"""Holds the commands that list networks and measure their cost, memory and speed."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from tyro.conf import UseAppendAction
+from tyro.conf import arg
 
 from fullstride.commands.flags import (
     Device,
@@ -16,6 +17,10 @@ from fullstride.commands.flags import (
     refuse_flags,
 )
 from fullstride.io.console import console
+from fullstride.measure.settings import BenchSettings
+
+Bench = Annotated[BenchSettings, arg(name="")]  # the flags have the names of its fields
+BENCH = BenchSettings()
 
 
 def zoo() -> None:
@@ -36,13 +41,26 @@ def zoo() -> None:
     print("Wherever these names are accepted, timm/NAME is any network of timm.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepFlags:
+    """The step whose tensors are counted."""
+
+    # Pixels a side; by default the recipe's, or else the network's own.
+    resolution: int | None = None
+    # Of the tensors; by default that of the recipe, or else bf16.
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    step_recipe: StepRecipe = ""
+
+
+Step = Annotated[StepFlags, arg(name="")]  # the flags have the names of its fields
+STEP = StepFlags()
+
+
 def cost(
     model: Model,
-    resolution: int | None = None,
+    step: Step = STEP,
     layers: bool = False,
     train: bool = False,
-    precision: str | None = None,
-    step_recipe: StepRecipe = "",
     task: str = "",
     classes: int | None = None,
     frames: int | None = None,
@@ -55,12 +73,9 @@ def cost(
 
     Args:
         model: A name that `fullstride zoo` lists, timm/NAME, a run, a bundle, or a file of weights.
-        resolution: Pixels a side; by default the network's own.
         layers: Print a line for each convolution and linear layer too, and with --train for each
             layer that saves tensors.
         train: Print also the bytes that a training step on a GPU saves for its backward pass.
-        precision: Of the tensors whose bytes are counted: fp32, bf16 or fp16; by default that of
-            the recipe, or else bf16.
         task: Of a name: count the head of this task too, such as detect, segment or depth, with
             what it computes of the network's maps. Runs and bundles have their own.
         classes: Of a name: outputs for so many classes; by default the network's own.
@@ -73,12 +88,12 @@ def cost(
     from fullstride.report import console_lines
     from fullstride.train.recipes.named import training_step
 
-    if step_recipe and not train:
-        raise ValueError(f"--recipe {step_recipe} is for --train: say --train too")
-    step = training_step(step_recipe, resolution=resolution, precision=precision)
-    counted = step["resolution"], find_precision(step["precision"])
+    if step.step_recipe and not train:
+        raise ValueError(f"--recipe {step.step_recipe} is for --train: say --train too")
+    how = training_step(step.step_recipe, resolution=step.resolution, precision=step.precision)
     network = tasks.find_network(model, task, classes, frames)
-    total = network_cost(network, *counted, training=train, form=step["form"])
+    precision = find_precision(how.precision)
+    total = network_cost(network, how.resolution, precision, training=train, form=how.form)
     if layers:
         print(*console_lines.layer_lines(total), sep="\n")
     print(*console_lines.whole_lines(total), sep="\n")
@@ -91,20 +106,67 @@ def cost(
     )
 
 
+def capacity(
+    model: Model,
+    step: Step = STEP,
+    layout: Layout | None = None,
+    efficiency: Efficiency | None = None,
+    device: Device = "auto",
+    compiled: bool = False,
+    memory_gib: float | None = None,
+    predict: bool = False,
+) -> None:
+    """Predict the largest batch that trains, then prove it by real steps in fresh processes.
+
+    Example: fullstride measure capacity tresnet_m --memory-gib 24 --predict
+
+    The result is a multiple of 8, or less than 8.
+
+    Args:
+        model: A name that `fullstride zoo` lists, timm/NAME, a run or a bundle.
+        layout: Memory format; by default the recipe's, or else nchw.
+        efficiency: Modules of the step; by default the recipe's, or else plain.
+        device: Where to train. A prediction alone is for a GPU, which need not be present, unless
+            this is cpu.
+        compiled: For the network compiled by torch.compile; for networks of timm the prediction
+            is that of eager steps.
+        memory_gib: Use at most this much memory, such as 16 for a card of 16 GB; by default all
+            that is free.
+        predict: Only predict.
+    """
+    from fullstride.measure import max_batch
+    from fullstride.report.console_lines import capacity_lines, probe_line, proven_line
+    from fullstride.train.recipes.named import training_step
+
+    how = training_step(
+        step.step_recipe,
+        resolution=step.resolution,
+        precision=step.precision,
+        layout=layout,
+        efficiency=efficiency,
+        device=device,
+    )
+    plan = max_batch.plan(
+        model,
+        how,
+        device=device,
+        compiled=compiled,
+        memory_gib=memory_gib,
+        predict_only=predict,
+    )
+    print(*capacity_lines(model, plan), sep="\n", flush=True)
+    if predict:
+        return
+    probes = []
+    for probe in plan.search():
+        print(probe_line(probe), flush=True)
+        probes.append(probe)
+    print(proven_line(probes, model, plan))
+
+
 def bench(
     models: Models,
-    protocol: UseAppendAction[tuple[str, ...]] = (),
-    resolution: int | None = None,
-    batch: int | None = None,
-    rounds: int | None = None,
-    device: Device = "auto",
-    precision: str | None = None,
-    layout: Layout = "nchw",
-    compiled: bool = False,
-    efficiency: Efficiency = "plain",
-    padded: bool = False,
-    memory_gib: float | None = None,
-    reference: str | None = None,
+    settings: Bench = BENCH,
     suite: Literal["papers"] | None = None,
     quick: bool = False,
     out: Path | None = None,
@@ -117,21 +179,6 @@ def bench(
     Args:
         models: Names that `fullstride zoo` lists, timm/NAME, runs, bundles, or exported files,
             which are run by their own runtimes on the CPU. All must take the same channels.
-        protocol: online, throughput, tresnet, genet or resnet_rs (see docs/measuring.md); by
-            default online and throughput in one table.
-        resolution: Pixels a side, the same for all; by default runs, bundles and files have their
-            own, and other networks that of the first one. For tresnet 224, for resnet_rs that of
-            the first one.
-        batch: Images at a time for throughput (64); the other protocols have their own.
-        rounds: How often each network is timed; by default the protocol's own.
-        device: Where to measure.
-        precision: fp32, bf16 or fp16; by default the protocol's own.
-        layout: Memory format.
-        compiled: Measure the networks compiled by torch.compile.
-        padded: Pad the channels of all networks but the reference to multiples of 8.
-        memory_gib: Use at most this much of the GPU's memory.
-        reference: The network that ratios are to, or none; by default timm/resnet50 where a
-            protocol is named.
         suite: Measure the tables of the papers, in both layouts, eager and compiled, or all their
             protocols for the models named, and write a page. A stopped suite resumes.
         quick: Measure only the main lines of the suite, in less than 8 minutes on a GPU.
@@ -139,10 +186,7 @@ def bench(
         trust: Measure files of the formats pt2 and aoti too, which are programs.
     """
     if suite:
-        ignored = dict(protocol=protocol, batch=batch, rounds=rounds, compiled=compiled)
-        ignored |= dict(reference=reference, efficiency=efficiency != "plain", padded=padded)
-        refuse_flags(ignored, f"with --suite {suite}: leave it out, the suite has its own")
-        bench_suite(models, resolution, device, precision, memory_gib, quick, out or Path("suite"))
+        bench_suite(models, settings, quick, out or Path("suite"))
         return
     if quick:
         raise ValueError("--quick is for a suite: say --suite papers too")
@@ -150,20 +194,14 @@ def bench(
     from fullstride.deploy.formats import open_as_modules
     from fullstride.io.writing import check_output
     from fullstride.measure import bench_by_name
-    from fullstride.measure.environment import choose_device
     from fullstride.measure.protocols import MEASUREMENTS, save_measurements
     from fullstride.report import console_tables
 
     check_output(out, MEASUREMENTS)
-    files = open_as_modules([*models, *([reference] if reference else [])], trust=trust)
-    settings: dict[str, Any] = dict(resolution=resolution, batch=batch, rounds=rounds)
-    settings |= dict(precision=precision, layout=layout, compiled=compiled, padded=padded)
-    settings |= dict(efficiency=efficiency, memory_gib=memory_gib, reference=reference)
-    settings |= dict(files=files, protocols=protocol, device=choose_device(device))
-    settings |= dict(head=tasks.build_head)
-    plan = bench_by_name.plan(models, **settings)
-    rows = print_tables(plan.run(), is_one_table=not protocol)
-    print(*console_tables.measurement_notes(rows, plan.networks.in_channels), sep="\n")
+    files = open_as_modules([*models, *filter(None, [settings.reference])], trust=trust)
+    plan = bench_by_name.plan(models, settings, files, tasks.build_head)
+    rows = print_tables(plan.run(), is_one_table=not settings.protocol)
+    print(*console_tables.measurement_notes(rows, plan.options.in_channels), sep="\n")
     if out:
         save_measurements(rows, out)
 
@@ -182,26 +220,27 @@ def print_tables(runs: Iterable[Any], is_one_table: bool) -> list[Any]:
     return [row for parts in results for part in parts for row in part]
 
 
-def bench_suite(
-    models: tuple[str, ...],
-    resolution: int | None,
-    device: str,
-    precision: str | None,
-    memory_gib: float | None,
-    quick: bool,
-    out: Path,
-) -> None:
+def bench_suite(models: tuple[str, ...], settings: BenchSettings, quick: bool, out: Path) -> None:
+    own = ("resolution", "device", "precision", "memory_gib", "layout")
+    refuse_flags(
+        {
+            each.name: getattr(settings, each.name) != each.default
+            for each in fields(settings)
+            if each.name not in own
+        },
+        "with --suite papers: leave it out, the suite has its own",
+    )
     from fullstride.measure.environment import choose_device
     from fullstride.measure.workload import find_precision
     from fullstride.papers import suite
 
     rows = suite.run(
         out,
-        device=choose_device(device),
+        device=choose_device(settings.device),
         networks=models,
-        resolution=resolution,
-        precision=find_precision(precision) if precision else None,
-        memory_gib=memory_gib,
+        resolution=settings.resolution,
+        precision=find_precision(settings.precision) if settings.precision else None,
+        memory_gib=settings.memory_gib,
         quick=quick,
     )
     for row in rows:

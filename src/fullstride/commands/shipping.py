@@ -1,14 +1,15 @@
-"""What can be done with a trained network? Commands that predict, export and report."""
+"""Holds the commands that use trained networks: predict, export, report and label."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from fullstride.commands.flags import Device, Images, Loading, Run, Runs, refuse_flags
+from fullstride.commands.flags import Images, Loading, Run, Runs, refuse_flags
+from fullstride.deploy.settings import PART_IMAGES, ShipSettings
 from fullstride.io.console import (
     Bar,
     console,
@@ -20,15 +21,12 @@ from fullstride.io.console import (
 from fullstride.nets.preprocessing import BY_DEFAULT
 
 if TYPE_CHECKING:
-    from fullstride.deploy.exported import ExportedModel
     from fullstride.deploy.offline import Model, Summary
-    from fullstride.nets.bundle import Bundle
-
-
-# How does a command predict for videos? By flags for several views and for a sliding window.
-
+    from fullstride.deploy.predict import Prediction
 
 EVERY_S = 1.0
+Ship = Annotated[ShipSettings, arg(name="")]  # the flags have the names of its fields
+SHIP = ShipSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,52 +44,73 @@ class VideoFlags:
     # With --stream: seconds of the video from a line to the next one; by default 1.
     every_s: float | None = None
 
-    def check(self, **elsewhere: Path | None) -> None:
-        """Raises ValueError for flags that do not fit together; `elsewhere` go to files."""
-        if self.every_s is not None and not self.stream:
-            raise ValueError(f"--every-s {self.every_s:g} is for --stream: add it")
-        if self.stream:
-            others = {"views": self.views, **elsewhere}
-            refuse_flags(others, "do not go with --stream, a line for each clip: leave them out")
-
-    def print_windows(
-        self,
-        model: "Bundle | ExportedModel",
-        videos: Sequence[str],
-        how: dict[str, Any],
-        json: bool,
-    ) -> None:
-        """Print a line for each window of each video, at once, for programs that read them."""
-        from fullstride.data.readers.decode import UnreadableImage
-        from fullstride.data.readers.folder import VIDEOS
-        from fullstride.deploy.predict import Prediction, find_images
-        from fullstride.deploy.streaming import stream
-
-        paths, ignored = find_images(videos, kind=VIDEOS)
-        report_ignored(ignored)
-        every_s = EVERY_S if self.every_s is None else self.every_s
-        skipped: dict[str, str] = {}
-        lines = 0
-        for path in paths:
-            try:
-                for row in stream(model, path, every_s=every_s, **how):
-                    print(dumps(row.to_json()) if json else printable(row), flush=True)
-                    lines += 1
-            except UnreadableImage as error:
-                skipped[str(path)] = error.reason
-                if json:
-                    row = Prediction(str(path), unreadable=error.reason)
-                    print(dumps(row.to_json()), flush=True)
-        report_skipped(skipped)
-        if not lines:
-            raise ValueError("none of the videos could be read")
-
 
 Videos = Annotated[VideoFlags, arg(name="")]  # the flags have the names of its fields
 ONE_CLIP = VideoFlags()
 
 
-# How does a command predict for any number of images? By flags that two commands have.
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """How a model is opened, and how it computes."""
+
+    # Images of a call.
+    call_batch: int = 32
+    # Where a run or a bundle computes, cpu, cuda, cuda:1, or auto: cuda where there is one; an
+    # exported file has its own device.
+    device: str = "auto"
+    # Open files of the formats pt2 and aoti too, which are programs.
+    trust: bool = False
+    loading: Loading = BY_DEFAULT
+
+    def open(self, word: str) -> "Model":
+        from fullstride.deploy.predict import open_model
+
+        if self.call_batch < 1:
+            raise ValueError(f"--call-batch {self.call_batch}: use 1 or more")
+        return open_model(word, trust=self.trust, options=self.loading)
+
+
+HowModel = Annotated[ModelFlags, arg(name="")]  # the flags have the names of its fields
+MODEL, TEACHER = ModelFlags(), ModelFlags(call_batch=128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """Where predictions go; by default they are printed."""
+
+    # Print one line of JSON for each image.
+    json: bool = False
+    # A folder for parquet files with a row for each image, or a single .parquet file.
+    out: Path | None = None
+    # What --out wrote for other images, by the same model of the task retrieval: print the --top
+    # images of it that are nearest to each image.
+    nearest: Path | None = None
+    # A folder for the images with the predictions drawn, as PNG files.
+    draw: Path | None = None
+    # A folder for the predictions of each pixel as PNG files without losses: classes as the indices
+    # of a palette, or depths in millimetres as 16 bits.
+    maps: Path | None = None
+
+    def check(self, videos: VideoFlags) -> None:
+        """Raises ValueError for flags that do not fit together."""
+        if self.out and self.nearest:
+            raise ValueError(
+                "--nearest prints images, and --out writes embeddings: give one of them"
+            )
+        if self.out and (self.draw or self.maps):
+            raise ValueError("--out writes rows, and --draw and --maps pictures: give one of them")
+        if videos.every_s is not None and not videos.stream:
+            raise ValueError(f"--every-s {videos.every_s:g} is for --stream: add it")
+        if videos.stream:
+            others = {name: getattr(self, name) for name in ("out", "nearest", "draw", "maps")}
+            refuse_flags(
+                {"views": videos.views, **others},
+                "do not go with --stream, a line for each clip: leave them out",
+            )
+
+
+Outputs = Annotated[OutputFlags, arg(name="")]  # the flags have the names of its fields
+PRINTED = OutputFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +124,8 @@ class OfflineFlags:
     rank: int | None = None
     # With --out: processes that share the images, also on other machines with the same folder.
     ranks: int | None = None
-    # With --out: images of a part of the output, which is the unit of what is lost by a stop;
-    # by default 8,192.
-    part_images: int | None = None
+    # With --out: images of a part of the output, which is the unit of what is lost by a stop.
+    part_images: int = PART_IMAGES
 
     def write(
         self,
@@ -116,11 +134,10 @@ class OfflineFlags:
         images: Sequence[str],
         out: Path,
         top: int,
-        batch: int,
-        device: str,
+        how: ModelFlags,
         tta: Literal["none", "flip"] = "none",
     ) -> "Summary":
-        """What `write`, of `deploy.offline.by_name`, did with the images, after printing it."""
+        """What `write`, of `deploy.offline`, did with the images, after printing it."""
         from fullstride.data.prediction_store import check_store
         from fullstride.deploy.offline import (
             OfflineSettings,
@@ -135,12 +152,15 @@ class OfflineFlags:
         check_takes_images(model, out)
         check_store(out)
         rank, ranks = this_share(self.rank, self.ranks)
-        place = this_device(choose_device(device))
-        parts: dict[str, Any] = {}
-        if self.part_images is not None:
-            parts["part_images"] = self.part_images
-        how: dict[str, Any] = dict(batch=batch, device=place, tta=tta, workers=self.workers)
-        settings = OfflineSettings(**how, rank=rank, ranks=ranks, **parts)
+        settings = OfflineSettings(
+            batch=how.call_batch,
+            device=this_device(choose_device(how.device)),
+            workers=self.workers,
+            tta=tta,
+            rank=rank,
+            ranks=ranks,
+            part_images=self.part_images,
+        )
         data = open_images(images)
         report_ignored(data.ignored)
         with Bar() as bar:
@@ -160,18 +180,11 @@ def predict(
     run: Run,
     images: Images,
     top: int = 3,
-    json: bool = False,
-    batch: int = 32,
-    device: Device = "auto",
-    trust: bool = False,
     tta: Literal["none", "flip"] = "none",
-    out: Path | None = None,
-    nearest: Path | None = None,
-    draw: Path | None = None,
-    maps: Path | None = None,
+    outputs: Outputs = PRINTED,
+    how: HowModel = MODEL,
     videos: Videos = ONE_CLIP,
     offline: Offline = OFFLINE,
-    loading: Loading = BY_DEFAULT,
 ) -> None:
     """Predict what images or videos show: classes, labels, objects, regions or depths, by the task.
 
@@ -186,98 +199,64 @@ def predict(
             --out also a list in a .txt, .csv or .tsv file, tar shards, IDX files or digits. For a
             network of clips video files, folders of frames, and folders of these.
         top: How many classes to print for each.
-        json: Print one line of JSON for each image.
-        batch: Images at a time.
-        device: Where a run or a bundle computes; an exported file has its own device.
-        trust: Open files of the formats pt2 and aoti too, which are programs.
         tta: With flip, the mean of the probabilities of an image and of its mirror image.
-        out: A folder for parquet files with a row for each image, or a single .parquet file.
-        nearest: What --out wrote for other images, by the same model of the task retrieval: print
-            the --top images of it that are nearest to each image.
-        draw: A folder for the images with the predictions drawn, as PNG files.
-        maps: A folder for the predictions of each pixel as PNG files without losses: classes as
-            the indices of a palette, or depths in millimetres as 16 bits.
     """
+    from fullstride.data.readers.folder import IMAGES, VIDEOS
     from fullstride.deploy.offline import write_predictions
-    from fullstride.deploy.predict import open_model
+    from fullstride.deploy.predict import find_images, predict
+    from fullstride.deploy.streaming import stream_all
     from fullstride.measure.environment import choose_device
 
-    for flag, value in (("top", top), ("batch", batch)):
-        if value < 1:
-            raise ValueError(f"--{flag} {value}: use 1 or more")
-    if out and nearest:
-        raise ValueError("--nearest prints images, and --out writes embeddings: give one of them")
-    if out and (draw or maps):
-        raise ValueError("--out writes rows, and --draw and --maps pictures: give one of them")
-    videos.check(out=out, nearest=nearest, draw=draw, maps=maps)
-    model = open_model(run, trust=trust, options=loading)
-    if out:
-        offline.write(write_predictions, model, images, out, top, batch, device, tta)
+    if top < 1:
+        raise ValueError(f"--top {top}: use 1 or more")
+    outputs.check(videos)
+    model = how.open(run)
+    if outputs.out:
+        offline.write(write_predictions, model, images, outputs.out, top, how, tta)
         return
-    how: dict[str, Any] = dict(top=top, device=choose_device(device), tta=tta)
-    if videos.stream:
-        videos.print_windows(model, images, how, json)
-        return
-    how |= dict(batch=batch, views=videos.views, clip_starts=videos.clip_starts)
-    print_predictions(model, images, how, json, nearest, draw, maps)
-
-
-def print_predictions(
-    model: Any,
-    images: tuple[str, ...],
-    how: dict[str, Any],
-    json: bool,
-    nearest: Path | None,
-    draw: Path | None,
-    maps: Path | None,
-) -> None:
-    from fullstride.data.readers.folder import IMAGES, VIDEOS
-    from fullstride.deploy.nearest import nearest_images
-    from fullstride.deploy.predict import drawings, find_images, map_files, predict
-
-    folders = [drawings(model, draw)] if draw else []
-    folders += [map_files(model, maps)] if maps else []
-    kind = VIDEOS if model.preprocessing.frames else IMAGES
+    device = choose_device(how.device)
+    kind = VIDEOS if videos.stream or model.preprocessing.frames else IMAGES
     paths, ignored = find_images(images, kind=kind)
     report_ignored(ignored)
-    skipped: dict[str, str] = {}
-    rows = predict(model, paths, **how)
-    for row in nearest_images(rows, nearest, model, how["top"]) if nearest else rows:
-        if row.unreadable:
-            skipped[row.path] = row.unreadable
-        else:
-            for folder in folders:
-                folder.write(row)
-        if json:
-            print(dumps(row.to_json()))
-        elif not row.unreadable:
-            print(printable(f"{row.path}: {', '.join(map(str, row.guesses)) or 'nothing'}"))
-    report_skipped(skipped)
-    if len(skipped) == len(paths):
+    if videos.stream:
+        every_s = EVERY_S if videos.every_s is None else videos.every_s
+        rows = stream_all(model, paths, every_s=every_s, top=top, device=device, tta=tta)
+    else:
+        views, starts = videos.views, videos.clip_starts
+        rows = predict(model, paths, top, how.call_batch, device, tta, views, starts)
+    if not print_predictions(rows, model, outputs, top):
         raise ValueError(f"none of the {kind.name} could be read")
 
 
-def export(
-    runs: Runs,
-    out: Path,
-    format: str = "",
-    precision: Literal["fp32", "bf16", "fp16", "int8"] | None = None,
-    with_preprocessing: bool = False,
-    with_resize: bool = False,
-    any_size: bool = False,
-    backend: Literal["onnx", "openvino", "tensorrt"] = "onnx",
-    budget_ms: float | None = None,
-    images_per_s: float | None = None,
-    batch: int = 1,
-    times: Path | None = None,
-    data: str = "",
-    calibration: str = "",
-    max_drop: float | None = None,
-    finetune_epochs: int = 0,
-    device: str = "cpu",
-    force: bool = False,
-    loading: Loading = BY_DEFAULT,
-) -> None:
+def print_predictions(
+    rows: "Iterable[Prediction]", model: "Model", outputs: OutputFlags, top: int
+) -> bool:
+    """Print each prediction as it comes, and draw it. Returns whether any image was readable."""
+    from fullstride.deploy.nearest import nearest_images
+    from fullstride.deploy.predict import drawings, map_files
+
+    folders = [drawings(model, outputs.draw)] if outputs.draw else []
+    folders += [map_files(model, outputs.maps)] if outputs.maps else []
+    skipped: dict[str, str] = {}
+    lines = 0
+    if outputs.nearest:
+        rows = nearest_images(rows, outputs.nearest, model, top)
+    for row in rows:
+        if row.unreadable:
+            skipped[row.path] = row.unreadable
+        else:
+            lines += 1
+            for folder in folders:
+                folder.write(row)
+        if outputs.json:
+            print(dumps(row.to_json()), flush=True)
+        elif not row.unreadable:
+            print(printable(str(row)), flush=True)
+    report_skipped(skipped)
+    return lines > 0
+
+
+def export(runs: Runs, out: Path, settings: Ship = SHIP, loading: Loading = BY_DEFAULT) -> None:
     """Write a trained network as a file for another runtime, after comparing it with PyTorch.
 
     Example: fullstride export runs/digits --out digits.onnx
@@ -286,44 +265,14 @@ def export(
         runs: A run, a bundle or a name with released weights. Of several, the one with the best
             test score, of equal scores the fastest.
         out: The file or folder to write.
-        format: onnx, openvino, aoti, pt2, tensorrt, triton-server (see docs/shipping.md), or auto:
-            the fastest format and precision of openvino, onnx, aoti and tensorrt, of those that
-            run here. By default onnx for an --out that ends in .onnx, and openvino, the fastest on
-            CPUs, for a folder.
-        precision: fp32, bf16, fp16 or int8; by default fp32, and any of them for auto.
-        with_preprocessing: The file takes uint8 pixels (N, H, W, C) of the network's resolution
-            and returns probabilities; else normalised float32 (N, C, H, W) and logits.
-        with_resize: The file also resizes images of any size.
-        any_size: The sides of images may be any multiples of 32.
-        backend: The runtime inside triton-server.
-        budget_ms: Only accept what takes at most this time, measured here: the median time of a
-            call divided by its images.
-        images_per_s: The budget as a rate instead.
-        batch: Images of a call of the budget.
-        times: A file of `fullstride bench --out` with the times of the runs; by default they are
-            measured.
-        data: Images to compare on; by default the run's own validation split.
-        calibration: Images for the ranges of int8; by default the run's own training images.
-        max_drop: Points of top-1 that the file may lose; by default 0 in fp32, 0.2 in bf16 and
-            fp16, 0.5 in int8.
-        finetune_epochs: Where int8 loses more, fine-tune with simulated int8 for so many epochs
-            before layers fall back to float.
-        device: Where files of the formats aoti and pt2 compute: cpu or cuda.
-        force: Replace an existing --out.
     """
     from fullstride.deploy.export_runs import export_runs
-    from fullstride.measure.budget import find_budget
     from fullstride.report.console_tables import export_table
 
-    kind = "pictures" if with_resize else "pixels" if with_preprocessing else "normalised"
-    settings: dict[str, Any] = dict(format=format, precision=precision, input_kind=kind)
-    settings |= dict(any_size=any_size, backend=backend, device=device)
-    settings |= dict(budget=find_budget(budget_ms, images_per_s, batch), loading=loading)
-    settings |= dict(data=data, calibration=calibration, max_drop=max_drop, force=force)
-    settings["times"] = times
     with Bar() as bar:
-        settings |= dict(finetune_epochs=finetune_epochs, progress=bar.print, watch=bar.watch)
-        exported = export_runs(runs, out, **settings)
+        exported = export_runs(
+            runs, out, settings, loading=loading, progress=bar.print, watch=bar.watch
+        )
     console().print(export_table(exported))
     metadata = exported.metadata
     if metadata.float_layers:
@@ -372,9 +321,6 @@ def report(
     print(out.resolve())
 
 
-# How do images get labels without people? The command that lets a teacher label them.
-
-
 def pseudo_label(
     teacher: Run,
     images: Images,
@@ -382,11 +328,8 @@ def pseudo_label(
     top: int = 10,
     min_confidence: float = 0.3,
     per_class: int = 0,
-    batch: int = 128,
-    device: Device = "auto",
-    trust: bool = False,
+    how: HowModel = TEACHER,
     offline: Offline = OFFLINE,
-    loading: Loading = BY_DEFAULT,
 ) -> None:
     """Store a teacher's probabilities for images without labels, for --recipe.unlabelled.
 
@@ -406,12 +349,8 @@ def pseudo_label(
         min_confidence: For the table that is printed: probability of the best class below which an
             image is left out, as by --recipe.unlabelled-min-confidence.
         per_class: For the same: images of each class, as by --recipe.unlabelled-per-class.
-        batch: Images at a time.
-        device: Where a run or a bundle computes; an exported file has its own device.
-        trust: Open files of the formats pt2 and aoti too, which are programs.
     """
     from fullstride.deploy.offline import write_pseudo_labels
-    from fullstride.deploy.predict import open_model
     from fullstride.report.console_tables import pseudo_label_table
     from fullstride.train.distill import read_pseudo_labels, select
 
@@ -420,7 +359,7 @@ def pseudo_label(
             f"--top {top} --per-class {per_class} --min-confidence {min_confidence:g}: use 1 or "
             "more, 0 or more, and a number from 0 to 1"
         )
-    model = open_model(teacher, trust=trust, options=loading)
-    if not offline.write(write_pseudo_labels, model, images, out, top, batch, device).missing:
+    model = how.open(teacher)
+    if not offline.write(write_pseudo_labels, model, images, out, top, how).missing:
         chosen = select(read_pseudo_labels(out), min_confidence, per_class)
         console().print(pseudo_label_table(chosen))

@@ -1,18 +1,20 @@
-"""Which network should be exported, and to which format? The most accurate or the fastest one."""
+"""Chooses the most accurate network and the fastest format, and times files."""
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import (
+    DEFAULTS,
     ExportResult,
     Finetune,
     Progress,
@@ -33,15 +35,17 @@ from fullstride.deploy.exported import (
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import FORMATS, onnx, open_file, output, tensorrt
 from fullstride.deploy.job import ExportJob
+from fullstride.deploy.settings import ExportOptions
 from fullstride.io.writing import atomic_write, scratch_folder
-from fullstride.measure.bench import bench, call_time
-from fullstride.measure.budget import Budget, conditions
+from fullstride.measure.bench import BenchOptions, bench
+from fullstride.measure.budget import Budget, conditions, ties, within
 from fullstride.measure.environment import cpu_name
 from fullstride.measure.protocols import (
     ONLINE,
     Measurement,
     Protocol,
     by_network,
+    call_time,
     location,
     read_measurements,
 )
@@ -85,44 +89,47 @@ def most_accurate(
     """
     check_same_classes(bundles)
     metric = common_metric(bundles.values())
-    batch, ms = budget.batch if budget else 1, dict[str, float]()
-    fit = dict(bundles)
+    batch = budget.batch if budget else 1
 
-    def measured(name: str) -> float:
-        return times[name] if times else ms.get(name) or ms_per_image(bundles[name], batch)
+    @cache
+    def ms(name: str) -> float:
+        return times[name] if times else ms_per_image(bundles[name], batch)
 
+    names = [*bundles]
     if budget is not None:
-        ms = {name: measured(name) for name in bundles}
-        fit = {name: bundle for name, bundle in bundles.items() if ms[name] <= budget.ms_per_image}
-        if not fit:
-            limit = budget.on(cpu_name(), "fp32")
-            raise ValueError(f"no network runs within {limit}: {in_words(ms)}")
-    best, split = [*fit], compared_split(fit, metric.name) if len(fit) > 1 else ""
-    if len(fit) > 1:
-        ranks = {name: metric.rank(fit[name].score(split, metric.name)) for name in fit}
-        best = [name for name in fit if ranks[name] == max(ranks.values())]
-    if len(best) > 1:
-        ms = {name: measured(name) for name in best}
-        score = metric.text(fit[best[0]].score(split, metric.name))
-        progress(f"the fastest is exported of those with the same {split} {score}: {in_words(ms)}")
-    name = min(best, key=lambda name: ms.get(name, 0.0))
-    if ms:
+        names = within(names, ms, budget.ms_per_image)
+        if not names:
+            limit, all_ms = budget.on(cpu_name(), "fp32"), {name: ms(name) for name in bundles}
+            raise ValueError(f"no network runs within {limit}: {in_words(all_ms)}")
+    if len(names) > 1:
+        split = compared_split({name: bundles[name] for name in names}, metric.name)
+        scores = {name: bundles[name].score(split, metric.name) for name in names}
+        names = ties(names, lambda name: metric.rank(scores[name]))
+        if len(names) > 1:
+            score, all_ms = metric.text(scores[names[0]]), {name: ms(name) for name in names}
+            progress(
+                f"the fastest is exported of those with the same {split} {score}: "
+                f"{in_words(all_ms)}"
+            )
+    name = names[0] if len(names) == 1 else min(names, key=ms)
+    if budget or len(names) > 1:
         where = f"(batch {batch}, as measured before)"
         if not times:
             where = f"here ({conditions(batch, cpu_name(), 'fp32')})"
-        within = f" within {budget.ms_per_image:g} ms" if budget else ""
+        limit = f" within {budget.ms_per_image:g} ms" if budget else ""
         progress(
-            f"{name}: {ms[name]:.3f} ms an image {where}, the most accurate of "
-            f"{len(bundles)}{within}"
+            f"{name}: {ms(name):.3f} ms an image {where}, the most accurate of "
+            f"{len(bundles)}{limit}"
         )
-    return name, fit[name]
+    return name, bundles[name]
 
 
 def ms_per_image(bundle: Bundle, batch: int = 1) -> float:
     """The median time of a call here, by the online protocol, divided by its images."""
     pre = bundle.preprocessing
     protocol = replace(ONLINE, resolution=pre.resolution, batch=batch)
-    (row,) = bench({bundle.name: bundle.net}, protocol, in_channels=pre.channels)
+    options = BenchOptions(in_channels=pre.channels)
+    (row,) = bench({bundle.name: bundle.net}, protocol, options=options)
     assert row.ms_p50 is not None  # by the online protocol
     return row.ms_p50 / batch
 
@@ -139,7 +146,7 @@ def earlier_times(path: Path, bundles: Mapping[str, Bundle], batch: int = 1) -> 
         if row is None or (row.protocol.batch, row.protocol.resolution) != (batch, side):
             raise ValueError(
                 f"{path} has no time of {word} by the protocol online at batch {batch} and {side} "
-                "pixels a side: measure it by `fullstride bench --out`, or leave --times out"
+                "pixels a side: measure it by `fullstride bench --out`, or leave --bench out"
             )
         assert row.ms_p50 is not None  # by the online protocol
         times[word] = row.ms_p50 / batch
@@ -162,36 +169,32 @@ def fastest(
     bundle: Bundle,
     out: Path,
     images: ComparisonImages,
+    options: ExportOptions = DEFAULTS,
     *,
-    precision: Precision | None = None,
-    input_kind: InputKind = "normalised",
+    calibration: Sequence[Image.Image | np.ndarray] = (),
     finetune: Finetune | None = None,
     budget: Budget | None = None,
     progress: Progress = lambda line: None,
-    force: bool = False,
-    **options: Any,
 ) -> ExportResult:
     """Export `bundle` to each format that runs here and keep the file with the lowest latency.
 
-    Files are in `precision`, or in each precision if None, and are measured in turn by the online
-    protocol. `progress` is called with a line when a try begins, and with its time, its latency
-    alone and the points that it loses when it ends. `out` gets the suffix of the chosen format;
-    `options` are passed to `export`. Raises ValueError, with the latencies, if no file passes its
-    comparison or fits the budget.
+    Files are in the precision of `options`, or in each if that is None, and are measured in turn by
+    the online protocol. `progress` is called with a line when a try begins, and with its time, its
+    latency alone and the points that it loses when it ends. `out` gets the suffix of the chosen
+    format. See `export` for the other arguments. Raises ValueError, with the latencies, if no file
+    passes its comparison or fits the budget.
     """
-    candidates = available(precision)
+    candidates = available(options.precision)
     for kind in {FORMATS[name].suffix: FORMATS[name] for name, _ in candidates}.values():
-        check_free(with_suffix(out, kind.suffix), kind, force)
-    shared: dict[str, Any] = dict(
-        input_kind=input_kind,
-        finetune=cache(finetune) if finetune else None,
-        reference=make_reference(bundle, images, input_kind),
-    )
+        check_free(with_suffix(out, kind.suffix), kind, options.force)
+    reference = make_reference(bundle, images, options.input_kind)
+    finetune = cache(finetune) if finetune else None
     batch = budget.batch if budget else 1
     results: dict[str, ExportResult] = {}
     with scratch_folder(out) as scratch:
-        for number, (name, each) in enumerate(candidates, start=1):
-            label, path = f"{name} {each}", scratch / f"{name}_{each}{FORMATS[name].suffix}"
+        for number, (name, precision) in enumerate(candidates, start=1):
+            label = f"{name} {precision}"
+            path = scratch / f"{name}_{precision}{FORMATS[name].suffix}"
             progress(f"{label}: {number} of {len(candidates)}")
             start = time.perf_counter()
             try:
@@ -199,28 +202,25 @@ def fastest(
                     bundle,
                     path,
                     images,
-                    format=name,
-                    precision=each,
+                    replace(options, format=name, precision=precision, force=False),
+                    calibration=calibration,
+                    finetune=finetune,
+                    reference=reference,
                     progress=lambda line, label=label: progress(f"{label}: {line}"),
-                    **shared,
-                    **options,
                 )
             except ValueError as error:
-                seconds = time.perf_counter() - start
-                progress(f"{label}: {str(error).removeprefix(f'{path} ')}, after {seconds:.1f} s")
-                continue
-            seconds = time.perf_counter() - start
-            alone = latencies({label: path}, bundle, batch, TRIAL)[label]
-            progress(
-                f"{label}: {alone:.3f} ms an image, {results[label].comparison.drop:.2f} points "
-                f"lost, after {seconds:.1f} s"
-            )
+                what = str(error).removeprefix(f"{path} ")
+            else:
+                alone = latencies({label: path}, bundle, batch, TRIAL)[label]
+                drop = results[label].comparison.drop
+                what = f"{alone:.3f} ms an image, {drop:.2f} points lost"
+            progress(f"{label}: {what}, after {time.perf_counter() - start:.1f} s")
         if not results:
             raise ValueError(f"{out} was not written: no format of those that run here passed")
         ms = latencies({label: each.path for label, each in results.items()}, bundle, batch)
-        in_order = {label: ms[label] for label in sorted(ms, key=lambda label: ms[label])}
-        progress(f"measured in turn, an image: {in_words(in_order)}")
-        best = min(ms, key=lambda label: ms[label])
+        ms = {label: ms[label] for label in sorted(ms, key=lambda label: ms[label])}
+        progress(f"measured in turn, an image: {in_words(ms)}")
+        best = next(iter(ms))
         if budget is not None and ms[best] > budget.ms_per_image:
             raise ValueError(
                 f"{out} was not written: {best} is the fastest with {ms[best]:.3f} ms an image, "
@@ -228,7 +228,7 @@ def fastest(
             )
         kind = FORMATS[results[best].format]
         final = with_suffix(out, kind.suffix)
-        with atomic_write(final, output(kind, force)) as temporary:
+        with atomic_write(final, output(kind, options.force)) as temporary:
             results[best].path.rename(temporary)
     return replace(results[best], path=final)
 
@@ -324,7 +324,8 @@ def measure_files(
     channels = next(iter(models.values())).preprocessing.channels
     modules = {label: ExportedModule(model) for label, model in models.items()}
     sides = {label: model.preprocessing.resolution for label, model in models.items()}
-    return bench(modules, protocol, in_channels=channels, threads=threads, resolutions=sides)
+    options = BenchOptions(in_channels=channels, threads=threads, resolutions=sides)
+    return bench(modules, protocol, options=options)
 
 
 # How long would a network take as a file? It is written untrained: weights do not change the time.

@@ -1,4 +1,4 @@
-"""How is a network exported? To a file that is kept only if its outputs are those of PyTorch."""
+"""Exports a network to a file that is kept only if its outputs are those of PyTorch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,18 +17,20 @@ from fullstride.deploy.comparison import (
     compare,
     tolerances,
 )
-from fullstride.deploy.exported import ExportedModel, InputKind, Metadata, Precision
+from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import FORMATS, output
 from fullstride.deploy.formats.base import Format, last_line
 from fullstride.deploy.int8 import fall_back_to_float, sensitivity
-from fullstride.deploy.job import STRIDE, Backend, ExportJob
+from fullstride.deploy.job import STRIDE, ExportJob
 from fullstride.deploy.predict import LazyInputs, activate, inputs, logits, outputs
+from fullstride.deploy.settings import ExportOptions, InputKind
 from fullstride.io.writing import atomic_write, check_output, remove
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task, task_of
 
+DEFAULTS = ExportOptions()
 MAX_FLOAT_SHARE = 0.5  # of the layers of an int8 file that may stay in float
 Finetune = Callable[[nn.Module], nn.Module]  # a folded network -> one that loses less in int8
 Progress = Callable[[str], None]  # is called with one line at each stage of a long export
@@ -60,18 +62,10 @@ def export(
     bundle: Bundle,
     path: Path,
     images: ComparisonImages,
+    options: ExportOptions = DEFAULTS,
     *,
-    format: str = "onnx",
-    precision: Precision = "fp32",
-    input_kind: InputKind = "normalised",
-    any_size: bool = False,
-    backend: Backend = "onnx",
     calibration: Sequence[Image.Image | np.ndarray] = (),
-    max_drop: float | None = None,
     finetune: Finetune | None = None,
-    device: str = "cpu",
-    threads: int | None = None,
-    force: bool = False,
     reference: Reference | None = None,
     progress: Progress = lambda line: None,
 ) -> ExportResult:
@@ -82,38 +76,60 @@ def export(
     differs from PyTorch's by more than `MAX_DIFFERENCE` of the largest, or if top-1 drops by more
     than `max_drop` points (None: `MAX_DROP`).
 
-    An int8 file takes its ranges from the pictures `calibration`. If it loses more than `max_drop`,
-    `finetune` trains the folded network for int8 (the network stays as it was if that raises
-    FloatingPointError); then layers fall back to float, the most sensitive first.
-
     Args:
-        input_kind: Inputs of the file, see `Metadata`.
-        any_size: Allow sides that are any multiples of 32.
-        backend: Runtime inside triton-server.
-        device: Where aoti and pt2 files compute; other runtimes choose their own.
-        threads: CPU threads of the comparison; None: PyTorch's number.
+        calibration: Pictures that an int8 file takes its ranges from.
+        finetune: Trains the folded network for int8 if the file loses more than `max_drop` (the
+            network stays as it was if that raises FloatingPointError); then layers fall back to
+            float, the most sensitive first.
         reference: The result of `make_reference` for the same arguments; computed if None.
         progress: Called with one line at each stage of an int8 export.
     """
-    kind = find_format(format, precision)
-    if device != "cpu" and not kind.runs_code:
-        raise ValueError(
-            f"{format} files compute where their runtime does, "
-            f"--device {device} is for aoti and pt2: leave it out"
-        )
-    check_free(path, kind, force)
-    check_arguments(bundle, images, kind, input_kind, any_size, backend, max_drop, precision)
+    precision = options.precision or "fp32"
+    kind = find_format(options.format, precision)
+    check_free(path, kind, options.force)
+    check_arguments(bundle, images, kind, options)
     if precision == "int8" and not calibration:
         raise ValueError(
             "int8 takes its ranges from images: name some of the same kind by --calibration"
         )
-    pre = bundle.preprocessing
-    reference = reference or make_reference(bundle, images, input_kind)
+    expected = reference or make_reference(bundle, images, options.input_kind)
+    task = task_of(bundle)
+    max_difference, max_drop = tolerances(precision, options.input_kind, task)
+    max_drop = max_drop if options.max_drop is None else options.max_drop
+
+    with atomic_write(path, output(kind, options.force)) as temporary:
+
+        def attempt(job: ExportJob) -> tuple[ExportedModel, Comparison]:
+            remove(temporary)
+            write(kind, job, temporary)
+            model = kind.open(temporary, options.threads or torch.get_num_threads())
+            rows = outputs(model, expected.inputs)
+            return model, compare(rows, expected.outputs, images.labels, task)
+
+        job = export_job(bundle, expected, options, calibration)
+        if precision == "int8":
+            search = Int8Search(attempt, job, max_drop, progress)
+            search.run(finetune, calibration)
+            (model, comparison), tried = search.last, tuple(search.tried)
+        else:
+            model, comparison = attempt(job)
+            tried = ((0, comparison.drop),)
+        check(path, comparison, max_difference, max_drop)
+    return ExportResult(path, options.format, model.metadata, model.runtime, comparison, tried)
+
+
+def export_job(
+    bundle: Bundle,
+    reference: Reference,
+    options: ExportOptions,
+    calibration: Sequence[Image.Image | np.ndarray],
+) -> ExportJob:
+    precision = options.precision or "fp32"
     metadata = Metadata(
         name=bundle.name,
         classes=bundle.classes,
         preprocessing=bundle.preprocessing,
-        scores=dict(bundle.scores),
+        scores={**bundle.scores},
         source=bundle.source,
         licence=bundle.licence,
         task=bundle.task,
@@ -122,88 +138,84 @@ def export(
         mirror=bundle.may_mirror,
         outputs=output_sizes(reference.outputs.shape[1:], len(bundle.classes)),
         precision=precision,
-        input_kind=input_kind,
-        device=device,
+        input_kind=options.input_kind,
+        device=options.device,
     )
-    ranges = input_batches(input_kind, pre, calibration) if precision == "int8" else ()
-    job = ExportJob(
+    ranges: Sequence[np.ndarray] = ()
+    if precision == "int8":
+        ranges = input_batches(options.input_kind, bundle.preprocessing, calibration)
+    return ExportJob(
         reference.net,
         metadata,
         reference.inputs[0],
-        any_size,
-        backend,
+        options.any_size,
+        options.backend,
         ranges,
         reference.graphs,
     )
-    task = task_of(bundle)
-    max_difference, default_drop = tolerances(precision, input_kind, task)
-    max_drop = default_drop if max_drop is None else max_drop
 
-    with atomic_write(path, output(kind, force)) as temporary:
-        last: list[tuple[ExportedModel, Comparison]] = []
 
-        def attempt(float_layers: Sequence[str] = ()) -> float:
-            """Write the file with these layers in float. Returns the points lost."""
-            remove(temporary)
-            write(
-                kind,
-                replace(job, metadata=replace(metadata, float_layers=tuple(float_layers))),
-                temporary,
-            )
-            model = kind.open(temporary, threads or torch.get_num_threads())
-            rows = outputs(model, reference.inputs), reference.outputs
-            comparison = compare(*rows, images.labels, task)
-            last[:] = [(model, comparison)]
-            if precision == "int8":
-                progress(
-                    f"layers in float: {len(float_layers)}, "
-                    f"points of top-1 lost: {comparison.drop:.2f}"
-                )
-            return comparison.drop
+@dataclass
+class Int8Search:
+    """The attempts to write an int8 file that loses at most `max_drop` points."""
 
-        drop = attempt()
-        if precision == "int8" and drop > max_drop and finetune:
+    write: Callable[[ExportJob], tuple[ExportedModel, Comparison]]
+    job: ExportJob
+    max_drop: float
+    progress: Progress
+    tried: list[tuple[int, float]] = field(default_factory=list)  # as in `ExportResult`
+
+    def attempt(self, float_layers: Sequence[str] = ()) -> float:
+        """Write the file with these layers in float. Returns the points lost."""
+        metadata = replace(self.job.metadata, float_layers=tuple(float_layers))
+        self.last = self.write(replace(self.job, metadata=metadata))
+        drop = self.last[1].drop
+        self.progress(f"layers in float: {len(float_layers)}, points of top-1 lost: {drop:.2f}")
+        return drop
+
+    def run(
+        self, finetune: Finetune | None, calibration: Sequence[Image.Image | np.ndarray]
+    ) -> None:
+        """Write the network as it is, fine-tuned, and with more and more layers in float."""
+        drop = self.attempt()
+        if drop > self.max_drop and finetune:
             try:
-                job = replace(job, net=finetune(job.net), graphs={})
-                drop = attempt()
+                self.job = replace(self.job, net=finetune(self.job.net), graphs={})
+                drop = self.attempt()
             except FloatingPointError as error:
-                progress(f"fine-tuning for int8 failed: {error}")
-        tried = [(0, drop)]
-        if precision == "int8" and drop > max_drop:
-            progress("measuring the sensitivity of each layer; the most sensitive stay in float")
-            batches = inputs("normalised", pre, calibration)
-            by_sensitivity = [
-                name
-                for name, _ in sensitivity(job.net, torch.from_numpy(np.concatenate([*batches])))
-            ]
-            most = int(MAX_FLOAT_SHARE * len(by_sensitivity))
-            tried += fall_back_to_float(attempt, max_drop, by_sensitivity[:most])
-        ((model, comparison),) = last
-        check(path, comparison, max_difference, max_drop)
-    return ExportResult(path, format, model.metadata, model.runtime, comparison, tuple(tried))
+                self.progress(f"fine-tuning for int8 failed: {error}")
+        self.tried = [(0, drop)]
+        if drop > self.max_drop:
+            self.progress(
+                "measuring the sensitivity of each layer; the most sensitive stay in float"
+            )
+            batches = inputs("normalised", self.job.metadata.preprocessing, calibration)
+            pixels = torch.from_numpy(np.concatenate([*batches]))
+            layers = [name for name, _ in sensitivity(self.job.net, pixels)]
+            most = int(MAX_FLOAT_SHARE * len(layers))
+            self.tried += fall_back_to_float(self.attempt, self.max_drop, layers[:most])
 
 
 def check_arguments(
-    bundle: Bundle,
-    images: ComparisonImages,
-    kind: Format,
-    input_kind: InputKind,
-    any_size: bool,
-    backend: Backend,
-    max_drop: float | None,
-    precision: Precision,
+    bundle: Bundle, images: ComparisonImages, kind: Format, options: ExportOptions
 ) -> None:
     """Raises ValueError for arguments of `export` that do not fit together."""
-    if backend != "onnx" and kind.name != "triton-server":
-        raise ValueError(f"--backend {backend} is for --format triton-server: leave it out")
-    if max_drop is not None and not max_drop >= 0:
-        raise ValueError(f"--max-drop {max_drop:g}: use 0 or more points")
-    if bundle.preprocessing.frames and input_kind == "pictures":
+    pictures, any_size = options.input_kind == "pictures", options.any_size
+    if options.device != "cpu" and not kind.runs_code:
+        raise ValueError(
+            f"{kind.name} files compute where their runtime does, "
+            f"--device {options.device} is for aoti and pt2: leave it out"
+        )
+    if options.backend != "onnx" and kind.name != "triton-server":
+        raise ValueError(f"--backend {options.backend} is for --format triton-server: leave it out")
+    if options.max_drop is not None and not options.max_drop >= 0:
+        raise ValueError(f"--max-drop {options.max_drop:g}: use 0 or more points")
+    if bundle.preprocessing.frames and pictures:
         raise ValueError(
             f"{bundle.name} takes clips, which files do not resize: use --with-preprocessing, or "
             "leave both out"
         )
-    if any_size and input_kind == "pictures":
+    if any_size and pictures:
         raise ValueError("a file that resizes takes pictures of any size: leave --any-size out")
     side = bundle.preprocessing.resolution
     if any_size and (side % STRIDE or side == STRIDE):  # blur-pool pads a map of 1 pixel otherwise
@@ -211,7 +223,7 @@ def check_arguments(
         raise ValueError(
             f"--any-size for a network of {side} pixels: it works for resolutions of {sides}, ..."
         )
-    if precision == "int8" and not find_task(bundle.task).single_label:
+    if options.precision == "int8" and not find_task(bundle.task).single_label:
         raise ValueError(
             f"int8 files are compared by their top-1, which the task {bundle.task} does not have: "
             "use another --precision"

@@ -1,9 +1,9 @@
-"""How do trained runs become one exported file? The most accurate run, in the fastest format."""
+"""Exports the most accurate of trained runs, and finds the images that its file is judged by."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,20 +22,16 @@ from fullstride.deploy.export import (
     export,
     find_format,
 )
-from fullstride.deploy.exported import InputKind, Precision, one_input
+from fullstride.deploy.exported import one_input
 from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
-from fullstride.deploy.job import Backend
 from fullstride.deploy.predict import inputs, logits
-from fullstride.measure.budget import Budget
+from fullstride.deploy.settings import ShipSettings
 from fullstride.measure.environment import choose_device
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions
 from fullstride.tasks import find_task
 from fullstride.train import loop
 from fullstride.train.scoring import matching_data
-
-# On which images is an exported file compared and calibrated? Some of the run's own data set.
-
 
 MAX_COMPARISON_IMAGES, MAX_COMPARISON_CLIPS = 500, 100
 MAX_CALIBRATION_IMAGES, MAX_CALIBRATION_CLIPS = 256, 64
@@ -133,32 +129,19 @@ def int8_finetuning(
     return finetune
 
 
-AUTO = "auto"
 FORMAT_OF_SUFFIX = {"": "openvino", ".onnx": "onnx"}
 
 
 def export_runs(
     runs: Sequence[str],
     out: Path,
+    settings: ShipSettings,
     *,
-    format: str = "",
-    precision: Precision | None = None,
-    input_kind: InputKind = "normalised",
-    any_size: bool = False,
-    backend: Backend = "onnx",
-    budget: Budget | None = None,
-    times: Path | None = None,
-    data: str = "",
-    calibration: str = "",
-    max_drop: float | None = None,
-    finetune_epochs: int = 0,
-    device: str = "cpu",
-    force: bool = False,
     loading: LoadOptions = BY_DEFAULT,
     progress: Progress = lambda line: None,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> ExportResult:
-    """Export the most accurate of `runs` that fits `budget`; see `fullstride export --help`.
+    """Export the most accurate of `runs` that fits the budget, as the settings say.
 
     `progress` is called with lines about the progress; `watch` may wrap training batches. Raises
     ValueError, in one line, for what cannot be exported.
@@ -167,37 +150,46 @@ def export_runs(
         raise ValueError(
             "nothing to export: name a run, a bundle or a network with released weights"
         )
-    format = format or format_by_suffix(out)
-    auto = format == AUTO
+    budget, precision = settings.budget, settings.precision
+    options = replace(settings.options, format=settings.format or format_by_suffix(out))
+    auto = options.format == "auto"
     if not auto:  # before anything that takes time
-        check_free(out, find_format(format, precision or "fp32"), force)
+        check_free(out, find_format(options.format, precision or "fp32"), options.force)
     int8 = precision == "int8" or (auto and precision is None)
-    for flag, value in (("--calibration", calibration), ("--finetune-epochs", finetune_epochs)):
-        if value and not int8:
-            raise ValueError(f"{flag} {value} is for --precision int8: leave it out")
+    for flag in ("calibration", "finetune_epochs"):
+        if (value := getattr(settings, flag)) and not int8:
+            name = flag.replace("_", "-")
+            raise ValueError(f"--{name} {value} is for --precision int8: leave it out")
     bundles = {run: tasks.load(run, options=loading) for run in runs}
-    ms = earlier_times(times, bundles, budget.batch if budget else 1) if times else None
+    batch = budget.batch if budget else 1
+    ms = earlier_times(settings.bench, bundles, batch) if settings.bench else None
     run, bundle = most_accurate(bundles, None if auto else budget, progress, ms)
-    how: dict[str, Any] = dict(input_kind=input_kind, any_size=any_size, backend=backend)
-    how |= dict(max_drop=max_drop, force=force, progress=progress)
-    if device != "cpu":
-        how["device"] = str(choose_device(device))
-    images = comparison_images(run, bundle, data)
+    if options.device != "cpu":
+        options = replace(options, device=str(choose_device(options.device)))
+    images = comparison_images(run, bundle, settings.data)
+    calibration, finetune = (), None
     if int8:
-        data = calibration or data
-        how["calibration"] = ranges = calibration_images(run, bundle, data)
-        how["finetune"] = int8_finetuning(
+        data = settings.calibration or settings.data
+        calibration, epochs = calibration_images(run, bundle, data), settings.finetune_epochs
+        finetune = int8_finetuning(
             run,
             bundle,
             data,
-            epochs=finetune_epochs,
-            calibration=ranges,
+            epochs=epochs,
+            calibration=calibration,
             progress=progress,
             watch=watch,
         )
-    if auto:
-        return fastest(bundle, out, images, precision=precision, budget=budget, **how)
-    return export(bundle, out, images, format=format, precision=precision or "fp32", **how)
+    write = partial(fastest, budget=budget) if auto else export
+    return write(
+        bundle,
+        out,
+        images,
+        options,
+        calibration=calibration,
+        finetune=finetune,
+        progress=progress,
+    )
 
 
 def format_by_suffix(out: Path) -> str:

@@ -1,23 +1,23 @@
-"""What is in an exported file? A network, and metadata about its outputs, inputs and source."""
+"""Defines what is in an exported file: a network, and metadata about its inputs and outputs."""
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fullstride.deploy.settings import InputKind
 from fullstride.io.records import MAX_JSON_BYTES, Bounds, from_json, parse_json
 from fullstride.nets.backbone import pixel_sizes
 from fullstride.nets.bundle import Temperature
 from fullstride.nets.efficiency import Precision
 from fullstride.nets.preprocessing import Preprocessing
 
-InputKind = Literal["normalised", "pixels", "pictures"]
 Size = Annotated[int, Bounds(ge=0)]
 Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, ...)
 
@@ -44,9 +44,6 @@ class Metadata:
     # The sizes of the outputs for an image, with 0 for those of the image; (): one for each class.
     outputs: tuple[Size, ...] = ()
     precision: Precision = "fp32"
-    # normalised: float32 (N, C, H, W) -> logits. pixels: uint8 (N, H, W, C) at the network's
-    # resolution -> probabilities. pictures: uint8 (N, H, W, C) of any size, resized in the file.
-    # Clips are (N, C, T, H, W) and (N, T, H, W, C), and are not resized in files.
     input_kind: InputKind = "normalised"
     device: str = "cpu"  # of aoti and pt2 files; other runtimes choose their own
     float_layers: tuple[str, ...] = ()  # layers of an int8 file that stay in float

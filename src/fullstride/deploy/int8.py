@@ -1,4 +1,4 @@
-"""Which layers may compute in int8? Sensitivity of each layer, fallback to float, fine-tuning."""
+"""Prepares networks for int8: sensitivity of each layer, fallback to float, fine-tuning."""
 
 import copy
 import math
@@ -177,8 +177,6 @@ def finetune_int8(
     *,
     task: Task | None = None,
     recipe: Recipe = INT8_FINETUNE,
-    device: torch.device | str = "cpu",
-    workers: int = 0,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> nn.Module:
     """A copy of `net` on the CPU that loses less in int8, or an exact copy if training does harm.
@@ -193,10 +191,9 @@ def finetune_int8(
         raise ValueError(
             f"networks of the task {task.name} cannot be trained for int8: leave it out"
         )
-    images = images.to(device)
-    teacher, student = (copy.deepcopy(net).to(device).eval() for _ in range(2))
+    teacher, student = (copy.deepcopy(net).cpu().eval() for _ in range(2))
     limits, expected = input_ranges(teacher, images), logits(teacher, images).softmax(1)
-    batches = training_batches(data, task, pre, recipe, device, workers)
+    batches = training_batches(data, task, pre, recipe, "cpu", 0)
 
     @torch.no_grad()
     def probabilities(x: Tensor, epoch: int, indices: Tensor) -> Tensor:
@@ -213,4 +210,4 @@ def finetune_int8(
         parametrize.remove_parametrizations(
             student.get_submodule(path), "weight", leave_parametrized=False
         )
-    return min(teacher, student.eval(), key=lambda each: int8_loss(each, images, expected)).cpu()
+    return min(teacher, student.eval(), key=lambda each: int8_loss(each, images, expected))

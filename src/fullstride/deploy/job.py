@@ -1,10 +1,10 @@
-"""What is exported? The folded network, and its preprocessing and softmax if requested."""
+"""Builds the module that is exported: the folded network, its preprocessing and its softmax."""
 
 import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from fullstride.data.transforms.crop import to_input
 from fullstride.deploy.exported import Metadata
+from fullstride.deploy.settings import Backend
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import task_of
-
-# How does a file resize pictures as Pillow does? By two products with matrices of weights.
 
 
 def bilinear(x: Tensor) -> Tensor:
@@ -103,7 +102,6 @@ def weights(size: Tensor, new_size: Tensor, length: int, pre: Preprocessing) -> 
     return (value / value.sum(1, keepdim=True).clamp(min=0.1)).float()
 
 
-Backend = Literal["onnx", "openvino", "tensorrt"]
 STRIDE = 32  # pixels: sides of images of any size are multiples of it, at least two
 # Sides of the images that a file for any size is traced with: maps of stride 128 then have several
 # pixels, and a graph that is traced with maps of one has that size as a constant.

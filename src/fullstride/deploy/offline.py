@@ -1,4 +1,4 @@
-"""What does a model predict for any number of images? A store of parts, each written once.
+"""Writes the predictions for any number of images into a store of parts, each written once.
 
 The images are divided into parts of equal size. A process takes every N-th part, and skips those
 that are in the store, so that a job that was killed goes on, also with another number of processes.
@@ -34,14 +34,15 @@ from fullstride.data.transforms.crop import to_input
 from fullstride.data.unlabelled import Unlabelled, of_files, open_unlabelled
 from fullstride.deploy.exported import ExportedModel, as_utf8, one_input
 from fullstride.deploy.predict import (
-    Tta,
-    activate,
+    activated,
     check_tta,
     find_images,
+    input_kind,
     most_in_batch,
     probabilities,
     read_view,
 )
+from fullstride.deploy.settings import PART_IMAGES, Tta
 from fullstride.io.writing import open_regular
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import task_of
@@ -52,12 +53,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# What are a model's outputs for many images? Batch by batch, decoded by the loader's workers.
-
-
-PART_IMAGES = 8192  # rows that are held at once: 64 MiB of embeddings of 2,048 numbers
-
+CHUNK_BYTES = 2**20
 Model = Bundle | ExportedModel
+Columns = Callable[[Tensor], Mapping[str, Any]]  # activated outputs (N, ...) -> columns of N rows
+Watch = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,24 +82,17 @@ class OfflineSettings:
 
 
 def outputs(
-    model: Model,
-    images: Images,
-    how: OfflineSettings,
-    skipped: dict[str, str],
-    watch: Callable[[Any], Any],
+    model: Model, images: Images, how: OfflineSettings, skipped: dict[str, str], watch: Watch
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
     """Indices of readable images in ascending order, and their activated outputs on the CPU.
 
     The reasons for the others go into `skipped`, before a larger index is yielded.
     """
-    pre = model.preprocessing
-    kind = "normalised" if isinstance(model, Bundle) else model.metadata.input_kind
+    pre, kind = model.preprocessing, input_kind(model)
     batch = min(how.batch, most_in_batch(pre))
     if kind == "pictures":
         yield from _outputs_of_pictures(model, images, batch, how, skipped)
         return
-    if isinstance(model, Bundle):
-        model.net.eval().to(how.device)
     batches = Batches(
         images,
         TestView(replace(pre, draft=True)),
@@ -108,16 +100,12 @@ def outputs(
         workers=how.workers,
         device=how.device if isinstance(model, Bundle) else "cpu",
         collate=list,
-        to_x=to_input if kind == "normalised" else as_pixels,
+        to_x=to_input if kind == "normalised" else lambda pixels_nhwc, pre: pixels_nhwc,
     )
     batches.skipped = skipped
     try:
         for x, _, indices in watch(batches).epoch(0):
-            rows = _activated(model, x)
-            if how.tta == "flip":
-                across = 3 if kind == "normalised" else 2
-                rows = (rows + _activated(model, x.flip(across))) / 2
-            yield indices.numpy(), _finite(rows)
+            yield indices.numpy(), activated(model, x, how.device, how.tta)
     except ValueError:
         if len(skipped) < len(images):  # else none can be read, and each row says why
             raise
@@ -125,14 +113,10 @@ def outputs(
         batches.close()
 
 
-def as_pixels(pixels_nhwc: Tensor, pre: object) -> Tensor:
-    return pixels_nhwc
-
-
 def _outputs_of_pictures(
     model: Model, images: Images, batch: int, how: OfflineSettings, skipped: dict[str, str]
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """`_outputs` of a file that resizes images itself; they are decoded in this process."""
+    """`outputs` of a file that resizes images itself; they are decoded in this process."""
     numbers = iter(range(len(images)))
     while group := list(islice(numbers, batch)):
         views, readable = [], []
@@ -149,34 +133,7 @@ def _outputs_of_pictures(
             yield np.array(readable), torch.from_numpy(rows)
 
 
-def _activated(model: Model, x: Tensor) -> Tensor:
-    if isinstance(model, Bundle):
-        with torch.inference_mode():
-            rows = model.net(x).float().cpu().numpy()
-    else:
-        rows = model.run(x.numpy())
-        if model.metadata.input_kind != "normalised":
-            return torch.from_numpy(rows)
-    return torch.from_numpy(activate(model, rows))
-
-
-def _finite(rows: Tensor) -> Tensor:
-    if not rows.isfinite().all():
-        raise FloatingPointError("the network's outputs for an image are not finite")
-    return rows
-
-
-# Which model made these predictions? A hash of its weights or of its file.
-
-
-CHUNK_BYTES = 2**20
-
-
-def name_of(model: Bundle | ExportedModel) -> str:
-    return as_utf8(model.name if isinstance(model, Bundle) else model.metadata.name)
-
-
-def fingerprint(model: Bundle | ExportedModel) -> str:
+def fingerprint(model: Model) -> str:
     """A hash of the weights of a bundle, or of a file, and of how images are prepared for them."""
     weights = digest(model.net) if isinstance(model, Bundle) else _digest_of_files(model.path)
     how = (weights, asdict(model.preprocessing), model.task, task_of(model).state())
@@ -196,18 +153,10 @@ def _digest_of_files(path: Path) -> str:
     return whole.hexdigest()
 
 
-# How do the outputs of a batch become columns of a table in arrow's format?
-
-
-Columns = Callable[[Tensor], Mapping[str, Any]]  # activated outputs (N, ...) -> columns of N rows
-
-
-def schema(
-    model: Bundle | ExportedModel, columns: Columns, device: torch.device | str
-) -> "pa.Table":
+def schema(model: Model, columns: Columns, device: torch.device | str) -> "pa.Table":
     """The table of no rows, by the outputs for a black image: a part may have no readable one."""
     black: Any = np.zeros(one_input(model.preprocessing, "pixels"), np.uint8)
-    if isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures":
+    if input_kind(model) == "pictures":
         black = Image.fromarray(black.squeeze())
     rows = probabilities(model, [black], device)
     return to_table(columns(torch.from_numpy(rows))).slice(0, 0)
@@ -268,45 +217,156 @@ def check_takes_images(model: Model, out: Path) -> None:
         raise ValueError(f"--out {out} is for images, and the network takes clips: use --json")
 
 
-def predict_all(
+@dataclass(frozen=True)
+class PredictionJob:
+    """The predictions of a model for all images, one row for each, as `columns` of its outputs.
+
+    Beside them a row has `path`, `error` (why the image cannot be read, else null) and, where the
+    data have labels, `true_label`.
+    """
+
+    model: Model
+    data: Unlabelled
+    columns: Columns
+    key: StoreKey
+    how: OfflineSettings
+    watch: Watch
+    summary: Summary = field(default_factory=Summary)
+
+    def write(self, out: Path) -> Summary:
+        """Write all rows to a file, or the parts of this process that a folder lacks."""
+        key, summary = self.key, self.summary
+        if is_file(out):
+            if self.how.ranks > 1:
+                ranks = self.how.ranks
+                raise ValueError(f"{out} is written by one process: give a folder for {ranks}")
+            summary.images, summary.parts = key.images, key.parts
+            empty = schema(self.model, self.columns, self.how.device)
+            first = with_names(empty, [], [], self.data.has_labels)
+            write_file(out, self.tables(range(key.parts)), first.schema, key)
+            return summary
+        create_or_resume(out, key)
+        done = finished_parts(out, key)
+        own = range(self.how.rank, key.parts, self.how.ranks)
+        todo = [part for part in own if part not in done]
+        summary.present = len(own) - len(todo)
+        for part, table in zip(todo, self.tables(todo), strict=True):
+            write_part(out, part, table, key)
+            summary.parts, summary.images = summary.parts + 1, summary.images + len(table)
+        summary.missing = key.parts - len(finished_parts(out, key))
+        return summary
+
+    def tables(self, parts: Sequence[int]) -> Iterator["pa.Table"]:
+        """The rows of `parts`, in ascending order; unreadable images go into the summary."""
+        if not parts:
+            return
+        arrow, skipped, size = pyarrow(), self.summary.skipped, self.key.part_images
+        images = self.data.images.subset(index for part in parts for index in self.key.rows(part))
+        empty = schema(self.model, self.columns, self.how.device)
+        has_labels = self.data.has_labels
+        places: list[int] = []
+        tables: list[Any] = []
+        current = 0
+
+        def finished() -> "pa.Table":
+            """The rows of the current part, with nulls for images that cannot be read."""
+            span = range(current * size, min(len(images), (current + 1) * size))
+            order = np.full(len(span), -1)
+            order[np.array(places, int) - span.start] = np.arange(len(places))
+            indices = arrow.array(order, mask=order < 0)
+            table = arrow.concat_tables([empty, *tables]).take(indices).combine_chunks()
+            names = [images.names[index] for index in span]
+            errors = [skipped.get(name) for name in names]
+            labels = [images.targets[index] for index in span] if has_labels else []
+            places.clear()
+            tables.clear()
+            return with_names(table, names, errors, has_labels, labels)
+
+        for indices, rows in outputs(self.model, images, self.how, skipped, self.watch):
+            for part in range(int(indices[0]) // size, int(indices[-1]) // size + 1):
+                while current < part:
+                    yield finished()
+                    current += 1
+                mine = indices // size == part
+                places += indices[mine].tolist()
+                tables.append(to_table(self.columns(rows[torch.from_numpy(mine)])))
+        while current < len(parts):
+            yield finished()
+            current += 1
+
+
+def write_predictions(
     model: Model,
     data: Unlabelled,
     out: Path,
-    columns: Columns,
-    *,
-    kind: Literal["predictions", "pseudo_labels"] = "predictions",
-    arguments: Mapping[str, str] | None = None,
-    settings: OfflineSettings | None = None,
-    watch: Callable[[Any], Any] = lambda batches: batches,
+    top: int,
+    settings: OfflineSettings,
+    watch: Watch = lambda batches: batches,
 ) -> Summary:
-    """Write the `columns` of the outputs for all images to a store, one row for each image.
+    """Write the columns of the model's task, with the `top` most probable predictions.
 
-    Beside them a row has `path`, `error` (why the image cannot be read, else null) and, where the
-    data have labels, `true_label`. A store is a folder of parts, or a file for an `out` that ends
-    in .parquet, which one process writes and which is begun again after a stop.
+    A store is a folder of parts, of which one of the same job is continued, or a file for an `out`
+    that ends in .parquet, which one process writes and which is begun again after a stop. `watch`
+    may wrap the batches, to show progress.
 
-    Args:
-        model: A bundle or an exported file.
-        data: The images.
-        out: The store; one of the same job is continued.
-        columns: What is written of the activated outputs of a batch, such as `Task.columns`.
-        kind: Of the store.
-        arguments: Of `columns`, for the key of the store.
-        settings: How it is computed.
-        watch: May wrap the batches, to show progress.
-
-    Raises ValueError for a network of clips, and where `out` has something else, or predictions of
-    another model, of other images or by other arguments; FloatingPointError where an output is not
-    finite.
+    Raises ValueError for a network of clips, for predictions with places, which need the size of
+    each picture, and where `out` has something else, or predictions of another model, of other
+    images or by other arguments; FloatingPointError where an output is not finite.
     """
+    task = task_of(model)
+    if task.has_places:
+        raise ValueError(
+            f"--out {out}: rows of the task {task.name} would have no places in the pictures: use "
+            "--json"
+        )
+    columns = partial(task.columns, classes=model.classes, top=top)
+    key = store_key(model, data, out, top, settings, "predictions")
+    return PredictionJob(model, data, columns, key, settings, watch).write(out)
+
+
+def write_pseudo_labels(
+    model: Model,
+    data: Unlabelled,
+    out: Path,
+    top: int,
+    settings: OfflineSettings,
+    watch: Watch = lambda batches: batches,
+) -> Summary:
+    """Write the indices of the `top` most probable classes and their probabilities in fp16.
+
+    As `write_predictions`. Raises ValueError for a model of another task than classification.
+    """
+    task = task_of(model)
+    if not task.single_label:
+        raise ValueError(f"a teacher for pseudo-labels has classes, not the task {task.name}")
+
+    def columns(probabilities_nk: Tensor) -> dict[str, np.ndarray]:
+        indices, values = most_probable_classes(probabilities_nk, top)
+        return {
+            "classes": indices.numpy().astype(np.int32),
+            "probabilities": values.numpy().astype(np.float16),
+        }
+
+    key = store_key(model, data, out, top, settings, "pseudo_labels")
+    return PredictionJob(model, data, columns, key, settings, watch).write(out)
+
+
+def store_key(
+    model: Model,
+    data: Unlabelled,
+    out: Path,
+    top: int,
+    how: OfflineSettings,
+    kind: Literal["predictions", "pseudo_labels"],
+) -> StoreKey:
+    """The key of the store. Raises ValueError for a model that cannot be used for one."""
     check_takes_images(model, out)
-    how = settings or OfflineSettings()
     pyarrow()
     if how.tta == "flip":
         check_tta(model)
-    key = StoreKey(
+    return StoreKey(
         kind=kind,
-        model=name_of(model),
+        model=as_utf8(model.name if isinstance(model, Bundle) else model.metadata.name),
         fingerprint=fingerprint(model),
         task=model.task,
         classes=tuple(map(as_utf8, model.classes)),
@@ -315,91 +375,8 @@ def predict_all(
         data=data.fingerprint,
         images=len(data.images),
         part_images=how.part_images,
-        arguments={**(arguments or {}), "tta": how.tta},
+        arguments={"top": str(top), "tta": how.tta},
     )
-    if is_file(out):
-        if how.ranks > 1:
-            raise ValueError(f"{out} is written by one process: give a folder for {how.ranks}")
-        return _write_one_file(model, data, out, columns, how, key, watch)
-    create_or_resume(out, key)
-    done = finished_parts(out, key)
-    own = range(how.rank, key.parts, how.ranks)
-    todo = [part for part in own if part not in done]
-    summary = Summary(present=len(own) - len(todo))
-    for part, table in zip(
-        todo, part_tables(model, data, todo, columns, how, key, summary, watch), strict=True
-    ):
-        write_part(out, part, table, key)
-        summary.parts, summary.images = summary.parts + 1, summary.images + len(table)
-    summary.missing = key.parts - len(finished_parts(out, key))
-    return summary
-
-
-def _write_one_file(
-    model: Model,
-    data: Unlabelled,
-    out: Path,
-    columns: Columns,
-    how: OfflineSettings,
-    key: StoreKey,
-    watch: Callable[[Any], Any],
-) -> Summary:
-    summary = Summary(images=key.images, parts=key.parts)
-    first = with_names(schema(model, columns, how.device), [], [], data.has_labels)
-    tables = part_tables(model, data, range(key.parts), columns, how, key, summary, watch)
-    write_file(out, tables, first.schema, key)
-    return summary
-
-
-def part_tables(
-    model: Model,
-    data: Unlabelled,
-    parts: Iterable[int],
-    columns: Columns,
-    how: OfflineSettings,
-    key: StoreKey,
-    summary: Summary,
-    watch: Callable[[Any], Any] = lambda batches: batches,
-) -> Iterator["pa.Table"]:
-    """The rows of `parts`, which are in ascending order; the unreadable ones go into `summary`."""
-    parts = list(parts)
-    if not parts:
-        return
-    arrow, skipped, size = pyarrow(), summary.skipped, key.part_images
-    images = data.images.subset(index for part in parts for index in key.rows(part))
-    empty = schema(model, columns, how.device)
-    places: list[int] = []
-    tables: list[Any] = []
-    current = 0
-
-    def finished() -> "pa.Table":
-        """The rows of the current part, with nulls for images that cannot be read."""
-        span = range(current * size, min(len(images), (current + 1) * size))
-        order = np.full(len(span), -1)
-        order[np.array(places, int) - span.start] = np.arange(len(places))
-        indices = arrow.array(order, mask=order < 0)
-        table = arrow.concat_tables([empty, *tables]).take(indices).combine_chunks()
-        names = [images.names[index] for index in span]
-        errors = [skipped.get(name) for name in names]
-        labels = [images.targets[index] for index in span] if data.has_labels else []
-        places.clear()
-        tables.clear()
-        return with_names(table, names, errors, data.has_labels, labels)
-
-    for indices, rows in outputs(model, images, how, skipped, watch):
-        for part in range(int(indices[0]) // size, int(indices[-1]) // size + 1):
-            while current < part:
-                yield finished()
-                current += 1
-            mine = indices // size == part
-            places += indices[mine].tolist()
-            tables.append(to_table(columns(rows[torch.from_numpy(mine)])))
-    while current < len(parts):
-        yield finished()
-        current += 1
-
-
-# How do the words of a command become a store of predictions?
 
 
 def open_images(words: Sequence[str]) -> Unlabelled:
@@ -423,53 +400,3 @@ def this_device(device: torch.device) -> torch.device:
     if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return device
-
-
-def write_predictions(
-    model: Model,
-    data: Unlabelled,
-    out: Path,
-    top: int,
-    settings: OfflineSettings,
-    watch: Callable[[Any], Any] = lambda batches: batches,
-) -> Summary:
-    """Write the columns of the model's task, with the `top` most probable predictions.
-
-    Raises ValueError for predictions with places, which need the size of each picture.
-    """
-    task = task_of(model)
-    if task.has_places:
-        raise ValueError(
-            f"--out {out}: rows of the task {task.name} would have no places in the pictures: use "
-            "--json"
-        )
-    columns = partial(task.columns, classes=model.classes, top=top)
-    how: dict[str, Any] = dict(arguments={"top": str(top)}, settings=settings, watch=watch)
-    return predict_all(model, data, out, columns, **how)
-
-
-def write_pseudo_labels(
-    model: Model,
-    data: Unlabelled,
-    out: Path,
-    top: int,
-    settings: OfflineSettings,
-    watch: Callable[[Any], Any] = lambda batches: batches,
-) -> Summary:
-    """Write the indices of the `top` most probable classes and their probabilities in fp16.
-
-    Raises ValueError for a model of another task than classification.
-    """
-    task = task_of(model)
-    if not task.single_label:
-        raise ValueError(f"a teacher for pseudo-labels has classes, not the task {task.name}")
-
-    def columns(probabilities_nk: Tensor) -> dict[str, np.ndarray]:
-        indices, values = most_probable_classes(probabilities_nk, top)
-        return {
-            "classes": indices.numpy().astype(np.int32),
-            "probabilities": values.numpy().astype(np.float16),
-        }
-
-    how: dict[str, Any] = dict(arguments={"top": str(top)}, settings=settings, watch=watch)
-    return predict_all(model, data, out, columns, kind="pseudo_labels", **how)

@@ -1,4 +1,4 @@
-"""What do these pictures or videos show? Predictions of a bundle or of an exported file."""
+"""Predicts what pictures or videos show, by a bundle or an exported file."""
 
 import os
 import sys
@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from torch import Tensor
 
 from fullstride import tasks
 from fullstride.data.dataset import DataSet
@@ -38,6 +39,7 @@ from fullstride.data.transforms.clips import ClipTestView, Starts
 from fullstride.data.transforms.crop import in_mode, test_view, to_input
 from fullstride.deploy.exported import ExportedModel, InputKind, one_input
 from fullstride.deploy.formats import is_exported_path, open_file
+from fullstride.deploy.settings import Tta
 from fullstride.io.writing import GENERATOR, Output, atomic_write, begins_with, check_output
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions, Preprocessing
@@ -45,7 +47,6 @@ from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import Task, json_values
 from fullstride.tasks.video import views_of
 
-Tta = Literal["none", "flip"]  # test-time augmentation
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
 # of the inputs of a batch: 334 images of 224 x 224
 MAX_BATCH_PIXELS = 2**24
@@ -64,18 +65,21 @@ class Prediction:
     unreadable: str = ""
 
     def __str__(self) -> str:
-        what = self.unreadable or ", ".join(map(str, self.guesses))
+        what = self.unreadable or self.guesses_text
         return f"{self.path}: {what}" if self.path else what
+
+    @property
+    def guesses_text(self) -> str:
+        return ", ".join(map(str, self.guesses)) or "nothing"
 
     def to_json(self) -> dict[str, Any]:
         guesses = [*map(json_values, self.guesses)]
-        return dict(path=self.path, guesses=guesses, unreadable=self.unreadable)
+        return {"path": self.path, "guesses": guesses, "unreadable": self.unreadable}
 
 
 def predict(
     model: Bundle | ExportedModel,
     pictures: Picture | Iterable[Picture],
-    *,
     top: int = 5,
     batch: int = 32,
     device: torch.device | str = "cpu",
@@ -131,32 +135,12 @@ def most_in_batch(pre: Preprocessing) -> int:
     return max(1, MAX_BATCH_PIXELS // (pre.resolution**2 * max(1, pre.frames)))
 
 
-def predictions(
-    model: Bundle | ExportedModel, pictures: Picture | Iterable[Picture], **options: Any
-) -> Prediction | list[Prediction]:
-    """Of one picture its `Prediction`, of several a list of them; see `predict`.
-
-    Raises ValueError for one picture that cannot be read.
-    """
-    rows = list(predict(model, pictures, **options))
-    if _one(pictures, model.preprocessing) is None:
-        return rows
-    (row,) = rows
-    if row.unreadable:
-        raise ValueError(f"{row.path or 'the picture'}: {row.unreadable}")
-    return row
-
-
-def _one(pictures: Any, pre: Preprocessing) -> Picture | None:
-    """The argument itself if it is one picture, or one video of a network of clips."""
-    if isinstance(pictures, np.ndarray):
-        return pictures if pictures.ndim < (5 if pre.frames else 4) else None
-    return pictures if isinstance(pictures, (str, os.PathLike, Image.Image)) else None
-
-
 def _listed(pictures: Any, pre: Preprocessing) -> list[Picture]:
-    one = _one(pictures, pre)
-    return list(pictures) if one is None else [one]
+    """The pictures, or the videos of a network of clips; a single one as a list of it."""
+    is_one = isinstance(pictures, (str, os.PathLike, Image.Image))
+    if isinstance(pictures, np.ndarray):
+        is_one = pictures.ndim < (5 if pre.frames else 4)
+    return [pictures] if is_one else list(pictures)
 
 
 def _readable(
@@ -283,16 +267,38 @@ def probabilities(
     """
     if tta == "flip":
         check_tta(model)
-    kind = model.metadata.input_kind if isinstance(model, ExportedModel) else "normalised"
-    parts: list[np.ndarray] = []
-    for x in inputs(kind, model.preprocessing, pictures, batch):
-        rows = _activated(model, x, device)
-        if tta == "flip":
-            mirrored = np.ascontiguousarray(np.flip(x, -1 if kind == "normalised" else -2))
-            rows = (rows + _activated(model, mirrored, device)) / 2
-        parts.append(rows)
-    rows = np.concatenate(parts) if parts else np.empty((0, len(model.classes)), np.float32)
-    if not np.isfinite(rows).all():
+    rows = [
+        activated(model, torch.from_numpy(x), device, tta)
+        for x in inputs(input_kind(model), model.preprocessing, pictures, batch)
+    ]
+    return torch.cat(rows).numpy() if rows else np.empty((0, len(model.classes)), np.float32)
+
+
+def input_kind(model: Bundle | ExportedModel) -> InputKind:
+    return model.metadata.input_kind if isinstance(model, ExportedModel) else "normalised"
+
+
+def activated(
+    model: Bundle | ExportedModel, x: Tensor, device: torch.device | str = "cpu", tta: Tta = "none"
+) -> Tensor:
+    """The activated outputs for a batch of `inputs`, on the CPU.
+
+    Raises FloatingPointError where an output is not finite.
+    """
+    kind = input_kind(model)
+    if isinstance(model, Bundle):
+        net = model.net.eval().to(device)
+        with torch.inference_mode():
+            rows = net(x.to(device)).float().cpu()
+        rows = rows.clone()  # out of inference mode
+    else:
+        rows = torch.from_numpy(model.run(x.numpy()))
+    if kind == "normalised":
+        rows = task_of(model).activate(rows)
+    if tta == "flip":
+        mirrored = x.flip(-1 if kind == "normalised" else -2)
+        rows = (rows + activated(model, mirrored, device)) / 2
+    if not rows.isfinite().all():
         raise FloatingPointError("the network's outputs for a picture are not finite")
     return rows
 
@@ -306,15 +312,6 @@ def check_tta(model: Bundle | ExportedModel, data: DataSet | None = None) -> Non
             "--tta flip: the images were not mirrored in training, as this may change their class: "
             "leave it out"
         )
-
-
-def _activated(
-    model: Bundle | ExportedModel, x: np.ndarray, device: torch.device | str
-) -> np.ndarray:
-    if isinstance(model, Bundle):
-        return activate(model, logits(model, [x], device))
-    rows = outputs(model, [x])
-    return activate(model, rows) if model.metadata.input_kind == "normalised" else rows
 
 
 def logits(
@@ -382,9 +379,6 @@ def activate(model: Bundle | ExportedModel, rows: np.ndarray) -> np.ndarray:
     return task_of(model).activate(torch.from_numpy(rows)).numpy()
 
 
-# Where do pictures of predictions go? Into a folder, each named after its picture.
-
-
 PICTURE = Output(
     "a picture of predictions by fullstride",
     ".png",
@@ -445,9 +439,6 @@ def check_folder(flag: str, task: Any, has_any: bool, folder: Path) -> None:
     check_output(folder / "picture.png", PICTURE)
 
 
-# Which model and which images or videos do the words of a command line name?
-
-
 class ImagePaths(NamedTuple):
     paths: list[Path]
     ignored: Mapping[str, int]  # number of other files in the folders, by reason
@@ -463,14 +454,11 @@ def open_model(
     if not is_exported_path(word):
         return tasks.load(word, options=options)
     if options != BY_DEFAULT:
-        changed = [field.name for field in fields(options) if differs(options, field.name)]
+        names = (each.name for each in fields(options))
+        changed = [name for name in names if getattr(options, name) != getattr(BY_DEFAULT, name)]
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         raise ValueError(f"{flags}: {word} is an exported file, which has its own: leave it out")
     return open_file(word, trust=trust)
-
-
-def differs(options: LoadOptions, name: str) -> bool:
-    return getattr(options, name) != getattr(BY_DEFAULT, name)
 
 
 def find_images(

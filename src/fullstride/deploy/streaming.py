@@ -1,4 +1,4 @@
-"""What happens when in a long video? Predictions of a window that slides over its frames."""
+"""Predicts a window that slides over the frames of a long video."""
 
 import math
 import os
@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.readers.videos import TimedFrame, timed_frames
 from fullstride.data.transforms.clips import clip_numbers
 from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.exported import ExportedModel
-from fullstride.deploy.predict import Prediction, Tta, check_suffix, probabilities
+from fullstride.deploy.predict import Prediction, check_suffix, probabilities
+from fullstride.deploy.settings import Tta
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import task_of
@@ -37,9 +39,8 @@ class WindowPrediction(Prediction):
     end_s: float = 0.0
 
     def __str__(self) -> str:
-        what = ", ".join(map(str, self.guesses))
         where = f"{self.path}: " if self.path else ""
-        return f"{where}{self.start_s:.2f} to {self.end_s:.2f} s: {what}"
+        return f"{where}{self.start_s:.2f} to {self.end_s:.2f} s: {self.guesses_text}"
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "start_s": self.start_s, "end_s": self.end_s}
@@ -87,6 +88,23 @@ def stream(
         rows = torch.from_numpy(probabilities(model, [window.pixels], device, tta=tta))
         (guesses,) = task.decode(rows, model.classes, top)
         yield WindowPrediction(path, guesses, start_s=window.start_s, end_s=window.end_s)
+
+
+def stream_all(
+    model: Bundle | ExportedModel,
+    videos: Iterable[Path],
+    *,
+    every_s: float,
+    top: int,
+    device: torch.device | str,
+    tta: Tta = "none",
+) -> Iterator[Prediction]:
+    """`stream` of several videos; one that breaks ends with a row that has the reason."""
+    for path in videos:
+        try:
+            yield from stream(model, path, every_s=every_s, top=top, device=device, tta=tta)
+        except UnreadableImage as error:
+            yield Prediction(str(path), unreadable=error.reason)
 
 
 def windows(frames: Iterable[TimedFrame], pre: Preprocessing, every_s: float) -> Iterator[Window]:

@@ -37,13 +37,13 @@ from fullstride.latency.profiles import CALIBRATED, OUTPUT, Clocks, Fit, Profile
 from fullstride.latency.roofline import NUMBERS, Machine, Runtime, prepare, times
 from fullstride.measure.environment import Environment
 from fullstride.measure.operators import Operators
-from fullstride.measure.protocols import Protocol
-from fullstride.measure.timing import timed_calls, warm_up
+from fullstride.measure.protocols import Protocol, timed_calls, warm_up
 from fullstride.measure.tracer import traced
 from fullstride.measure.workload import (
     Layout,
     Precision,
     Step,
+    StepOptions,
     compiling,
     exact_float32,
     find_precision,
@@ -198,17 +198,12 @@ def prepare_step(
     network: Microbenchmark, plan: Plan, runtime: Runtime, batch: int
 ) -> Callable[[], object] | None:
     """A function that runs one batch; None if that takes too long or does not fit in memory."""
+    options = StepOptions(
+        precision=plan.precision, layout=plan.layout, compiled=runtime == "compiled"
+    )
+    size = batch, plan.resolution, plan.device
     try:
-        step = Step(
-            network.build(),
-            "inference",
-            batch,
-            plan.resolution,
-            plan.device,
-            precision=plan.precision,
-            layout=plan.layout,
-            compiled=runtime == "compiled",
-        )
+        step = Step(network.build(), "inference", *size, options=options)
         timed_calls(step, 1, plan.device)  # compiles, picks algorithms
         (seconds,), _ = timed_calls(step, 1, plan.device)
         if seconds > MAX_CALL_S:

@@ -16,7 +16,7 @@ from fullstride.latency.devices import load_profile, profile_names
 from fullstride.latency.profiles import Profile
 from fullstride.latency.roofline import Machine, Runtime
 from fullstride.measure.environment import Environment
-from fullstride.measure.timing import spread, timed_calls
+from fullstride.measure.protocols import spread, timed_calls
 from fullstride.measure.workload import Precision, exact_float32
 from fullstride.nets import zoo
 from fullstride.nets.blocks import (

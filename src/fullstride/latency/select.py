@@ -1,4 +1,4 @@
-"""Which network for a latency budget? The Pareto front of published accuracy and estimated time.
+"""Chooses a network for a latency budget by published accuracies and estimated times.
 
 Where GENet's authors published a time for the same device and batch, it stands beside the estimate
 under its own label, and may decide in its place.
@@ -7,6 +7,7 @@ under its own label, and may decide in its place.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +16,8 @@ from fullstride.io.records import read_rows
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
-from fullstride.measure.budget import Budget, pareto_front
+from fullstride.measure.budget import Budget, pareto_front, within
+from fullstride.measure.budget import best as best_of
 from fullstride.measure.operators import Operators
 from fullstride.tables import Published, genet_paper, latencies, published, timm_published
 from fullstride.tables.names import PRINTED
@@ -103,6 +105,7 @@ class Choice:
         return tuple(sorted(own.values(), key=lambda option: -option.network.top1))
 
 
+time_of, accuracy_of = attrgetter("ms"), attrgetter("network.top1")
 SOURCES: dict[str, Callable[[], list[Published]]] = {
     "ours": published,
     "timm": timm_published,
@@ -152,7 +155,7 @@ def published_times(profile: Profile, batch: int) -> dict[tuple[str, int], float
     return {(name, sides[name]): ms for name, ms in times.items() if name in sides}
 
 
-def price(
+def options_with_times(
     networks: Iterable[Published],
     profile: Profile,
     batch: int,
@@ -221,11 +224,6 @@ def options_tie(a: Option, b: Option) -> bool:
     return estimate.low <= exact.ms <= estimate.high
 
 
-def front(options: Sequence[Option]) -> list[Option]:
-    """The Pareto front, the fastest first."""
-    return pareto_front(options, lambda option: option.ms, lambda option: option.network.top1)
-
-
 def choose(options: Sequence[Option], budget: Budget) -> Choice:
     """The most accurate network within `budget`, and its neighbours.
 
@@ -234,19 +232,18 @@ def choose(options: Sequence[Option], budget: Budget) -> Choice:
     budget_ms = budget.ms_per_image
     if not options:
         raise ValueError("no networks to choose from: name a source")
-    line = front(options)
-    inside = [option for option in options if option.ms <= budget_ms]
-    if not inside:
+    front = pareto_front(options, time_of, accuracy_of)
+    inside = within(options, time_of, budget_ms)
+    likely = [o for o in inside if o.probability_within(MARGIN * budget_ms) >= LIKELY]
+    inside = likely or inside
+    best = best_of(inside, time_of, accuracy_of)
+    if best is None:
         raise ValueError(
-            f"nothing fits {budget}: the fastest is {line[0].label} with {line[0].ms:.3g} ms an "
+            f"nothing fits {budget}: the fastest is {front[0].label} with {front[0].ms:.3g} ms an "
             "image; with a larger --call-batch an image takes less"
         )
-    likely = [o for o in inside if o.probability_within(MARGIN * budget_ms) >= LIKELY]
-    inside = sorted(likely or inside, key=lambda option: (-option.network.top1, option.ms))
+    others = [option for option in inside if option.label != best.label]
     safe = [option for option in inside if option.probability_within(budget_ms) >= SAFE]
-    best = inside[0]
-    others = (option for option in inside if option.label != best.label)
-    slower = [option for option in line if option.ms > budget_ms]
     near = [
         option
         for option in options
@@ -255,11 +252,11 @@ def choose(options: Sequence[Option], budget: Budget) -> Choice:
     return Choice(
         budget=budget,
         best=best,
-        runner_up=next(others, None),
-        next=slower[0] if slower else None,
+        runner_up=best_of(others, time_of, accuracy_of),
+        next=next((option for option in front if option.ms > budget_ms), None),
         near=tuple(sorted(near, key=lambda option: -option.network.top1)),
-        front=tuple(line),
-        safe=safe[0] if safe else None,
+        front=tuple(front),
+        safe=best_of(safe, time_of, accuracy_of),
     )
 
 
@@ -280,34 +277,38 @@ class Selection:
     def to_json(self) -> dict[str, Any]:
         choice = self.choice
         json_of = partial(option_json, budget_ms=choice.budget.ms_per_image)
-        return dict(
-            profile=self.profile.to_dict(),
+        several = {
+            "near": choice.near,
+            "measure": choice.to_measure,
+            "front": choice.front,
+            "options": self.options,
+        }
+        return {
+            "profile": self.profile.to_dict(),
             **choice.budget.to_dict(),
-            best=json_of(choice.best),
-            runner_up=choice.runner_up and json_of(choice.runner_up),
-            next=choice.next and json_of(choice.next),
-            safe=choice.safe and json_of(choice.safe),
-            near=[json_of(option) for option in choice.near],
-            measure=[json_of(option) for option in choice.to_measure],
-            front=[json_of(option) for option in choice.front],
-            options=[json_of(option) for option in self.options],
-            left_out=self.left_out,
-        )
+            "best": json_of(choice.best),
+            "runner_up": choice.runner_up and json_of(choice.runner_up),
+            "next": choice.next and json_of(choice.next),
+            "safe": choice.safe and json_of(choice.safe),
+            **{key: [json_of(option) for option in options] for key, options in several.items()},
+            "left_out": self.left_out,
+        }
 
 
 def option_json(option: Option, budget_ms: float) -> dict[str, Any]:
     time = option.estimate
-    estimated = dict(estimated_ms=time.ms_per_image, low=time.low, high=time.high)
-    return dict(
+    return {
         **asdict(option.network),
-        ms_per_image=option.ms,
-        time=option.by,
-        **estimated,
-        published_ms=option.published_ms,
-        probability=round(option.probability_within(budget_ms), 4),
-        bound=time.bound,
-        not_fitted_on=time.unfitted,
-    )
+        "ms_per_image": option.ms,
+        "time": option.by,
+        "estimated_ms": time.ms_per_image,
+        "low": time.low,
+        "high": time.high,
+        "published_ms": option.published_ms,
+        "probability": round(option.probability_within(budget_ms), 4),
+        "bound": time.bound,
+        "not_fitted_on": time.unfitted,
+    }
 
 
 def select(
@@ -336,7 +337,9 @@ def select(
     budget = budget.on(profile.device, profile.precision)
     left_out: dict[str, str] = {}
     options = tuple(
-        price(watch(networks), profile, budget.batch, prefer_published, left_out, with_head)
+        options_with_times(
+            watch(networks), profile, budget.batch, prefer_published, left_out, with_head
+        )
     )
     if left_out and not options:
         name, why = next(iter(left_out.items()))

@@ -1,14 +1,12 @@
-"""How many bytes of activations does a training step save for its backward pass? Nothing is run.
+"""Counts the bytes of activations that a training step saves for its backward pass.
 
 Exact, per image and by stage. The largest batch of a GPU is nearly its memory divided by this.
 """
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,13 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fullstride.measure.tracer import on_meta
+from fullstride.measure.tracer import Net, Place, copy_with, followed, on_meta
 from fullstride.measure.workload import Precision
 from fullstride.nets.backbone import Backbone, batch_shape
 from fullstride.nets.network import Network
-
-# Which modules form the stages of a network?
-
 
 # Fraction of all modules. A child that holds more is not a stage: its children are stages.
 MAX_STAGE_SHARE = 0.8
@@ -40,14 +35,7 @@ def stages(net: nn.Module) -> dict[str, list[nn.Module]]:
             "head": net.head,
         }
     else:
-        children, limit = dict(net.named_children()), MAX_STAGE_SHARE * len([*net.modules()])
-        while large := next((n for n, m in children.items() if is_large(m, limit)), None):
-            inner = {f"{large}.{n}": m for n, m in children[large].named_children()}
-            children = {
-                name: module
-                for n, m in children.items()
-                for name, module in (inner if n == large else {n: m}).items()
-            }
+        children = top_level(net, MAX_STAGE_SHARE * len([*net.modules()]))
     if task_head is not None:
         children["task_head"] = task_head
     # Hooks of a Sequential do not run where its blocks are called one by one, with their masks.
@@ -57,8 +45,14 @@ def stages(net: nn.Module) -> dict[str, list[nn.Module]]:
     }
 
 
-def is_large(module: nn.Module, limit: float) -> bool:
-    return bool([*module.children()]) and len([*module.modules()]) > limit
+def top_level(net: nn.Module, limit: float, prefix: str = "") -> dict[str, nn.Module]:
+    """The children by path; in place of one with children and over `limit` modules, its own."""
+    found: dict[str, nn.Module] = {}
+    for name, child in net.named_children():
+        large = [*child.children()] and len([*child.modules()]) > limit
+        path = f"{prefix}{name}"
+        found |= top_level(child, limit, f"{path}.") if large else {path: child}
+    return found
 
 
 # Images of two batches. Bytes that grow from one to the other are per image, others are fixed.
@@ -89,7 +83,7 @@ class SavedStorage(NamedTuple):
 
 
 def activation_bytes(
-    net: nn.Module | Callable[[], nn.Module],
+    net: Net,
     resolution: int,
     precision: Precision = "bfloat16",
     in_channels: int = 3,
@@ -109,25 +103,23 @@ def activation_bytes(
     """
     # On the meta device: in training mode, a fused network reads its weights.
     net = on_meta(net).train()
-    few, more = (
-        saved_storages(net, batch, resolution, precision, in_channels, device)
-        for batch in (FEW, MORE)
+    size = resolution, precision, in_channels, device
+    pairs = list(
+        zip(saved_storages(net, FEW, *size), saved_storages(net, MORE, *size), strict=True)
     )
     by_stage: Counter[str] = Counter()
     by_layer: Counter[str] = Counter()
-    for one, other in zip(few, more, strict=True):
-        size = (other.size_bytes - one.size_bytes) // (MORE - FEW)
-        by_stage[one.stage] += size
-        by_layer[one.layer] += size
+    for few, more in pairs:
+        growth = (more.size_bytes - few.size_bytes) // (MORE - FEW)
+        by_stage[few.stage] += growth
+        by_layer[few.layer] += growth
     per_image = by_stage.total()
     return ActivationBytes(
         bytes_per_image=per_image,
         by_stage={stage: size for stage, size in by_stage.items() if size},
         by_layer={layer: size for layer, size in by_layer.items() if size},
-        fixed_bytes=sum(one.size_bytes for one in few) - FEW * per_image,
-        largest_map=max(
-            (b.elements - a.elements for a, b in zip(few, more, strict=True)), default=0
-        )
+        fixed_bytes=sum(few.size_bytes for few, _ in pairs) - FEW * per_image,
+        largest_map=max((more.elements - few.elements for few, more in pairs), default=0)
         // (MORE - FEW),
         resolution=resolution,
         precision=precision,
@@ -139,26 +131,21 @@ def saved_storages(
 ) -> list[SavedStorage]:
     """The storages that the forward pass of a training step saves, in order, each once."""
     storages: dict[int, tuple[SavedStorage, object]] = {}
-    location = [("between stages", "")]  # a stack of stage and layer
+
+    def blank(tensor: Tensor) -> Tensor:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own and storage._cdata not in storages:
-            entry = SavedStorage(*location[-1], storage.nbytes(), tensor.numel())
+            entry = SavedStorage(*location[-1][:2], storage.nbytes(), tensor.numel())
             storages[storage._cdata] = entry, storage  # a reference, so that no address is reused
         return tensor
 
     with FakeTensorMode():
-        net = fake_copy(net, device)
+        net = copy_with(net, blank)
         own = {tensor.untyped_storage()._cdata for tensor in (*net.parameters(), *net.buffers())}
-        stage_of = {
-            id(module): stage for stage, modules in stages(net).items() for module in modules
-        }
-        for path, module in net.named_modules():
-            module.register_forward_pre_hook(
-                partial(enter, location, stage_of.get(id(module)), path)
-            )
-            module.register_forward_hook(partial(leave, location))
+        location = followed(net, stages(net))
         images = torch.empty(batch_shape(net, batch, in_channels, resolution), device=device)
         try:
             with (
@@ -166,7 +153,7 @@ def saved_storages(
                 autocast(device, precision),
             ):
                 logits = net(images)
-                location.append(("loss", ""))
+                location.append(Place("loss", "", None))
                 F.cross_entropy(logits.float(), torch.zeros(batch, dtype=torch.long, device=device))
         except (RuntimeError, AssertionError, ValueError) as error:
             reason = str(error).strip().partition("\n")[0]
@@ -174,27 +161,6 @@ def saved_storages(
                 f"the network takes no {in_channels} x {resolution} x {resolution} image: {reason}"
             ) from None
     return [entry for entry, _ in storages.values()]
-
-
-def enter(location: list[tuple[str, str]], stage: str | None, path: str, *_: object) -> None:
-    location.append((stage or location[-1][0], path))
-
-
-def leave(location: list[tuple[str, str]], *_: object) -> None:
-    location.pop()
-
-
-def fake_copy(net: nn.Module, device: str) -> nn.Module:
-    """A copy with fake tensors of `device`, without memory."""
-
-    def blank(tensor: Tensor) -> Tensor:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-
-    memo: dict[int, object] = {
-        id(p): nn.Parameter(blank(p), p.requires_grad) for p in net.parameters()
-    }
-    memo |= {id(b): blank(b) for b in net.buffers()}
-    return copy.deepcopy(net, memo)
 
 
 @contextmanager

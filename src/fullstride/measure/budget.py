@@ -1,8 +1,8 @@
-"""How much time may a network take? A limit per image, with the conditions that it is meant for."""
+"""Defines the limit of a network's time per image, and the choice of the best within it."""
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -46,8 +46,13 @@ class Budget:
 
     def to_dict(self) -> dict[str, Any]:
         """As in JSON."""
-        conditions = dict(batch=self.batch, device=self.device, precision=self.precision)
-        return dict(budget_ms=self.ms_per_image, images_per_s=self.images_per_s, **conditions)
+        return {
+            "budget_ms": self.ms_per_image,
+            "images_per_s": self.images_per_s,
+            "batch": self.batch,
+            "device": self.device,
+            "precision": self.precision,
+        }
 
 
 def conditions(batch: int, device: str, precision: str) -> str:
@@ -74,7 +79,7 @@ def find_budget(
     if budget_ms is None:
         if batch != 1:
             raise ValueError(
-                f"--batch {batch} is that of a budget: give --budget-ms or --images-per-s too"
+                f"--call-batch {batch} is that of a budget: give --budget-ms or --images-per-s too"
             )
         return None
     return Budget(ms_per_image=budget_ms, batch=batch)
@@ -109,15 +114,27 @@ def required_budget(budget_ms: float | None, images_per_s: float | None, batch: 
     return budget
 
 
-# Which of several things is beaten by no cheaper one? The Pareto front of two numbers.
-
-
 T = TypeVar("T")
+Number = Callable[[T], float]
 
 
-def pareto_front(
-    items: Iterable[T], cost: Callable[[T], float], value: Callable[[T], float]
-) -> list[T]:
+def within(items: Iterable[T], ms: Number[T], budget_ms: float) -> list[T]:
+    """The items whose time per image is not above the budget, in order."""
+    return [item for item in items if ms(item) <= budget_ms]
+
+
+def ties(items: Sequence[T], value: Number[T]) -> list[T]:
+    """The items with the highest value, in order."""
+    highest = max(map(value, items), default=None)
+    return [item for item in items if value(item) == highest]
+
+
+def best(items: Sequence[T], ms: Number[T], value: Number[T]) -> T | None:
+    """The item with the highest value, of equal ones the fastest; None if there are no items."""
+    return min(ties(items, value), key=ms, default=None)
+
+
+def pareto_front(items: Iterable[T], cost: Number[T], value: Number[T]) -> list[T]:
     """Those that are better than all of lower cost, the cheapest first; of equals the first."""
     front: list[T] = []
     for item in sorted(items, key=lambda item: (cost(item), -value(item))):

@@ -1,37 +1,46 @@
-"""What does a named network cost, as a whole and by stage? Parameters, multiply-adds and bytes."""
+"""Counts the parameters, multiply-adds and bytes of a named network, as a whole and by stage.
 
-from collections.abc import Callable
+`python -m fullstride.measure.cost` computes the table of `fullstride zoo` again after a family was
+added or changed: building and tracing all networks takes half a minute.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from fullstride.io.records import check_range
+from fullstride import tables
+from fullstride.io.writing import Output, atomic_write, begins_with
 from fullstride.measure.activation_bytes import ActivationBytes, activation_bytes, stages
 from fullstride.measure.operators import OPERATOR_KINDS, PRODUCTS
 from fullstride.measure.tracer import (
     COUNTED,
+    REST,
     Cost,
     LayerCost,
-    Tracer,
+    Net,
     cost,
     layer_costs,
     on_meta,
-    unfit_image,
+    trace,
     without_unused,
 )
 from fullstride.measure.workload import Precision, in_training_form
 from fullstride.nets import zoo
-from fullstride.nets.backbone import Backbone, batch_shape
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import PLAIN, TrainingForm, is_compiled
-from fullstride.nets.spec import MOST_CHANNELS, NetSpec
+from fullstride.nets.families import SPECS
+from fullstride.nets.network import Network
+from fullstride.nets.spec import NetSpec
+from fullstride.nets.weights.hub import HUB
 
-# What does each operator and each stage cost? Parameters, multiply-adds, activations and bytes.
-
-
-REST = "between stages"  # operators outside of all stages
+PATH = Path(tables.__file__).with_name(tables.NETWORKS)
+OUTPUT = Output("the table of networks", ".csv", begins_with(b"name,params,macs"))
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class StageCost:
 
 
 def stage_costs(
-    net: nn.Module | Callable[[], nn.Module],
+    net: Net,
     resolution: int,
     precision: Precision = "float16",
     in_channels: int = 3,
@@ -81,7 +90,7 @@ def stage_costs(
 
 
 def operator_costs(
-    net: nn.Module | Callable[[], nn.Module],
+    net: Net,
     resolution: int,
     precision: Precision = "float16",
     in_channels: int = 3,
@@ -90,36 +99,15 @@ def operator_costs(
 
     Raises ValueError for an image that the network does not take.
     """
-    check_range("resolution", resolution, MOST_CHANNELS)
-    net, size = on_meta(net), getattr(torch, precision).itemsize
-    stage_of = {id(module): stage for stage, modules in stages(net).items() for module in modules}
-    image = torch.empty(batch_shape(net, 1, in_channels, resolution), device="meta")
-    tracer = Tracer(image)
-    active, positions = [(REST, "", net)], []  # (stage, path, module): the stack, and of each row
-
-    def assign_rows() -> None:
-        positions.extend(active[-1:] * (len(tracer.rows) - len(positions)))
-
-    def enter(path: str, module: nn.Module, _: object) -> None:
-        assign_rows()
-        active.append((stage_of.get(id(module), active[-1][0]), path, module))
-
-    def leave(*_: object) -> None:
-        assign_rows()
-        active.pop()
-
-    for path, module in net.named_modules():
-        module.register_forward_pre_hook(partial(enter, path))
-        module.register_forward_hook(leave)
-    with unfit_image(image), torch.no_grad(), tracer:
-        net(image)
+    size = getattr(torch, precision).itemsize
+    tracer = trace(net, resolution, in_channels, stages)
     costs = []
-    for row, (stage, path, module) in zip(tracer.rows, positions, strict=True):
+    for row, place in zip(tracer.rows, tracer.places, strict=True):
         kind = OPERATOR_KINDS[row.kind]
-        is_layer = isinstance(module, COUNTED) and kind in PRODUCTS
+        is_layer = isinstance(place.module, COUNTED) and kind in PRODUCTS
         moved = (int(elements) * size for elements in (row.read, row.written, row.weights))
         activations = int(row.written) if is_layer else 0
-        costs.append(OperatorCost(stage, path, kind, int(row.macs), activations, *moved))
+        costs.append(OperatorCost(*place[:2], kind, int(row.macs), activations, *moved))
     return costs
 
 
@@ -213,3 +201,28 @@ def network_cost(
         saved=step,
         other_bytes=others,
     )
+
+
+def derive(names: Iterable[str] = SPECS) -> Iterator[tables.ListedNetwork]:
+    """The rows of networks by name, each at its own resolution."""
+    for name in names:
+        spec = SPECS[name]
+        total = cost(partial(Network, spec), spec.resolution, spec.in_channels)
+        weights = f"timm/{HUB[name]}" if name in HUB else ""
+        size = spec.frames, spec.resolution
+        yield tables.ListedNetwork(name, total.params, total.macs, *size, weights)
+
+
+def main() -> None:
+    """Write the table of the package."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(tables.ListedNetwork._fields)
+    rows.writerows(derive())
+    with atomic_write(PATH, OUTPUT) as temporary:
+        temporary.write_text(text.getvalue())
+    print(PATH)
+
+
+if __name__ == "__main__":
+    main()

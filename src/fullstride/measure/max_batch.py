@@ -1,4 +1,4 @@
-"""What is the largest batch that trains? Predicted from saved tensors, then proven by real steps.
+"""Finds the largest batch that trains: predicted from saved tensors, then proven by real steps.
 
 A proof is a few optimizer steps in a fresh process, because memory is fragmented in one that ran
 out of it before. `python -m fullstride.measure.max_batch` is that process.
@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,22 +22,21 @@ from torch import Tensor, nn
 from fullstride.io.writing import lacks_memory
 from fullstride.measure.activation_bytes import activation_bytes
 from fullstride.measure.environment import choose_device, find_device
+from fullstride.measure.protocols import MULTIPLE
 from fullstride.measure.tracer import COUNTED
 from fullstride.measure.workload import (
-    Layout,
     Precision,
     Step,
+    StepOptions,
     exact_float32,
     find_precision,
     fused_copy,
     in_training_form,
 )
 from fullstride.nets.backbone import batch_shape
-from fullstride.nets.efficiency import PLAIN, Efficiency, TrainingForm, is_compiled, is_fused
+from fullstride.nets.efficiency import Efficiency, TrainingStep, is_compiled, is_fused
 from fullstride.nets.network import Network
 from fullstride.nets.zoo import measurable
-
-# How much memory is there, what is the peak of a call, and is a batch expected to fit?
 
 
 def peak_mib(
@@ -155,7 +153,6 @@ def memory_errors(subject: str, hint: str) -> Iterator[None]:
         raise
 
 
-MULTIPLE = 8  # images: the largest batch is rounded down to it, unless it is smaller
 STEPS = 3  # after the first one
 FLOAT_BYTES = 4
 USABLE = 0.97  # of a GPU's memory; fragmentation takes the rest
@@ -247,10 +244,7 @@ class Trial:
     resolution: int
     device: str
     memory_bytes: float
-    precision: Precision = "bfloat16"
-    layout: Layout = "nchw"
-    compiled: bool = False
-    efficiency: Efficiency = "plain"
+    options: StepOptions
     in_channels: int = 3
     map_batch: int = sys.maxsize  # above it a tensor has 2^31 elements or more
 
@@ -261,9 +255,8 @@ class Trial:
         process = subprocess.run(
             command, input=pickle.dumps((self, batch)), env=variables, capture_output=True
         )
-        result: dict[str, Any]
         try:
-            result = json.loads(process.stdout.splitlines()[-1])
+            result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
         except (IndexError, ValueError):
             errors = process.stderr.decode(errors="replace").strip().splitlines()
             last = errors[-1] if errors else "no message"
@@ -279,12 +272,8 @@ class Trial:
         device = find_device(self.device)
 
         def step(images: int) -> Step:
-            options: dict[str, Any] = {
-                k: getattr(self, k) for k in ("precision", "layout", "compiled", "efficiency")
-            }
-            return Step(
-                self.net, "training", images, self.resolution, device, self.in_channels, **options
-            )
+            size = images, self.resolution, device, self.in_channels
+            return Step(self.net, "training", *size, self.options)
 
         with exact_float32():
             if device.type == "cpu":
@@ -295,7 +284,7 @@ class Trial:
                 # The first step selects algorithms of convolutions, some of which fail to allocate.
                 work()
                 before = retries(device)
-                peak = peak_mib(work.resident(), partial(repeat, work), device)
+                peak = peak_mib(work.resident(), lambda: [work() for _ in range(STEPS)], device)
                 if retries(device) > before:
                     return Probe(batch=batch, outcome="memory", why="the allocator retried")
             except (MemoryError, RuntimeError) as error:
@@ -305,11 +294,6 @@ class Trial:
                     raise
                 return Probe(batch=batch, outcome="memory", why=str(error).partition("\n")[0])
         return Probe(batch=batch, outcome="fits", peak_memory_mib=peak)
-
-
-def repeat(work: Callable[[], object]) -> None:
-    for _ in range(STEPS):
-        work()
 
 
 def retries(device: torch.device) -> int:
@@ -371,53 +355,62 @@ class Plan:
 
 def plan(
     model: str,
-    resolution: int | None = None,
+    how: TrainingStep,
     *,
     device: str = "auto",
-    precision: str = "bf16",
-    layout: Layout = "nchw",
     compiled: bool = False,
-    form: TrainingForm = PLAIN,
     memory_gib: float | None = None,
     predict_only: bool = False,
 ) -> Plan:
     """Predict the largest batch of a named network; see `fullstride measure capacity --help`.
 
-    With `predict_only`, a GPU need not be present. `form` is how the network trains, as a recipe
-    says. Raises ValueError, in one line, for arguments that are missing or contradict each other.
+    With `predict_only`, a GPU need not be present. Raises ValueError, in one line, for arguments
+    that are missing or contradict each other.
     """
     check_gib(memory_gib)
     absent = predict_only and device in ("auto", "cuda") and not torch.cuda.is_available()
     target = torch.device("cuda") if absent else choose_device(device)
     if memory_gib is None and (absent or target.type == "cpu"):
         raise ValueError(f"device {device} has no GPU whose memory could be read: set --memory-gib")
-    if target.type == "cpu" and precision in ("fp16", "float16"):
+    precision, efficiency = find_precision(how.precision), how.form.efficiency
+    if target.type == "cpu" and precision == "float16":
         raise ValueError("training in fp16 is for GPUs: use --precision bf16 or fp32")
     memory_bytes = (memory_gib or 0) * 2**30 if absent else budget_bytes(memory_gib, target)
-    if form.efficiency != "plain" and compiled:
-        raise ValueError(
-            f"--compiled with --efficiency {form.efficiency}: use --efficiency plain_compiled or "
-            "fused_compiled, or leave one out"
-        )
-    net = in_training_form(measurable([model])[model], form, model)
-    step: dict[str, Any] = dict(
-        resolution=net.spec.resolution if resolution is None else resolution,
-        precision=find_precision(precision),
-        in_channels=net.spec.in_channels,
+    if compiled:
+        check_not_compiled_twice(efficiency)
+    net = in_training_form(measurable([model])[model], how.form, model)
+    resolution = net.spec.resolution if how.resolution is None else how.resolution
+    prediction = predict(
+        net,
+        memory_bytes,
+        resolution,
+        precision,
+        net.spec.in_channels,
+        device="cpu" if target.type == "cpu" else "cuda",
         compiled=compiled,
-        efficiency=form.efficiency,
+        efficiency=efficiency,
     )
-    kind = "cpu" if target.type == "cpu" else "cuda"
-    prediction = predict(net, memory_bytes, device=kind, **step)
     trial = Trial(
         net=net,
-        layout=layout,
+        resolution=resolution,
         device=str(target),
         memory_bytes=memory_bytes,
+        options=StepOptions(
+            precision=precision, layout=how.layout, compiled=compiled, efficiency=efficiency
+        ),
+        in_channels=net.spec.in_channels,
         map_batch=prediction.map_batch,
-        **step,
     )
     return Plan(trial=trial, prediction=prediction)
+
+
+def check_not_compiled_twice(efficiency: Efficiency) -> None:
+    """Raise ValueError where --compiled stands beside an efficiency other than plain."""
+    if efficiency != "plain":
+        raise ValueError(
+            f"--compiled with --efficiency {efficiency}: use --efficiency plain_compiled or "
+            "fused_compiled, or leave one out"
+        )
 
 
 def main() -> None:

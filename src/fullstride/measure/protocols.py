@@ -1,20 +1,25 @@
-"""How is a network timed, and what is recorded? Named protocols, and the result, `Measurement`."""
+"""Defines how calls are timed: named protocols, timed calls, and the result, `Measurement`."""
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
 
 from fullstride.io import records
 from fullstride.io.records import Bounds
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
-from fullstride.measure.max_batch import MULTIPLE
 from fullstride.measure.workload import Layout, Precision, Work
 from fullstride.nets.efficiency import Efficiency, short_precision
 
+MULTIPLE = 8  # images: the largest batch is rounded down to it, unless it is smaller
+BUSY = 0.2  # spread of rounds above which a measurement is repeated once, and reported
 MAX_RESOLUTION = 16_384  # pixels a side; activations of more fit nowhere
 Positive = Annotated[float, Bounds(gt=0)]
 NonNegative = Annotated[float, Bounds(ge=0)]
@@ -89,14 +94,65 @@ PROTOCOLS: dict[str, tuple[Protocol, ...]] = {
 
 def find_protocol(name: str) -> tuple[Protocol, ...]:
     if name not in PROTOCOLS:
-        close = get_close_matches(name, PROTOCOLS, n=2)
-        hint = (
-            f"did you mean {' or '.join(close)}?"
-            if close
-            else f"choose from {', '.join(PROTOCOLS)}"
-        )
-        raise ValueError(f"no protocol named {name!r}: {hint}")
+        raise ValueError(f"no protocol named {name!r}: choose from {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
+
+
+def warm_up(step: Callable[[], object], protocol: Protocol, device: torch.device) -> int:
+    """Run for `warmup_s`, so that clocks settle; returns the number of calls that fill a round."""
+    calls, deadline = 1, time.perf_counter() + protocol.warmup_s
+    while True:
+        (seconds,), _ = timed_calls(step, calls, device)
+        calls = max(1, round(calls * protocol.round_s / max(seconds, 1e-6)))
+        if time.perf_counter() >= deadline:
+            return calls
+
+
+def timed_calls(
+    step: Callable[[], object], calls: int, device: torch.device
+) -> tuple[list[float], float]:
+    """Seconds of all calls together, and CPU seconds."""
+    cpu_start, start = time.process_time(), time.perf_counter()
+    for _ in range(calls):
+        step()
+    wait(device)
+    return [time.perf_counter() - start], time.process_time() - cpu_start
+
+
+def timed_each(
+    step: Callable[[], object], calls: int, device: torch.device
+) -> tuple[list[float], float]:
+    """Seconds of every call, and CPU seconds of all."""
+    step()  # not counted: the caches hold the data of another network
+    wait(device)
+    seconds, cpu_start = [], time.process_time()
+    for _ in range(calls):
+        start = time.perf_counter()
+        step()
+        wait(device)
+        seconds.append(time.perf_counter() - start)
+    return seconds, time.process_time() - cpu_start
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def cpu_threads(threads: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads or before)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def spread(samples: Sequence[float]) -> float:
+    """(p90 - p10) / median; above 0.05 the machine was busy."""
+    p10, p50, p90 = np.percentile(samples, (10, 50, 90))
+    return float((p90 - p10) / p50)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +213,54 @@ class Measurement:
         return records.from_json(cls, data, where)
 
 
+def spread_of_rounds(row: Measurement) -> float:
+    """`spread` of the rounds' medians: a call that waits for another program does not change it."""
+    samples = np.array(row.samples)
+    if len(samples) % row.protocol.rounds:
+        return row.spread
+    return spread(np.median(samples.reshape(row.protocol.rounds, -1), 1).tolist())
+
+
+ATTEMPTS = 3  # measurements at most while the machine is busy
+MEDIANS = replace(ONLINE, rounds=8, warmup_s=0.1, round_s=0.05)  # enough calls for a median
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTime:
+    """The time of a call / its images, in ms."""
+
+    ms: float  # a percentile of all calls
+    low: float  # that of nine in ten rounds is between these
+    high: float
+
+
+def call_time(row: Measurement, percentile: float = 50) -> CallTime:
+    """The time by a measurement of the online protocol."""
+    rounds = np.array_split(np.array(row.samples), row.protocol.rounds)
+    low, high = np.percentile([np.percentile(each, percentile) for each in rounds], (5, 95))
+    ms, images = np.percentile(row.samples, percentile), row.protocol.batch
+    return CallTime(ms=float(ms / images), low=float(low / images), high=float(high / images))
+
+
+def quiet_times(
+    measure: Callable[[], Sequence[Measurement]], percentile: float = 50
+) -> dict[str, CallTime]:
+    """The times of what `measure` measures in turn, by name.
+
+    Where the rounds of the fastest spread by more than `BUSY`, all are measured again, up to
+    `ATTEMPTS` times. Each keeps its shortest time, as what disturbs a measurement makes it longer.
+    """
+    times: dict[str, CallTime] = {}
+    for _ in range(ATTEMPTS):
+        rows = measure()
+        for row in rows:
+            time = call_time(row, percentile)
+            times[row.name] = min(times.get(row.name, time), time, key=lambda each: each.ms)
+        if spread_of_rounds(max(rows, key=lambda row: row.images_per_s)) <= BUSY:
+            break
+    return times
+
+
 def compare(one: Measurement, other: Measurement) -> float:
     """The ratio of images per second. Raises ValueError for two with different conditions."""
 
@@ -169,12 +273,8 @@ def compare(one: Measurement, other: Measurement) -> float:
         keys = ("precision", "layout", "compiled", "efficiency", "memory_gib", "runtime")
         return {**asdict(protocol), **{key: getattr(row, key) for key in keys}, **here}
 
-    ways = how(one), how(other)
-    unlike = [
-        f"{key} {ways[0][key]} and {ways[1][key]}"
-        for key in ways[0]
-        if ways[0][key] != ways[1][key]
-    ]
+    ours, theirs = how(one), how(other)
+    unlike = [f"{key} {ours[key]} and {theirs[key]}" for key in ours if ours[key] != theirs[key]]
     if unlike:
         raise ValueError(
             f"{one.name} and {other.name} were not measured alike ({'; '.join(unlike)}): "

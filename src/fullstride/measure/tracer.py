@@ -1,10 +1,14 @@
-"""Which operators does a module run? They are recorded on the meta device: nothing is computed."""
+"""Records which operators a module runs, and what its layers cost, on the meta device.
+
+FLOPs are 2 x MACs. TResNet and GENet print MACs under the name FLOPs, ResNet-RS prints 2 x MACs.
+"""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +38,6 @@ from fullstride.measure.operators import (
 from fullstride.nets.backbone import batch_shape
 from fullstride.nets.spec import MOST_CHANNELS
 
-# What does a network cost on any device? Parameters, multiply-adds (MACs) and activations.
-#
-# FLOPs are 2 x MACs. TResNet and GENet print MACs under the name FLOPs, ResNet-RS prints 2 x MACs.
-
-
 COUNTED = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 
 
@@ -64,15 +63,18 @@ class LayerCost:
     activations: int  # output elements
 
 
-def cost(net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int = 3) -> Cost:
-    """The cost of a network, or of the network that a function builds, for one square image.
+Net = nn.Module | Callable[[], nn.Module]  # a network, or a function that builds it
 
-    It runs on the meta device, so that nothing is computed. FLOPs are 2 x MACs. Raises ValueError
-    for an image that the network does not take.
+
+def cost(net: Net, resolution: int, in_channels: int = 3) -> Cost:
+    """The cost of a network for one square image; FLOPs are 2 x MACs.
+
+    It runs on the meta device, so that nothing is computed. Raises ValueError for an image that the
+    network does not take.
     """
     net = on_meta(net)
     with FlopCounterMode(display=False) as counter:
-        rows = count_layers(net, resolution, in_channels)
+        rows = layer_costs(net, resolution, in_channels)
     return Cost(
         params=sum(p.numel() for p in net.parameters()),
         macs=counter.get_total_flops() // 2,
@@ -81,28 +83,49 @@ def cost(net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels:
     )
 
 
-def layer_costs(
-    net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int = 3
-) -> list[LayerCost]:
+def layer_costs(net: Net, resolution: int, in_channels: int = 3) -> list[LayerCost]:
     """One row per call of a convolution or linear layer, in the order of the forward pass.
 
     Their MACs add up to those of `cost` except for fixed filters (TResNet's blurs) and products of
     two activations (attention), which are not layers.
     """
-    return count_layers(on_meta(net), resolution, in_channels)
+    net = on_meta(net)
+    rows: list[LayerCost] = []
+
+    def count(name: str, layer: Any, inputs: Any, out: Tensor) -> None:
+        shapes = tuple(inputs[0].shape[1:]), tuple(out.shape[1:])
+        params = sum(p.numel() for p in layer.parameters())
+        macs = out.numel() * layer.weight[0].numel()
+        rows.append(LayerCost(name, *shapes, params, macs, out.numel()))
+
+    for name, layer in net.named_modules():
+        if isinstance(layer, COUNTED):
+            layer.register_forward_hook(partial(count, name))
+    image = meta_image(net, resolution, in_channels)
+    with unfit_image(image), torch.inference_mode():
+        net(image)
+    return rows
 
 
-def on_meta(net: nn.Module | Callable[[], nn.Module]) -> nn.Module:
+def on_meta(net: Net) -> nn.Module:
     """A copy of the network on the meta device, in evaluation mode."""
     if isinstance(net, nn.Module):
-        # deepcopy takes tensors from the memo instead of copying them: no weight is duplicated
-        memo: dict[int, object] = {
-            id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in net.parameters()
-        }
-        memo |= {id(b): b.to("meta") for b in net.buffers()}
-        return copy.deepcopy(net, memo).eval()
+        return copy_with(net, lambda tensor: tensor.to("meta")).eval()
     with torch.device("meta"):
         return net().eval()
+
+
+def copy_with(net: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy of the network with other tensors; no weight is duplicated."""
+    memo: dict[int, object] = {  # deepcopy takes tensors from it instead of copying them
+        id(p): nn.Parameter(convert(p), p.requires_grad) for p in net.parameters()
+    }
+    memo |= {id(b): convert(b) for b in net.buffers()}
+    return copy.deepcopy(net, memo)
+
+
+def meta_image(net: nn.Module, resolution: int, in_channels: int) -> Tensor:
+    return torch.empty(batch_shape(net, 1, in_channels, resolution), device="meta")
 
 
 def without_unused(build: Callable[[], nn.Module], resolution: int, in_channels: int) -> nn.Module:
@@ -113,7 +136,7 @@ def without_unused(build: Callable[[], nn.Module], resolution: int, in_channels:
     """
     with torch.device("meta"):
         net = build().eval().requires_grad_()
-    image = torch.empty(batch_shape(net, 1, in_channels, resolution), device="meta")
+    image = meta_image(net, resolution, in_channels)
     with unfit_image(image):
         outputs = [leaf for leaf in tree_leaves(net(image)) if leaf.requires_grad]
     parameters = dict(net.named_parameters())
@@ -127,27 +150,6 @@ def without_unused(build: Callable[[], nn.Module], resolution: int, in_channels:
     return net
 
 
-def count_layers(net: nn.Module, resolution: int, in_channels: int) -> list[LayerCost]:
-    rows: list[LayerCost] = []
-
-    def watch(name: str, layer: nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear) -> None:
-        def hook(_layer, inputs, out):
-            shapes = tuple(inputs[0].shape[1:]), tuple(out.shape[1:])
-            params = sum(p.numel() for p in layer.parameters())
-            macs = out.numel() * layer.weight[0].numel()
-            rows.append(LayerCost(name, *shapes, params, macs, out.numel()))
-
-        layer.register_forward_hook(hook)
-
-    for name, layer in net.named_modules():
-        if isinstance(layer, COUNTED):
-            watch(name, layer)
-    image = torch.empty(batch_shape(net, 1, in_channels, resolution), device="meta")
-    with unfit_image(image), torch.inference_mode():
-        net(image)
-    return rows
-
-
 @contextmanager
 def unfit_image(image: torch.Tensor) -> Iterator[None]:
     """Turn the error of a network that does not take `image` into a ValueError of one line."""
@@ -159,30 +161,59 @@ def unfit_image(image: torch.Tensor) -> Iterator[None]:
         raise ValueError(f"the network takes no {shape} image: {reason}") from None
 
 
+class Place(NamedTuple):
+    """Where in a network an operator runs."""
+
+    stage: str
+    path: str  # of the innermost module
+    module: nn.Module | None
+
+
+Location = list[Place]  # a stack; the last one is the innermost
+REST = "between stages"  # operators outside of all stages
+NOWHERE = [Place(REST, "", None)]
+
+
+StagesOf = Callable[[nn.Module], Mapping[str, Iterable[nn.Module]]]
+
+
+def followed(net: nn.Module, stages: Mapping[str, Iterable[nn.Module]]) -> Location:
+    """The place in the network while it runs, which hooks of its modules change."""
+    location = [Place(REST, "", net)]
+    stage_of = {id(module): stage for stage, modules in stages.items() for module in modules}
+
+    def enter(path: str, module: nn.Module, _: object) -> None:
+        location.append(Place(stage_of.get(id(module), location[-1].stage), path, module))
+
+    for path, module in net.named_modules():
+        module.register_forward_pre_hook(partial(enter, path))
+        module.register_forward_hook(lambda *_: location.pop() and None)
+    return location
+
+
 def traced_with_names(
-    net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int = 3
+    net: Net, resolution: int, in_channels: int = 3
 ) -> tuple[Operators, frozenset[str]]:
     """The operators of `traced`, and ATen's names of those that ran."""
-    tracer = _trace(net, resolution, in_channels)
+    tracer = trace(net, resolution, in_channels)
     return Operators.of(tracer.rows), frozenset(tracer.names)
 
 
-def traced(
-    net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int = 3
-) -> Operators:
-    """The operators of a network in evaluation mode, or of a function that builds one, in order.
+def traced(net: Net, resolution: int, in_channels: int = 3) -> Operators:
+    """The operators of a network in evaluation mode, in order.
 
     It runs on the meta device, so that nothing is computed. Raises ValueError for an image that the
     network does not take.
     """
-    return Operators.of(_trace(net, resolution, in_channels).rows)
+    return traced_with_names(net, resolution, in_channels)[0]
 
 
-def _trace(net: nn.Module | Callable[[], nn.Module], resolution: int, in_channels: int) -> "Tracer":
+def trace(net: Net, resolution: int, in_channels: int, stages: StagesOf | None = None) -> "Tracer":
+    """A tracer that has seen one pass; with `stages` it knows the places of its rows."""
     check_range("resolution", resolution, MOST_CHANNELS)
     net = on_meta(net)
-    image = torch.empty(batch_shape(net, 1, in_channels, resolution), device="meta")
-    tracer = Tracer(image)
+    image = meta_image(net, resolution, in_channels)
+    tracer = Tracer(image, followed(net, stages(net)) if stages else NOWHERE)
     # Not inference_mode, which would hide the parts of composite operators.
     with unfit_image(image), torch.no_grad(), tracer:
         net(image)
@@ -225,9 +256,11 @@ class Tracer(TorchDispatchMode):
     is one operator, as a GPU runs it: the meta device would compute all products of tokens.
     """
 
-    def __init__(self, image: Tensor):
+    def __init__(self, image: Tensor, location: Location = NOWHERE):
         super().__init__()
         self.rows: list[OperatorRow] = []
+        self.location = location
+        self.places: list[Place] = []  # of the rows
         self.states = {storage(image): TensorState(image, 0, "", ALONE)}
         # Parameters that are computed on the way must not free their storage for activations.
         self.references: list[Tensor] = []
@@ -276,22 +309,26 @@ class Tracer(TorchDispatchMode):
             c_out=key.shape[-2],
             groups=1,
         )
-        self.rows.append(row)
+        self.add(row)
         self.names.add("scaled_dot_product_attention")
         self.references.append(out)
         self.states[storage(out)] = TensorState(out, len(self.rows), "product", ALONE)
         return out
 
+    def add(self, row: OperatorRow) -> None:
+        self.rows.append(row)
+        self.places.append(self.location[-1])
+
     def record(self, name: str, tensors: list[Tensor], out: Tensor, args: Any) -> None:
         images = [t for t in tensors if storage(t) in self.states]
         fixed = sum(t.numel() for t in tensors if storage(t) not in self.states)
         if not images:  # of parameters alone: as costly for one image as for a hundred
-            self.rows.append(elementwise("activation", 0, 0, fixed + out.numel()))
+            self.add(elementwise("activation", 0, 0, fixed + out.numel()))
             return
         operand = max(images, key=lambda t: (t.numel(), self.states[storage(t)].order))
         kind = self.kind(name, images, operand, args)
         chain = self.chain(kind, operand, images)
-        self.rows.append(self.row(name, kind, chain, images, fixed, out, args))
+        self.add(self.row(name, kind, chain, images, fixed, out, args))
         for t in images:
             self.states[storage(t)].read = True
         self.states[storage(out)] = TensorState(out, len(self.rows), kind, chain)

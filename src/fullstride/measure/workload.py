@@ -1,9 +1,10 @@
-"""What work is timed on one batch? Inference, or a complete training step."""
+"""Holds the work that is timed on one batch: inference, or a complete training step."""
 
 import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -61,11 +62,25 @@ def in_training_form(net: Backbone, form: TrainingForm, name: str = "this networ
     return fused_form.fused(net, name, int8=form.int8) if is_fused(form.efficiency) else net
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """How a call computes."""
+
+    precision: Precision = "float32"
+    layout: Layout = "nchw"  # memory format of images and activations
+    # Use torch.compile: with recomputation for training a `Network`, else alone.
+    compiled: bool = False
+    efficiency: Efficiency = "plain"  # the modules of a training step, as in a recipe
+
+
+EAGER = StepOptions()
+
+
 class Step:
     """A call that runs a copy of a network on one batch of random images on the device.
 
-    Inference merges branches that only training needs (see `nets.merged_branches`), and converts
-    the whole network to `precision`. Training is a complete step: forward and loss, under autocast
+    Inference merges branches that only training needs (see `merge_branches`), and converts the
+    whole network to the precision. Training is a complete step: forward and loss, under autocast
     for the 16-bit precisions, backward, with a gradient scaler for float16, SGD with momentum, and
     gradients set to None.
 
@@ -76,10 +91,7 @@ class Step:
         resolution: Pixels per side.
         device: Where to compute.
         in_channels: Channels of an image.
-        precision: Of the computation.
-        layout: Memory format of images and activations.
-        compiled: Use torch.compile: with recomputation for training a `Network`, else alone.
-        efficiency: The modules of a training step, as in a recipe. Other than plain for training.
+        options: How it computes.
     """
 
     def __init__(
@@ -90,16 +102,13 @@ class Step:
         resolution: int,
         device: torch.device,
         in_channels: int = 3,
-        *,
-        precision: Precision = "float32",
-        layout: Layout = "nchw",
-        compiled: bool = False,
-        efficiency: Efficiency = "plain",
+        options: StepOptions = EAGER,
     ):
-        self.device, self.work, self.dtype = device, work, getattr(torch, precision)
+        compiled, efficiency = options.compiled, options.efficiency
+        self.device, self.work, self.dtype = device, work, getattr(torch, options.precision)
         self.shape = batch_shape(net, batch, in_channels, resolution)
         last = channels_last(len(self.shape))
-        self.format = {"nchw": torch.contiguous_format, "nhwc": last}[layout]
+        self.format = {"nchw": torch.contiguous_format, "nhwc": last}[options.layout]
         dtype = torch.float32 if self.trains else self.dtype
         own = fused_copy(net) if is_fused(efficiency) else copy.deepcopy(net)
         own = own if self.trains else merge_branches(own)
@@ -115,7 +124,7 @@ class Step:
             torch.optim.SGD(self.net.parameters(), lr=LR, momentum=0.9) if self.trains else None
         )
         self.scaler = torch.amp.GradScaler(
-            device.type, enabled=self.trains and precision == "float16"
+            device.type, enabled=self.trains and self.dtype == torch.float16
         )
         self.images: Tensor | None = self.random_images()
         self.targets: Tensor | None = None  # drawn by the first call, which knows the classes

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Annotated, Any, Literal
@@ -125,14 +124,6 @@ class Bundle:
             f"  scores {shortened(self.scores)}, {self.source!r},\n"
             f"  {self.net!r})"
         )
-
-    def predict(self, pictures: Any, **options: Any) -> Any:
-        """The most probable classes of one picture, or of each in a list.
-
-        See `fullstride.deploy.predict.predictions`, which is imported by its name: the rooms below
-        it do not know it.
-        """
-        return import_module("fullstride.deploy.predict").predictions(self, pictures, **options)
 
     @property
     def has_class_names(self) -> bool:

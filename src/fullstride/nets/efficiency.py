@@ -26,6 +26,16 @@ class TrainingForm:
 PLAIN = TrainingForm()
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingStep:
+    """How a step trains a network, as a recipe says."""
+
+    resolution: int | None = None  # pixels a side; None: the network's own
+    precision: str = "bf16"
+    layout: Literal["nchw", "nhwc"] = "nchw"
+    form: TrainingForm = PLAIN
+
+
 def is_fused(efficiency: str) -> bool:
     return efficiency in ("fused", "fused_compiled")
 

@@ -91,7 +91,7 @@ class LoadOptions:
     # Side of the center crop / shorter side of the image.
     crop: float | None = None
     # A file with the name of a class in each line, in the order of the network's outputs.
-    classes: Path | None = None
+    class_names: Path | None = None
     # Which weights of a checkpoint that has both.
     weights_kind: WeightsKind = "averaged"
     # The network of a file of weights that fits several, or timm/NAME.

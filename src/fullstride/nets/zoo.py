@@ -212,7 +212,9 @@ def with_options(bundle: Bundle, options: LoadOptions) -> Bundle:
     if options.crop is not None and pre.fit != "crop":
         raise ValueError(f"--crop {options.crop:g} is for --fit crop: add it, or leave --crop out")
     count = len(bundle.classes)
-    classes = read_class_names(options.classes, count) if options.classes else bundle.classes
+    classes = (
+        read_class_names(options.class_names, count) if options.class_names else bundle.classes
+    )
     return replace(bundle, preprocessing=pre, classes=classes)
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from fullstride.io.records import Bounds
 from fullstride.io.writing import PLOT, atomic_write, check_output, json_output
-from fullstride.measure.bench import bench
+from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment, choose_device
 from fullstride.measure.protocols import THROUGHPUT, Protocol
 from fullstride.measure.tracer import cost
@@ -170,7 +170,8 @@ def measured(
 
     def time(nets: Mapping[str, nn.Module], channels: int, side: int) -> dict[str, Interval]:
         sized = replace(protocol, resolution=side)
-        rows = bench(nets, sized, device, channels, precision=precision, layout=layout)
+        options = BenchOptions(in_channels=channels, precision=precision, layout=layout)
+        rows = bench(nets, sized, device, options)
         spans = {row.name: 1e3 / np.percentile(row.samples, (50, 90, 10)) for row in rows}
         return {
             name: (float(ms), float(low), float(high)) for name, (ms, low, high) in spans.items()

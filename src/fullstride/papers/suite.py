@@ -8,7 +8,7 @@ which is not measured again in the same environment.
 import gc
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,7 +17,7 @@ import torch
 
 from fullstride.io.records import from_json, read_json
 from fullstride.io.writing import Output, atomic_write, begins_with, check_output, json_output
-from fullstride.measure.bench import bench, find_batches
+from fullstride.measure.bench import BenchOptions, bench, find_batches
 from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.measure.workload import Precision
@@ -48,10 +48,12 @@ MAX_REASON = 240  # characters
 
 def measure(contest: Contest, device: torch.device) -> Row:
     """Measure the networks together, or one at a time if that fails."""
-    how: dict[str, Any] = dict(
-        precision=contest.precision, layout=contest.layout, compiled=contest.compiled
+    options = BenchOptions(
+        precision=contest.precision,
+        layout=contest.layout,
+        compiled=contest.compiled,
+        memory_gib=contest.memory_gib,
     )
-    how["memory_gib"] = contest.memory_gib
     kinds: dict[str, Kind] = {entry.name: entry.kind for entry in contest.entries}
     measured: dict[Kind, list[Measurement]] = {kind: [] for kind in get_args(Kind)}
     failed: dict[str, str] = {}
@@ -80,7 +82,7 @@ def measure(contest: Contest, device: torch.device) -> Row:
                 attempt(
                     [name],
                     "finding its batch",
-                    lambda one=one: find_batches(one, contest.parts[0], device, **how),
+                    lambda one=one: find_batches(one, contest.parts[0], device, options),
                 )
                 or {}
             )
@@ -92,14 +94,14 @@ def measure(contest: Contest, device: torch.device) -> Row:
             for name, net in nets.items()
             if part.work == "training" or kinds[name] != "fused"
         }
-        how["batches"] = batches if batches else None
 
         def timed(
             names: Sequence[str], reference: str | None, part: Protocol = part
         ) -> list[Measurement]:
             some = {name: nets[name] for name in names}
+            how = replace(options, reference=reference)
             rows = attempt(
-                names, part.work, lambda: bench(some, part, device, reference=reference, **how)
+                names, part.work, lambda: bench(some, part, device, how, batches or None)
             )
             return rows or []
 

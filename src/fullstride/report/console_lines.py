@@ -85,12 +85,12 @@ def stage_lines(cost: "NetworkCost") -> list[str]:
 
 def capacity_lines(model: str, plan: "Plan") -> list[str]:
     """The settings of a search for the largest batch, and its prediction."""
-    trial, prediction = plan.trial, plan.prediction
-    mode = f"{trial.efficiency}, by torch.compile" if trial.compiled else trial.efficiency
+    trial, how, prediction = plan.trial, plan.trial.options, plan.prediction
+    mode = f"{how.efficiency}, by torch.compile" if how.compiled else how.efficiency
     saved, fixed = prediction.bytes_per_image / 1e6, prediction.fixed_bytes / 1e6
     lines = [
-        f"{model} at {trial.resolution} x {trial.resolution}, {short_precision(trial.precision)}, "
-        f"{trial.layout}, {mode}, {trial.memory_bytes / 2**30:.1f} GiB",
+        f"{model} at {trial.resolution} x {trial.resolution}, {short_precision(how.precision)}, "
+        f"{how.layout}, {mode}, {trial.memory_bytes / 2**30:.1f} GiB",
         f"predicted: batch {prediction.batch}, from {saved:.1f} MB an image and {fixed:.0f} MB "
         "whatever the batch",
     ]
@@ -243,7 +243,7 @@ def measure_lines(choice: "Choice", profile: "Profile") -> list[str]:
     if machine.runtime == "tensorrt":
         each = (f"{' '.join(same)} at {side}" for side, same in names.items())
         return [f"measure these, exported to TensorRT: {'; '.join(each)}"] if names else []
-    how = "--protocol online" if batch == 1 else f"--protocol throughput --batch {batch}"
+    how = "--protocol online" if batch == 1 else f"--protocol throughput --call-batch {batch}"
     how += "".join(f" --precision {word}" for word in profile.precision.split()[:1])
     how += f" --layout {profile.layout}" if profile.layout else ""
     how += " --compiled" if machine.runtime == "compiled" else ""

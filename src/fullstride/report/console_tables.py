@@ -163,7 +163,7 @@ def number_columns(first: "Measurement") -> "dict[str, Callable[[Measurement], s
 
 def measurement_notes(rows: "Sequence[Measurement]", channels: int) -> list[str]:
     """How and where they were measured, which runtime ran each exported file, and what is noisy."""
-    from fullstride.measure.timing import BUSY, spread_of_rounds
+    from fullstride.measure.protocols import BUSY, spread_of_rounds
 
     environment = rows[-1].environment
     sides = dict.fromkeys(row.protocol.resolution for row in rows)
@@ -180,7 +180,7 @@ def measurement_notes(rows: "Sequence[Measurement]", channels: int) -> list[str]
 
 
 def busy_note(row: "Measurement") -> str:
-    from fullstride.measure.timing import spread_of_rounds
+    from fullstride.measure.protocols import spread_of_rounds
 
     return (
         f"{row.name}: rounds of {row.protocol.name} spread by {spread_of_rounds(row):.0%} of their "
@@ -243,7 +243,7 @@ def export_table(exported: "ExportResult") -> Table:
 
 def data_bench_table(bench: "DataBench") -> Table:
     """Rates of decoding and of training steps."""
-    from fullstride.measure.timing import spread
+    from fullstride.measure.protocols import spread
 
     loading, steps = bench.loading, bench.steps
     rows = [

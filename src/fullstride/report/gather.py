@@ -16,8 +16,14 @@ from fullstride.deploy.exported import ExportedModel
 from fullstride.deploy.predict import open_model
 from fullstride.io.console import printable
 from fullstride.measure.environment import Environment
-from fullstride.measure.protocols import Measurement, by_network, location, read_measurements
-from fullstride.measure.timing import BUSY, spread_of_rounds
+from fullstride.measure.protocols import (
+    BUSY,
+    Measurement,
+    by_network,
+    location,
+    read_measurements,
+    spread_of_rounds,
+)
 from fullstride.measure.tracer import cost
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle

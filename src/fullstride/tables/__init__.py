@@ -1,6 +1,6 @@
 """Published accuracies, speeds and names, with their sources.
 
-`networks.csv` is what `fullstride zoo` lists, computed by `measure/zoo_table.py`.
+`networks.csv` is what `fullstride zoo` lists, computed by `measure/cost.py`.
 `pretrained.csv` has the ConvNets with weights on the Hugging Face hub, by timm's own measurements
 and configurations (`benchmarks/pretrained_table.py`). `accuracy.csv` is top-1 on ImageNet-1k,
 `accuracy_timm.csv` that of timm's networks as the three papers print it, `speed.csv` the papers'

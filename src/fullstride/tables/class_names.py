@@ -57,7 +57,7 @@ def match_classes(outputs: Names, classes: Names, *, named: bool = True) -> Clas
     raise ValueError(
         f"{len(least)} of the data's {len(classes)} classes are not one of the network's "
         f"{len(outputs)} each: {quoted(least)} of the data, {quoted(outputs)} of the network; name "
-        "its outputs by --classes FILE, with a class in each line"
+        "its outputs by --class-names FILE, with a class in each line"
     )
 
 

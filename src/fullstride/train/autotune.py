@@ -29,8 +29,7 @@ from fullstride.io.records import from_json, read_json
 from fullstride.io.writing import Output, atomic_write, lacks_memory
 from fullstride.measure.environment import Environment
 from fullstride.measure.max_batch import budget_bytes, predict
-from fullstride.measure.protocols import THROUGHPUT
-from fullstride.measure.timing import timed_calls, warm_up
+from fullstride.measure.protocols import THROUGHPUT, timed_calls, warm_up
 from fullstride.measure.workload import find_precision
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone

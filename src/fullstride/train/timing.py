@@ -16,7 +16,7 @@ from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batch, Batches
 from fullstride.io.writing import atomic_write, cores, json_output, scratch_folder
 from fullstride.measure.environment import Environment, find_device
-from fullstride.measure.timing import timed_calls
+from fullstride.measure.protocols import timed_calls
 from fullstride.nets import fused_form
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task

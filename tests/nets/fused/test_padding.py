@@ -12,6 +12,7 @@ from networks import randomise
 
 from fullstride import cli
 from fullstride.measure import bench_by_name
+from fullstride.measure.settings import BenchSettings
 from fullstride.measure.tracer import cost, layer_costs
 from fullstride.nets import fused_form, init, zoo
 from fullstride.nets.blocks import SE, Basic, Bottleneck, SpaceToDepthStem, Style
@@ -385,7 +386,8 @@ def test_a_padded_run_stopped_within_an_epoch_goes_on_to_the_same_weights(
 
 
 def test_bench_measures_padded_networks_beside_an_unpadded_reference(capsys):
-    nets = bench_by_name.plan(["tresnet_tiny"], padded=True, reference="tresnet_tiny").networks.nets
+    settings = BenchSettings(padded=True, reference="tresnet_tiny")
+    nets = bench_by_name.plan(["tresnet_tiny"], settings).nets
     stem_widths = {name: net.spec.stem_width for name, net in nets.items()}
     assert stem_widths == {"tresnet_tiny": 12, "tresnet_tiny padded": 16}
     assert cli.run(["bench", "timm/test_resnet", "--padded", "--device", "cpu"]) == 2

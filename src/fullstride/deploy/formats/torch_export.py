@@ -14,7 +14,7 @@ from torch import Tensor
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats.base import Format, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
-from fullstride.measure.timing import cpu_threads
+from fullstride.measure.protocols import cpu_threads
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 METADATA = "about.json"  # in the archive

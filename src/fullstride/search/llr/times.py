@@ -26,9 +26,9 @@ from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import Fit, Profile
 from fullstride.latency.roofline import Machine, Runtime, prepare, times, total_seconds
 from fullstride.latency.spec_operators import Part, halved, operators_of, parts, stage_parts
-from fullstride.measure.bench import MEDIANS, CallTime, bench, quiet_times
+from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment, choose_device
-from fullstride.measure.protocols import Measurement
+from fullstride.measure.protocols import MEDIANS, CallTime, Measurement, quiet_times
 from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
@@ -96,7 +96,8 @@ def prepared(
         nets = {name: Network(spec).eval() for name, spec in specs.items()}
         sides = {name: spec.resolution for name, spec in specs.items()}
         where, channels = choose_device("auto"), next(iter(specs.values())).in_channels
-        return lambda: bench(nets, protocol, where, channels, resolutions=sides)
+        options = BenchOptions(in_channels=channels, resolutions=sides)
+        return lambda: bench(nets, protocol, where, options)
     models: dict[str, ExportedModel] = {}
     for name, spec in specs.items():
         files = untrained_files(

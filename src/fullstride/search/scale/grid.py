@@ -18,8 +18,8 @@ from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.budget import HERE
 from fullstride.measure.max_batch import FLOAT_BYTES, WORKSPACE_BYTES
 from fullstride.measure.operators import Operators
-from fullstride.measure.timing import timed_each
-from fullstride.measure.workload import Precision, Step, Work
+from fullstride.measure.protocols import timed_each
+from fullstride.measure.workload import Step, StepOptions, Work
 from fullstride.nets import zoo
 from fullstride.nets.bundle import build
 from fullstride.nets.families import resnet_rs
@@ -310,14 +310,11 @@ def network_times(
     spec: Any, batch: int, step_images: int, device: torch.device
 ) -> tuple[float, float]:
     """Median ms per image of inference and of training, of the network with random weights."""
-    size: dict[str, Any] = dict(
-        resolution=spec.resolution, device=device, in_channels=spec.in_channels
-    )
     net, results = build(spec), []
+    options = StepOptions(precision="float32" if device.type == "cpu" else "bfloat16")
     works: tuple[tuple[Work, int], ...] = ("inference", batch), ("training", step_images)
     for work, images in works:
-        precision: Precision = "float32" if device.type == "cpu" else "bfloat16"
-        step = Step(net, work, images, precision=precision, **size)
+        step = Step(net, work, images, spec.resolution, device, spec.in_channels, options)
         step()  # the first call chooses kernels
         seconds, _ = timed_each(step, CALLS, device)
         results.append(1e3 * float(np.median(seconds)) / images)

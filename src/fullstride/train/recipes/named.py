@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fullstride.io.records import read_json
 from fullstride.io.writing import looks_like_path
-from fullstride.nets.efficiency import Efficiency, TrainingForm
+from fullstride.nets.efficiency import Efficiency, TrainingForm, TrainingStep
 from fullstride.train.recipes import papers
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
@@ -393,8 +393,8 @@ def training_step(
     layout: Literal["nchw", "nhwc"] | None = None,
     efficiency: Efficiency | None = None,
     device: str = "cuda",
-) -> dict[str, Any]:
-    """How a recipe computes a step, as arguments of `measure.memory.max_batch.plan`.
+) -> TrainingStep:
+    """How a recipe computes a step.
 
     Arguments that are not None have precedence over the recipe, which `find_recipe` finds. Without
     a name: bf16, nchw, plain modules and no regularisation. What the recipe leaves to the device is
@@ -402,9 +402,12 @@ def training_step(
     chooses its efficiency when training starts.
     """
     if not name:
-        form = TrainingForm(efficiency=efficiency or "plain")
-        step = dict(precision=precision or "bf16", layout=layout or "nchw")
-        return dict(step, resolution=resolution, form=form)
+        return TrainingStep(
+            resolution=resolution,
+            precision=precision or "bf16",
+            layout=layout or "nchw",
+            form=TrainingForm(efficiency=efficiency or "plain"),
+        )
     recipe = find_recipe(name)
     if efficiency:
         recipe = recipe.with_efficiency(efficiency)
@@ -419,7 +422,7 @@ def training_step(
         drop_path_by=recipe.drop_path_by,
         dropout=recipe.dropout,
     )
-    return dict(
+    return TrainingStep(
         resolution=recipe.resolution if resolution is None else resolution,
         precision=precision or precisions.get(recipe.precision, recipe.precision),
         layout=layout or ("nchw" if recipe.channels_last is False else "nhwc"),

@@ -1,0 +1,95 @@
+"""Holds what a user asks of an export, without the imports of PyTorch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fullstride.measure.budget import Budget, find_budget
+from fullstride.nets.efficiency import Precision
+
+# What a file takes, and returns. normalised: float32 (N, C, H, W) -> logits. pixels: uint8
+# (N, H, W, C) at the network's resolution -> probabilities. pictures: uint8 (N, H, W, C) of any
+# size, resized in the file. Clips are (N, C, T, H, W) and (N, T, H, W, C), not resized in files.
+InputKind = Literal["normalised", "pixels", "pictures"]
+Backend = Literal["onnx", "openvino", "tensorrt"]
+Tta = Literal["none", "flip"]  # test-time augmentation
+PART_IMAGES = 8192  # rows that are held at once: 64 MiB of embeddings of 2,048 numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """How a file is written and compared."""
+
+    format: str = "onnx"
+    precision: Precision | None = None  # None: fp32, or any where the fastest file is chosen
+    input_kind: InputKind = "normalised"
+    any_size: bool = False  # allow sides that are any multiples of 32
+    backend: Backend = "onnx"  # the runtime inside triton-server
+    max_drop: float | None = None  # points of top-1 that it may lose; None: by the precision
+    device: str = "cpu"  # where aoti and pt2 files compute; other runtimes choose their own
+    threads: int | None = None  # of the CPU, for the comparison; None: PyTorch's number
+    force: bool = False  # replace an existing file
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShipSettings:
+    """Which file is made of trained networks, and by which images it is judged."""
+
+    # See docs/shipping.md. auto: the fastest format and precision of openvino, onnx, aoti and
+    # tensorrt, of those that run here. By default onnx for an --out that ends in .onnx, and
+    # openvino, the fastest on CPUs, for a folder.
+    format: (
+        Literal["onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server", "auto"] | None
+    ) = None
+    # By default fp32, and any of them for auto.
+    precision: Precision | None = None
+    # The file takes uint8 pixels (N, H, W, C) of the network's resolution and returns
+    # probabilities; else normalised float32 (N, C, H, W) and logits.
+    with_preprocessing: bool = False
+    # The file also resizes images of any size.
+    with_resize: bool = False
+    # The sides of images may be any multiples of 32.
+    any_size: bool = False
+    # The runtime inside triton-server.
+    backend: Backend = "onnx"
+    # Only accept what takes at most this time, measured here: the median time of a call divided by
+    # its images.
+    budget_ms: float | None = None
+    # The budget as a rate instead.
+    images_per_s: float | None = None
+    # Images of a call of the budget.
+    call_batch: int = 1
+    # A file of `fullstride bench --out` with the times of the runs; by default they are measured.
+    bench: Path | None = None
+    # Images to compare on; by default the run's own validation split.
+    data: str = ""
+    # Images for the ranges of int8; by default the run's own training images.
+    calibration: str = ""
+    # Points of top-1 that the file may lose; by default 0 in fp32, 0.2 in bf16 and fp16, 0.5 in
+    # int8.
+    max_drop: float | None = None
+    # Where int8 loses more, fine-tune with simulated int8 for so many epochs before layers fall
+    # back to float.
+    finetune_epochs: int = 0
+    # Where files of the formats aoti and pt2 compute: cpu or cuda.
+    device: str = "cpu"
+    # Replace an existing --out.
+    force: bool = False
+
+    @property
+    def budget(self) -> Budget | None:
+        """Raises ValueError for two budgets, and for a batch without one."""
+        return find_budget(self.budget_ms, self.images_per_s, self.call_batch)
+
+    @property
+    def options(self) -> ExportOptions:
+        with_pixels: InputKind = "pixels" if self.with_preprocessing else "normalised"
+        return ExportOptions(
+            precision=self.precision,
+            input_kind="pictures" if self.with_resize else with_pixels,
+            any_size=self.any_size,
+            backend=self.backend,
+            max_drop=self.max_drop,
+            device=self.device,
+            force=self.force,
+        )
