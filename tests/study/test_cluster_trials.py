@@ -253,8 +253,9 @@ def test_a_fit_on_ray_that_is_killed_has_the_bits_of_one_left_alone_here(ray_clu
         with log:
             wait_until(lambda count=count: len(results()) >= count, driver, log)
             if count == 1:  # a second command on the same folder
-                other, _ = start(killed, "local")
-                assert other.wait(WAIT_S) != 0
+                other, same_log = start(killed, "local")
+                with same_log:
+                    assert other.wait(WAIT_S) != 0
                 assert f"works in {killed}: wait" in read(log)
             driver.send_signal(signal.SIGKILL)
             driver.wait()
