@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from fullstride.autofit.budget import (
     CandidateTime,
     CandidateTimes,
@@ -121,10 +119,6 @@ def plan_trainings(job: FitJob, done: Results) -> Work:
     return make_plan(chosen_images(job, done), done["budget"], spent_s)
 
 
-def train_candidates(job: FitJob, done: Results) -> Work:
-    return run_halving(chosen_images(job, done), done["plan"], done["budget"])
-
-
 def teach_best(job: FitJob, done: Results) -> Work:
     plan, hours = done["plan"], job.settings.limit_hours
     assert hours is not None
@@ -136,10 +130,6 @@ def after_teaching(done: Results) -> tuple[Outcome, CandidateTimes]:
     if "teaching" in done:
         return with_student(done["teaching"], done["training"], done["budget"])
     return done["training"], done["budget"]
-
-
-def ship_best(job: FitJob, done: Results) -> Work:
-    return ship(chosen_images(job, done), *after_teaching(done))
 
 
 def end_fit(job: FitJob, done: Results) -> Generator[str, None, FitResults]:
@@ -188,10 +178,6 @@ def teaching_line(teaching: Teaching) -> list[str]:
     return [f"no student of a larger network: {teaching.reason}"]
 
 
-def budget_parts(found: CandidateTimes) -> Sequence[str | Table]:
-    return [budget_table(found), budget_note(found)]
-
-
 FIT = Study(
     noun="fit",
     job=FitJob,
@@ -204,9 +190,17 @@ FIT = Study(
             lambda job, done: time_candidates(job, done["candidates"]),
             tuple[CandidateTime, ...],
         ),
-        Stage("budget", compare_with_budget, render=budget_parts),
+        Stage(
+            "budget",
+            compare_with_budget,
+            render=lambda found: [budget_table(found), budget_note(found)],
+        ),
         Stage("plan", plan_trainings, FitPlan, plan_lines),
-        Stage("training", train_candidates, Outcome),
+        Stage(
+            "training",
+            lambda job, done: run_halving(chosen_images(job, done), done["plan"], done["budget"]),
+            Outcome,
+        ),
         Stage(
             "teaching",
             teach_best,
@@ -214,7 +208,11 @@ FIT = Study(
             teaching_line,
             when=lambda job, done: job.settings.limit_hours is not None,
         ),
-        Stage("shipping", ship_best, Shipment),
+        Stage(
+            "shipping",
+            lambda job, done: ship(chosen_images(job, done), *after_teaching(done)),
+            Shipment,
+        ),
         Stage("results", end_fit),
     ),
     closing=closing_lines,
