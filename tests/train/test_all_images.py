@@ -66,7 +66,7 @@ def test_early_stopping_without_a_val_is_refused_before_a_folder_is_made(tmp_pat
     words = ["train", "digits", "--model", "genet_tiny", "--out", str(tmp_path / "run")]
     words += ["--val", "0", "--recipe.early-stop-patience", "3", "--device", "cpu"]
     assert cli.run(words) == 2
-    assert "early_stop_patience 3 needs a validation split" in capsys.readouterr().err
+    assert "early_stop_patience 3 needs validation images" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -80,7 +80,7 @@ def test_commands_say_that_there_is_no_score(last, tmp_path, capsys):
     words += ["--val", "0", "--test", "0", "--epochs", "1", "--batch-size", "900"]
     assert cli.run([*words, "--resolution", "16", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out
-    assert "1,797 train, 0 validation, 0 test" in lines
+    assert "1,797 train, 0 val, 0 test" in lines
     assert "no validation split: no epoch is chosen" in lines
     assert "no score, as all images were trained on" in lines
 
