@@ -351,7 +351,7 @@ def test_a_soup_of_one_epoch_or_without_a_val_is_refused(few_digits, tmp_path):
     with pytest.raises(ValueError, match=r"recipe\.soup 1"):
         replace(NOISY, soup=1)
     none = replace(few_digits, val=few_digits.val.subset([]))
-    with pytest.raises(ValueError, match=r"recipe\.soup 3 needs a validation split"):
+    with pytest.raises(ValueError, match=r"recipe\.soup 3 needs validation images"):
         soup_trained(tmp_path / "run", none)
 
 
