@@ -34,6 +34,7 @@ from sklearn.datasets import load_sample_image
 from fullstride.data.dataset import Images
 from fullstride.data.loader import Batches
 from fullstride.data.readers.videos import MiddleFrame, frame_names, open_video
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.clips import ClipTrainView
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import spread
@@ -148,7 +149,9 @@ def rates(paths: list[Path], others: dict[str, Decode], number: int) -> dict[str
     images = Images(names, (0,) * len(names), MiddleFrame(Path), Path)
     found = {}
     start = time.process_time()
-    batches = Batches(images, ClipTrainView(PRE), batch=1, to_x=lambda pixels, pre: pixels)
+    batches = Batches(
+        images, ClipTrainView(PRE), LoaderOptions(batch=1), to_x=lambda pixels, pre: pixels
+    )
     clips = sum(len(batch.x) for batch in batches.epoch(number))
     found[OURS] = PRE.frames * clips / (time.process_time() - start)
     assert clips == len(paths)

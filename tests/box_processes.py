@@ -12,6 +12,7 @@ from pixel_processes import FrozenNorms
 from two_processes import Doubles
 
 from fullstride.data.loader import Batches
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
@@ -34,14 +35,14 @@ def main(out: str) -> None:
         task = task.for_data(data)
         process = dict(rank=context.rank, world_size=context.world_size, collate=task.collate)
         view = task.train_view(pre, Augmentation())
-        batches = Batches(data.train, view, batch=8, shuffle=True, **process)
+        batches = Batches(data.train, view, LoaderOptions(batch=8, shuffle=True, **process))
         torch.manual_seed(0)
         net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), classes=len(data.classes)))
         net.task_head = task.head(net)
         epochs = list(train_epochs(net.double(), task, Doubles(batches), recipe, context=context))
         torch.manual_seed(1)  # the same in each process; so short a training finds nothing
         torch.nn.init.normal_(epochs[-1].average.task_head.classes.weight, std=0.3)
-        tests = Batches(data.val, task.test_view(pre), batch=2, **process)
+        tests = Batches(data.val, task.test_view(pre), LoaderOptions(batch=2, **process))
         scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
         if context.is_rank_zero:
             Path(out).write_text(json.dumps([[epoch.loss for epoch in epochs], scores]))

@@ -11,6 +11,7 @@ from two_processes import Doubles, FrozenNorms
 
 from fullstride.data.loader import Batches
 from fullstride.data.readers.splits import SplitRule
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.examples import write_motion
 from fullstride.nets import zoo
@@ -33,11 +34,13 @@ def main(out: str) -> None:
         data = task.open_data(str(folder), SplitRule(keep_duplicates=True))
         process = dict(rank=context.rank, world_size=context.world_size, collate=task.collate)
         view = task.train_view(pre, Augmentation(hflip_prob=0))
-        batches = Doubles(Batches(data.train, view, batch=8, shuffle=True, **process))
+        batches = Doubles(
+            Batches(data.train, view, LoaderOptions(batch=8, shuffle=True, **process))
+        )
         torch.manual_seed(0)
         net = FrozenNorms(replace(zoo.spec("resnet3d_rs_tiny"), classes=4)).double()
         epochs = list(train_epochs(net, task, batches, recipe, context=context))
-        tests = Batches(data.val, task.test_view(pre), batch=2, **process)
+        tests = Batches(data.val, task.test_view(pre), LoaderOptions(batch=2, **process))
         scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
         if context.is_rank_zero:
             Path(out).write_text(json.dumps([[epoch.loss for epoch in epochs], scores]))

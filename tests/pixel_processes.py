@@ -11,6 +11,7 @@ from pixels import write_pictures
 from two_processes import Doubles
 
 from fullstride.data.loader import Batches
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.network import Network
@@ -46,14 +47,14 @@ def main(out: str) -> None:
             process = dict(rank=context.rank, world_size=context.world_size, collate=task.collate)
             # pictures of other sizes in the view have other numbers of pixels that count
             view = replace(task, jitter=(0.5, 1.5)).train_view(pre, Augmentation(), "pillow", ())
-            batches = Batches(data.train, view, batch=8, shuffle=True, **process)
+            batches = Batches(data.train, view, LoaderOptions(batch=8, shuffle=True, **process))
             torch.manual_seed(0)
             net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), classes=len(data.classes)))
             net.task_head = task.head(net)
             epochs = list(
                 train_epochs(net.double(), task, Doubles(batches), recipe, context=context)
             )
-            tests = Batches(data.val, task.test_view(pre), batch=2, **process)
+            tests = Batches(data.val, task.test_view(pre), LoaderOptions(batch=2, **process))
             scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
             results.append([[epoch.loss for epoch in epochs], scores])
         if context.is_rank_zero:

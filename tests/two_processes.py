@@ -11,6 +11,7 @@ import torch
 
 from fullstride.data.dataset import open_data
 from fullstride.data.loader import Batches, TestView, TrainView
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.network import Network
@@ -61,9 +62,7 @@ def main(out: str) -> None:
             Batches(
                 images,
                 TrainView(pre, Augmentation(hflip_prob=0)),
-                batch=16,
-                shuffle=True,
-                **process,
+                LoaderOptions(batch=16, shuffle=True, **process),
             )
         )
         recipe = Recipe(epochs=3, batch_size=16, lr=0.01, warmup_epochs=1, ema_decay=0.9)
@@ -79,21 +78,21 @@ def main(out: str) -> None:
         batches.batches = Batches(
             several.train.subset(range(64)),
             TrainView(pre, Augmentation(hflip_prob=0)),
-            batch=16,
-            shuffle=True,
+            LoaderOptions(batch=16, shuffle=True, **process),
             collate=labels.collate,
-            **process,
         )
         others.append(trained(replace(recipe, loss="focal"), batches, context, labels))
         odd = data.test.subset(range(21))
         score = evaluate(
             epochs[-1].average,
             Classify(),
-            Doubles(Batches(odd, TestView(pre), batch=8, **process)),
+            Doubles(Batches(odd, TestView(pre), LoaderOptions(batch=8, **process))),
             context,
         )
         view, images = TestView(pre), several.test.subset(range(21))
-        batches.batches = Batches(images, view, batch=8, collate=labels.collate, **process)
+        batches.batches = Batches(
+            images, view, LoaderOptions(batch=8, **process), collate=labels.collate
+        )
         of_labels = evaluate(others[-1][-1].average, labels, batches, context)
         score |= {f"labels/{name}": value for name, value in of_labels.items()}
         average = [

@@ -9,6 +9,7 @@ import torch
 
 from fullstride.data.dataset import Images, open_data
 from fullstride.data.loader import Batches, TestView, TrainView
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train.recipes.named import DIGITS
@@ -33,7 +34,9 @@ def drawn(batches: Batches, number: int, start: int = 0) -> list[list[int]]:
 def test_a_class_is_drawn_in_proportion_to_a_power_of_its_size(balance):
     counts = (90, 30, 4)
     batches = Batches(
-        images_of(*counts), TestView(GRAY), batch=31, seed=1, shuffle=True, balance=balance
+        images_of(*counts),
+        TestView(GRAY),
+        LoaderOptions(batch=31, seed=1, shuffle=True, balance=balance),
     )
     labels = np.repeat(np.arange(3), counts)
     shares = np.array(counts, float) ** (1 - balance)
@@ -44,7 +47,9 @@ def test_a_class_is_drawn_in_proportion_to_a_power_of_its_size(balance):
 
 
 def test_every_image_of_a_class_is_drawn_almost_equally_often():
-    batches = Batches(images_of(90, 30, 4), TestView(GRAY), batch=31, shuffle=True, balance=1.0)
+    batches = Batches(
+        images_of(90, 30, 4), TestView(GRAY), LoaderOptions(batch=31, shuffle=True, balance=1.0)
+    )
     times = Counter(np.concatenate(drawn(batches, 0)).tolist())
     for first, last in ((0, 90), (90, 120), (120, 124)):
         of_class = [times[index] for index in range(first, last)]
@@ -52,7 +57,7 @@ def test_every_image_of_a_class_is_drawn_almost_equally_often():
 
 
 def test_the_copies_of_an_image_in_an_epoch_have_different_views():
-    batches = Batches(images_of(20, 2), TRAIN, batch=22, shuffle=True, balance=1.0)
+    batches = Batches(images_of(20, 2), TRAIN, LoaderOptions(batch=22, shuffle=True, balance=1.0))
     (batch,) = batches.epoch(0)
     rare = batch.x[(batch.indices == 20).nonzero()[:, 0]]
     assert len(rare) in (5, 6)
@@ -62,7 +67,9 @@ def test_the_copies_of_an_image_in_an_epoch_have_different_views():
 def test_balanced_epochs_are_functions_of_seed_and_number_for_any_workers_and_start():
     def batches(seed: int = 3, workers: int = 0) -> Batches:
         return Batches(
-            images_of(60, 6), TRAIN, batch=11, seed=seed, shuffle=True, workers=workers, balance=0.8
+            images_of(60, 6),
+            TRAIN,
+            LoaderOptions(batch=11, seed=seed, shuffle=True, workers=workers, balance=0.8),
         )
 
     def content(loader: Batches, start: int = 0) -> list[tuple[bytes, list[int]]]:
@@ -78,9 +85,9 @@ def test_balanced_epochs_are_functions_of_seed_and_number_for_any_workers_and_st
 def test_processes_have_the_parts_of_a_balanced_batch():
     settings = dict(batch=12, shuffle=True, balance=1.0)
     images = images_of(60, 12)
-    whole = list(Batches(images, TRAIN, **settings).epoch(1))
+    whole = list(Batches(images, TRAIN, LoaderOptions(**settings)).epoch(1))
     parts = [
-        list(Batches(images, TRAIN, rank=rank, world_size=3, **settings).epoch(1))
+        list(Batches(images, TRAIN, LoaderOptions(rank=rank, world_size=3, **settings)).epoch(1))
         for rank in range(3)
     ]
     for number, batch in enumerate(whole):
@@ -89,7 +96,9 @@ def test_processes_have_the_parts_of_a_balanced_batch():
 
 
 def test_a_set_below_a_batch_is_one_step_of_as_many_images():
-    batches = Batches(images_of(9, 1), TestView(GRAY), batch=64, shuffle=True, balance=1.0)
+    batches = Batches(
+        images_of(9, 1), TestView(GRAY), LoaderOptions(batch=64, shuffle=True, balance=1.0)
+    )
     (indices,) = drawn(batches, 0)
     assert (len(indices), indices.count(9)) == (10, 5)
 
@@ -98,7 +107,7 @@ def test_a_set_below_a_batch_is_one_step_of_as_many_images():
 def test_impossible_balances_are_refused(settings):
     settings = dict(batch=2, shuffle=True, balance=1.0) | settings
     with pytest.raises(ValueError, match="balance"):
-        Batches(images_of(4, 4), TestView(GRAY), **settings)
+        Batches(images_of(4, 4), TestView(GRAY), LoaderOptions(**settings))
 
 
 def test_the_share_of_a_recipe_is_bounded():

@@ -17,6 +17,7 @@ from fullstride.data import loader
 from fullstride.data.dataset import Images, open_data
 from fullstride.data.loader import Batches, TrainView
 from fullstride.data.readers.decode import UnreadableImage, decode
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms import image_ops as op
 from fullstride.data.transforms.crop import Augmentation, train_view
 from fullstride.data.transforms.image_ops import Sampling
@@ -326,7 +327,7 @@ def test_the_loader_hands_files_to_opencv_and_tells_of_broken_ones(folder):
     view = pickle.loads(pickle.dumps(TrainView(pre, Augmentation(), decoder="opencv")))
     epochs = []
     for workers in (0, 2):
-        batches = Batches(folder, view, batch=4, shuffle=True, workers=workers)
+        batches = Batches(folder, view, LoaderOptions(batch=4, shuffle=True, workers=workers))
         epochs.append(
             [batch.x.numpy().tobytes() for number in (0, 1) for batch in batches.epoch(number)]
         )
@@ -335,7 +336,7 @@ def test_the_loader_hands_files_to_opencv_and_tells_of_broken_ones(folder):
     missing = Path(folder.names[0])
     gone = replace(folder, file=lambda name: missing)
     with pytest.raises(ValueError, match="none of the 8 images can be read.*No such file"):
-        list(Batches(gone, view, batch=4, shuffle=True).epoch(0))
+        list(Batches(gone, view, LoaderOptions(batch=4, shuffle=True)).epoch(0))
 
 
 def test_pictures_without_files_suit_opencv_too():
@@ -345,7 +346,8 @@ def test_pictures_without_files_suit_opencv_too():
         TrainView(pre, Augmentation(scale=(0.5, 1)), decoder) for decoder in ("pillow", "opencv")
     ]
     pillow, opencv = (
-        next(iter(Batches(digits, view, batch=64, shuffle=True).epoch(0))).x for view in views
+        next(iter(Batches(digits, view, LoaderOptions(batch=64, shuffle=True)).epoch(0))).x
+        for view in views
     )
     assert psnr(pillow * 64, opencv * 64) > 38
 

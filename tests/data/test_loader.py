@@ -20,6 +20,7 @@ from PIL import Image
 
 from fullstride.data.dataset import Images, open_data
 from fullstride.data.loader import Batch, Batches, TestView, TrainView, to_device
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -54,7 +55,9 @@ def spoiled(tmp_path) -> Images:
 def test_workers_change_no_pixel_in_any_epoch():
     epochs = []
     for workers in (0, 1, 2):
-        batches = Batches(digits(70), TRAIN, batch=16, seed=3, shuffle=True, workers=workers)
+        batches = Batches(
+            digits(70), TRAIN, LoaderOptions(batch=16, seed=3, shuffle=True, workers=workers)
+        )
         epochs.append([batch for number in (0, 1, 0) for batch in batches.epoch(number)])
     assert len(epochs[0]) == 12
     assert same(epochs[0], epochs[1])
@@ -63,7 +66,11 @@ def test_workers_change_no_pixel_in_any_epoch():
 
 def test_an_epoch_is_a_function_of_seed_and_number():
     def epoch(seed: int, number: int) -> list[Batch]:
-        return list(Batches(digits(64), TRAIN, batch=64, seed=seed, shuffle=True).epoch(number))
+        return list(
+            Batches(digits(64), TRAIN, LoaderOptions(batch=64, seed=seed, shuffle=True)).epoch(
+                number
+            )
+        )
 
     assert same(epoch(1, 2), epoch(1, 2))
     orders = {
@@ -75,7 +82,9 @@ def test_an_epoch_is_a_function_of_seed_and_number():
 
 def test_an_image_is_changed_by_its_own_draws_whatever_comes_before_it():
     def by_image(batch: int, shuffle: bool) -> torch.Tensor:
-        epoch = list(Batches(digits(48), TRAIN, batch=batch, seed=5, shuffle=shuffle).epoch(7))
+        epoch = list(
+            Batches(digits(48), TRAIN, LoaderOptions(batch=batch, seed=5, shuffle=shuffle)).epoch(7)
+        )
         return torch.cat([each.x for each in epoch])[
             torch.cat([each.indices for each in epoch]).argsort()
         ]
@@ -93,30 +102,30 @@ def test_loading_draws_nothing_from_the_global_generators():
 
     before = states()
     for workers in (0, 1):
-        batches = Batches(digits(20), TRAIN, batch=8, shuffle=True, workers=workers)
+        batches = Batches(digits(20), TRAIN, LoaderOptions(batch=8, shuffle=True, workers=workers))
         assert [len(list(batches.epoch(number))) for number in (0, 1)] == [2, 2]
     assert states() == before
 
 
 def test_scoring_keeps_every_image_in_order_and_training_drops_the_rest():
-    scoring = Batches(digits(20), TEST, batch=8)
+    scoring = Batches(digits(20), TEST, LoaderOptions(batch=8))
     assert len(scoring) == 3
     assert [batch.indices.tolist() for batch in scoring.epoch(0)] == [
         [*range(8)],
         [*range(8, 16)],
         [*range(16, 20)],
     ]
-    training = Batches(digits(20), TRAIN, batch=8, shuffle=True)
+    training = Batches(digits(20), TRAIN, LoaderOptions(batch=8, shuffle=True))
     assert len(training) == 2
     assert [len(batch.x) for batch in training.epoch(0)] == [8, 8]
-    small = Batches(digits(5), TRAIN, batch=8, shuffle=True)
+    small = Batches(digits(5), TRAIN, LoaderOptions(batch=8, shuffle=True))
     assert len(small) == 1
     assert [len(batch.x) for batch in small.epoch(0)] == [5]
 
 
 def test_a_batch_holds_the_views_as_input_and_their_labels():
     images = digits(10)
-    (batch,) = Batches(images, TEST, batch=10, device=torch.device("cpu")).epoch(0)
+    (batch,) = Batches(images, TEST, LoaderOptions(batch=10, device=torch.device("cpu"))).epoch(0)
     pixels_nhwc = torch.from_numpy(
         np.stack([np.asarray(images.picture(i))[:, :, None] for i in range(10)])
     )
@@ -127,7 +136,9 @@ def test_a_batch_holds_the_views_as_input_and_their_labels():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_scoring_leaves_unreadable_images_out_and_says_which(spoiled, workers):
-    batches = Batches(spoiled, TestView(Preprocessing(resolution=8)), batch=2, workers=workers)
+    batches = Batches(
+        spoiled, TestView(Preprocessing(resolution=8)), LoaderOptions(batch=2, workers=workers)
+    )
     for _ in range(2):
         assert [batch.indices.tolist() for batch in batches.epoch(0)] == [
             [0, 1],
@@ -145,8 +156,8 @@ def test_scoring_leaves_unreadable_images_out_and_says_which(spoiled, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_training_takes_the_next_image_for_an_unreadable_one(spoiled, workers):
     view = TrainView(Preprocessing(resolution=8))
-    batches = Batches(spoiled, view, batch=5, shuffle=True, workers=workers)
-    order = Batches(spoiled, view, batch=10, shuffle=True)._sampler
+    batches = Batches(spoiled, view, LoaderOptions(batch=5, shuffle=True, workers=workers))
+    order = Batches(spoiled, view, LoaderOptions(batch=10, shuffle=True))._sampler
     for number in range(3):
         order.epoch = number
         wanted = [index for _, index, _ in next(iter(order))]
@@ -165,7 +176,9 @@ def test_training_takes_the_next_image_for_an_unreadable_one(spoiled, workers):
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_where_no_image_can_be_read_one_line_says_so(spoiled, shuffle):
     images = spoiled.subset(range(8, len(spoiled)))
-    batches = Batches(images, TestView(Preprocessing(resolution=8)), batch=1, shuffle=shuffle)
+    batches = Batches(
+        images, TestView(Preprocessing(resolution=8)), LoaderOptions(batch=1, shuffle=shuffle)
+    )
     with pytest.raises(
         ValueError,
         match=r"^none of the 2 images can be read; the first, 'train/b/[34].png': it is not a",
@@ -188,14 +201,14 @@ def test_what_stands_in_for_a_broken_image_is_the_same_when_it_is_met_again(tmp_
     )  # scan: what comes before it looks right
     broken.write_bytes(data[:second] + b"\xff\xda\0\3\x09" + data[second:])
     view = TrainView(Preprocessing(resolution=8), decoder=decoder)
-    batches = Batches(open_data(str(tmp_path)).train, view, batch=4, shuffle=True)
+    batches = Batches(open_data(str(tmp_path)).train, view, LoaderOptions(batch=4, shuffle=True))
     assert same(list(batches.epoch(0)), list(batches.epoch(0)))
     assert list(batches.skipped) == ["train/a/0.jpg"]
 
 
 def test_a_view_is_drawn_from_seed_epoch_and_index():
     images = digits(20)
-    (batch,) = Batches(images, TRAIN, batch=20, seed=3, shuffle=True).epoch(5)
+    (batch,) = Batches(images, TRAIN, LoaderOptions(batch=20, seed=3, shuffle=True)).epoch(5)
     pixels = [
         train_view(
             images.picture(index), GRAY, TRAIN.augmentation, np.random.default_rng([3, 5, index])
@@ -214,8 +227,8 @@ def by_index(epoch: Iterable[Batch]) -> torch.Tensor:
 
 
 def test_views_come_again_bit_for_bit_in_another_order():
-    fresh = Batches(digits(32), TRAIN, batch=8, shuffle=True)
-    batches = Batches(digits(32), TRAIN, batch=8, shuffle=True, distinct_views=2)
+    fresh = Batches(digits(32), TRAIN, LoaderOptions(batch=8, shuffle=True))
+    batches = Batches(digits(32), TRAIN, LoaderOptions(batch=8, shuffle=True, distinct_views=2))
     views = [by_index(batches.epoch(number)) for number in range(5)]
     assert torch.equal(views[0], by_index(fresh.epoch(0)))
     assert torch.equal(views[1], by_index(fresh.epoch(1)))
@@ -232,12 +245,15 @@ def test_views_come_again_bit_for_bit_in_another_order():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_sides_of_the_first_epochs_are_as_asked(decoder, workers):
     view = replace(TRAIN, decoder=decoder, sides=(4, 6))
-    batches = Batches(digits(16), view, batch=8, shuffle=True, workers=workers)
+    batches = Batches(digits(16), view, LoaderOptions(batch=8, shuffle=True, workers=workers))
     for number, side in ((0, 4), (1, 6), (2, 8), (7, 8), (0, 4)):
         plain = replace(TRAIN, decoder=decoder, pre=replace(GRAY, resolution=side))
         epoch = list(batches.epoch(number))
         assert [each.x.shape for each in epoch] == [(8, 1, side, side)] * 2
-        assert same(epoch, list(Batches(digits(16), plain, batch=8, shuffle=True).epoch(number)))
+        assert same(
+            epoch,
+            list(Batches(digits(16), plain, LoaderOptions(batch=8, shuffle=True)).epoch(number)),
+        )
 
 
 UNEVEN = np.repeat(
@@ -271,7 +287,9 @@ def ordered(batches: Batches, number: int, start: int = 0) -> list[list[int]]:
     ids=["two of five", "all", "three of five", "digits", "fewer images"],
 )
 def test_every_batch_holds_as_many_images_of_each_of_its_classes(labels, batch, per_class):
-    batches = Batches(of_classes(labels), TRAIN, batch=batch, shuffle=True, per_class=per_class)
+    batches = Batches(
+        of_classes(labels), TRAIN, LoaderOptions(batch=batch, shuffle=True, per_class=per_class)
+    )
     for number in range(3):
         epoch = ordered(batches, number)
         assert len(epoch) == len(batches) == max(1, len(labels) // batch)
@@ -289,7 +307,7 @@ def test_every_batch_holds_as_many_images_of_each_of_its_classes(labels, batch, 
 
 
 def test_classes_come_in_proportion_to_their_images_as_far_as_a_batch_allows():
-    batches = Batches(of_classes(UNEVEN), TRAIN, batch=8, shuffle=True, per_class=4)
+    batches = Batches(of_classes(UNEVEN), TRAIN, LoaderOptions(batch=8, shuffle=True, per_class=4))
     counts = [
         Counter(UNEVEN[batch[first]] for batch in ordered(batches, e) for first in (0, 4))
         for e in range(40)
@@ -305,7 +323,9 @@ def test_classes_come_in_proportion_to_their_images_as_far_as_a_batch_allows():
 def test_batches_of_groups_are_a_function_of_seed_and_epoch_and_go_on_from_any_of_them():
     def batches(seed: int = 1, workers: int = 0) -> Batches:
         return Batches(
-            digits(200), TRAIN, batch=16, seed=seed, shuffle=True, per_class=4, workers=workers
+            digits(200),
+            TRAIN,
+            LoaderOptions(batch=16, seed=seed, shuffle=True, per_class=4, workers=workers),
         )
 
     whole = list(batches().epoch(2))
@@ -322,7 +342,7 @@ def test_batches_of_groups_are_a_function_of_seed_and_epoch_and_go_on_from_any_o
 def test_processes_share_a_batch_by_whole_groups(processes):
     def batches(rank: int, world_size: int) -> Batches:
         how = dict(shuffle=True, per_class=4, rank=rank, world_size=world_size)
-        return Batches(digits(200), TRAIN, batch=32, **how)
+        return Batches(digits(200), TRAIN, LoaderOptions(batch=32, **how))
 
     whole = ordered(batches(0, 1), 3)
     parts = [ordered(batches(rank, processes), 3) for rank in range(processes)]
@@ -337,7 +357,7 @@ def test_processes_share_a_batch_by_whole_groups(processes):
 def test_impossible_groups_views_and_sides_are_refused():
     def refused(message: str, **options: Any) -> None:
         with pytest.raises(ValueError, match=message):
-            Batches(digits(200), TRAIN, **{"batch": 16, "shuffle": True, **options})
+            Batches(digits(200), TRAIN, LoaderOptions(**{"batch": 16, "shuffle": True, **options}))
 
     refused(
         "^5 images per class in batches of 16 .* use one of 1, 2, 4, 8, 16$",
@@ -366,7 +386,7 @@ def test_impossible_groups_views_and_sides_are_refused():
 
 
 def test_an_epoch_left_early_does_not_disturb_the_next():
-    batches = Batches(digits(64), TRAIN, batch=4, shuffle=True, workers=2)
+    batches = Batches(digits(64), TRAIN, LoaderOptions(batch=4, shuffle=True, workers=2))
     whole = list(batches.epoch(1))
     next(batches.epoch(0))
     assert same(whole, list(batches.epoch(1)))
@@ -379,9 +399,9 @@ def test_images_and_views_pickle(spoiled):
 
 def test_impossible_batches_are_refused():
     with pytest.raises(ValueError, match="no images"):
-        Batches(digits(0), TEST, batch=1)
+        Batches(digits(0), TEST, LoaderOptions(batch=1))
     with pytest.raises(ValueError, match="batch 0 and workers 0: use"):
-        Batches(digits(3), TEST, batch=0)
+        Batches(digits(3), TEST, LoaderOptions(batch=0))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals to a process group")
@@ -392,7 +412,7 @@ def test_ctrl_c_is_heard_once_and_ends_the_workers(tmp_path):
         "from fullstride.data.dataset import open_data\n"
         "pre = Preprocessing(resolution=8, mean=(0.5,), std=(0.5,))\n"
         "images, how = open_data('digits').train, dict(batch=4, shuffle=True, workers=2)\n"
-        "batches = Batches(images, TrainView(pre), **how)\n"
+        "batches = Batches(images, TrainView(pre), LoaderOptions(**how))\n"
         "for number in range(10**6):\n"
         "    for batch in batches.epoch(number):\n"
         "        print(number, flush=True)\n"

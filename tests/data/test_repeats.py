@@ -7,7 +7,7 @@ from timm.data.distributed_sampler import RepeatAugSampler
 
 from fullstride.data.dataset import open_data
 from fullstride.data.loader import Batches, TestView, TrainView
-from fullstride.data.sampler import EpochSampler
+from fullstride.data.sampler import EpochSampler, LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -20,7 +20,7 @@ def some(count: int):
 
 
 def sampler(**options) -> EpochSampler:
-    return EpochSampler((0,) * 100, 24, 5, True, **options)
+    return EpochSampler((0,) * 100, LoaderOptions(batch=24, seed=5, shuffle=True, **options))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -47,8 +47,8 @@ def test_an_epoch_has_as_many_images_and_each_of_its_images_so_many_times():
 
 def test_the_copies_of_an_image_differ_and_the_first_looks_as_without_repeats():
     alone = dict(batch=60, seed=2, shuffle=True)
-    (once,) = Batches(some(60), TRAIN, **alone).epoch(3)
-    (batch,) = Batches(some(60), TRAIN, repeats=3, **alone).epoch(3)
+    (once,) = Batches(some(60), TRAIN, LoaderOptions(**alone)).epoch(3)
+    (batch,) = Batches(some(60), TRAIN, LoaderOptions(repeats=3, **alone)).epoch(3)
     assert torch.equal(batch.indices[::3], once.indices[:20])
     assert torch.equal(batch.x[::3], once.x[:20])
     views = {view.numpy().tobytes() for view in batch.x}
@@ -58,7 +58,9 @@ def test_the_copies_of_an_image_differ_and_the_first_looks_as_without_repeats():
 def test_repeated_epochs_are_functions_of_seed_and_number_for_any_workers_and_start():
     def content(start: int = 0, workers: int = 0) -> list[tuple[bytes, list[int]]]:
         loader = Batches(
-            some(50), TRAIN, batch=10, seed=3, shuffle=True, workers=workers, repeats=3
+            some(50),
+            TRAIN,
+            LoaderOptions(batch=10, seed=3, shuffle=True, workers=workers, repeats=3),
         )
         return [(b.x.numpy().tobytes(), b.indices.tolist()) for b in loader.epoch(2, start)]
 
@@ -71,4 +73,4 @@ def test_repeated_epochs_are_functions_of_seed_and_number_for_any_workers_and_st
 def test_impossible_repeats_are_refused(settings):
     settings = dict(batch=2, shuffle=True, repeats=3) | settings
     with pytest.raises(ValueError, match="repeats"):
-        Batches(some(8), TestView(GRAY), **settings)
+        Batches(some(8), TestView(GRAY), LoaderOptions(**settings))

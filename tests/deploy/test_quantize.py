@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fullstride.data.dataset import open_data
 from fullstride.data.loader import Batches, TestView
+from fullstride.data.sampler import LoaderOptions
 from fullstride.deploy.exported import Metadata
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import onnx as onnx_format
@@ -55,14 +56,17 @@ def net(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     recipe = replace(DIGITS, epochs=4, lr=0.1, warmup_epochs=1, ema_decay=0.0)
     for _ in train_epochs(
-        net, Classify(), Batches(digits.train, TestView(GRAY), batch=64, shuffle=True), recipe
+        net,
+        Classify(),
+        Batches(digits.train, TestView(GRAY), LoaderOptions(batch=64, shuffle=True)),
+        recipe,
     ):
         pass
     return fold_batch_norm(net)
 
 
 def views(images, count: int) -> Tensor:
-    return next(Batches(images, TestView(GRAY), batch=count).epoch(0)).x
+    return next(Batches(images, TestView(GRAY), LoaderOptions(batch=count)).epoch(0)).x
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ pytest.importorskip("skimage")
 from fullstride import cli, tasks
 from fullstride.data.dataset import Images
 from fullstride.data.loader import Batches
+from fullstride.data.sampler import LoaderOptions
 from fullstride.examples import write_motion
 from fullstride.nets import families, zoo
 from fullstride.nets.bundle import Bundle
@@ -307,7 +308,7 @@ def test_a_video_that_cannot_be_read_is_named_in_the_scores_of_many_views(folder
 
 def test_epochs_score_the_clip_in_the_middle(data):
     pre = Preprocessing(resolution=32, crop=1.0, frames=3, frame_stride=2)
-    batch = next(Batches(data.test, Video().test_view(pre), batch=1).epoch(0))
+    batch = next(Batches(data.test, Video().test_view(pre), LoaderOptions(batch=1)).epoch(0))
     files = sorted(data.test.source(0).iterdir())
     numbers = [1, 3, 5]  # of 8 frames, 1 before and 2 behind
     expected = np.stack([np.asarray(Image.open(files[number])) for number in numbers])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fullstride.data.loader import Batch, Batches, TrainView
+from fullstride.data.sampler import LoaderOptions
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
@@ -48,7 +49,7 @@ def test_a_fused_network_learns_as_the_plain_one_does(name, few_digits):
         torch.manual_seed(0)
         net = zoo.create(name, in_channels=1)
         net.regularise(drop_path=0.2, dropout=0.2)
-        batches = Batches(few_digits.train, TrainView(GRAY), batch=16, shuffle=True)
+        batches = Batches(few_digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
         epochs = train_epochs(
             net, Classify(), batches, replace(SHORT, epochs=1, lr=1e-4, efficiency=way)
         )

@@ -10,6 +10,7 @@ from torch import nn
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.loader import Batches
+from fullstride.data.sampler import LoaderOptions
 from fullstride.nets import fused_form, zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks.classify import Classify
@@ -53,7 +54,9 @@ def test_precise_statistics_are_those_of_all_training_images_at_once(
     precise = precise_of(start, net)
     assert all(torch.equal(value, before[name]) for name, value in statistics(net).items())
     assert not any(module.training for module in precise.modules())
-    (batch,) = Batches(few_digits.train, start.task.test_view(start.pre), batch=64).epoch(0)
+    (batch,) = Batches(
+        few_digits.train, start.task.test_view(start.pre), LoaderOptions(batch=64)
+    ).epoch(0)
     plain = prepared(tmp_path / "plain", few_digits).net.eval()
     for module in plain.modules():
         if isinstance(module, torch.nn.BatchNorm2d):

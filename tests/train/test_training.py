@@ -16,6 +16,7 @@ from fullstride import cli
 from fullstride.data.dataset import Images, open_data
 from fullstride.data.loader import Batches, TrainView
 from fullstride.data.readers.splits import SplitRule
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.blocks import Basic, ConvStem
@@ -90,7 +91,7 @@ def test_a_network_can_memorise_sixteen_digits(name, digits):
     torch.manual_seed(0)
     net = zoo.create(name, in_channels=1)
     whole = Augmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), hflip_prob=0.0)
-    batches = Batches(images, TrainView(GRAY, whole), batch=16, shuffle=True)
+    batches = Batches(images, TrainView(GRAY, whole), LoaderOptions(batch=16, shuffle=True))
     epochs = list(train_epochs(net, Classify(), batches, recipe))
     assert epochs[-1].loss < 0.1 < epochs[0].loss
     assert evaluate(net, Classify(), batches)["top1"] == 100
@@ -98,7 +99,7 @@ def test_a_network_can_memorise_sixteen_digits(name, digits):
 
 def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try(digits):
     net = zoo.create("genet_tiny", in_channels=1)
-    batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+    batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
     recipe = replace(SHORT, lr=1e12, warmup_epochs=0)
     with pytest.raises(FloatingPointError, match=r"in step \d of epoch 1, at a .* lower recipe.lr"):
         list(train_epochs(net, Classify(), batches, recipe))
@@ -106,7 +107,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_says_what_to_try(digits):
 
 def test_weights_that_are_not_finite_are_never_marked(digits):
     net = zoo.create("genet_tiny", in_channels=1)
-    batches = Batches(digits.train, TrainView(GRAY), batch=4, shuffle=True)
+    batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=4, shuffle=True))
     recipe = replace(SHORT, batch_size=4, lr=1e12, warmup_epochs=0)
     marks = train_epochs(
         net, Classify(), batches, recipe, checkpoint_every_steps=4
@@ -117,7 +118,7 @@ def test_weights_that_are_not_finite_are_never_marked(digits):
 
 def test_a_duration_in_steps_ends_within_an_epoch_with_the_schedule_at_its_end(digits):
     net = zoo.create("genet_tiny", in_channels=1)
-    batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+    batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
     seen = []
     counted = type(
         "B", (), {"__len__": lambda _: 4, "epoch": lambda _, n, start=0: count(batches, n, seen)}
@@ -166,7 +167,7 @@ def test_reproducible_algorithms_are_used_for_the_steps_alone_where_a_recipe_ask
             )
             return super().forward(x, masks)
 
-    batches = Batches(digits.train, TrainView(GRAY), batch=64, shuffle=True)
+    batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=64, shuffle=True))
     for strict in (True, False):
         net = Watched(replace(zoo.spec("tresnet_tiny"), in_channels=1))
         for _ in train_epochs(
@@ -289,7 +290,7 @@ def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
 
 
 def test_accumulating_parts_gives_the_step_of_the_whole_batch_where_no_statistics_are_taken(digits):
-    batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+    batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
     after = []
     for steps in (1, 4):
         torch.manual_seed(0)
@@ -328,7 +329,7 @@ def test_a_teacher_is_learned_from_in_its_own_preprocessing(finished, digits):
         expected = bundle.net(pixels).softmax(1)
     assert torch.allclose(teacher((pixels - 0.3) / 0.7), expected, rtol=1e-4, atol=1e-5)
     net = zoo.create("genet_tiny", in_channels=1)
-    batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+    batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
     whole = replace(SHORT, epochs=1, warmup_epochs=0, teacher_share=1.0, lr=1e-9)
     (epoch,) = train_epochs(net, Classify(), batches, whole, teacher=teacher)
     said = [
@@ -447,7 +448,7 @@ def test_half_precision_learns_as_float32_does(precision, digits):
     for kind in ("fp32", precision):
         torch.manual_seed(0)
         net = zoo.create("resnet_rs_tiny", in_channels=1)
-        batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+        batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
         losses[kind] = [
             e.loss for e in train_epochs(net, Classify(), batches, replace(GENTLE, precision=kind))
         ]
@@ -468,7 +469,7 @@ def test_a_compiled_network_has_the_losses_of_the_plain_one_with_the_same_masks(
         torch.manual_seed(0)
         net = Network(spec)
         net.regularise(drop_path=0.3, dropout=0.3)
-        batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+        batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
         still = replace(GENTLE, lr=1e-9, efficiency=way)  # else rounding grows from step to step
         losses += [[epoch.loss for epoch in train_epochs(net, Classify(), batches, still)]]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
@@ -476,7 +477,7 @@ def test_a_compiled_network_has_the_losses_of_the_plain_one_with_the_same_masks(
 
 def test_what_computes_wrongly_on_a_cpu_is_refused(digits):
     net = zoo.create("genet_tiny", in_channels=1)
-    batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+    batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
     with pytest.raises(ValueError, match="bf16 with recipe.channels_last is not reliable on a CPU"):
         list(
             train_epochs(
@@ -736,7 +737,7 @@ def test_scores_are_of_true_float32(digits):
             return super().forward(x, masks)
 
     net = Watched(replace(zoo.spec("genet_tiny"), in_channels=1))
-    evaluate(net, Classify(), Batches(digits.test, TrainView(GRAY), batch=20))
+    evaluate(net, Classify(), Batches(digits.test, TrainView(GRAY), LoaderOptions(batch=20)))
     assert asked == [False]
     assert torch.backends.cudnn.allow_tf32  # as PyTorch has it
 
@@ -815,7 +816,7 @@ def test_a_network_of_timm_is_trained_and_kept_like_ours(digits, tmp_path):
 def test_fit_leaves_the_network_it_was_given_trained(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     before = copy.deepcopy(net.state_dict())
-    batches = Batches(digits.train, TrainView(GRAY), batch=16, shuffle=True)
+    batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
     for _ in train_epochs(
         net, Classify(), batches, Recipe(epochs=1, batch_size=16, lr=0.1, warmup_epochs=0)
     ):

@@ -1,4 +1,4 @@
-"""How do images reach the device? Workers decode them to uint8, and the device makes floats.
+"""Loads batches: workers decode images to uint8, and the device makes floats of them.
 
 The order of an epoch and every random draw are functions of seed, epoch and sample, so that
 neither the number of workers nor resuming changes a pixel.
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fullstride.data.dataset import Images, UnreadableImage
-from fullstride.data.sampler import EpochSampler, check_groups
+from fullstride.data.sampler import EpochSampler, LoaderOptions, check_groups
 from fullstride.data.transforms.crop import Augmentation, Source, test_view, to_input, train_view
 from fullstride.io.writing import allow_open_files
 from fullstride.nets.preprocessing import Preprocessing
@@ -114,85 +114,43 @@ def class_indices(targets: list[int]) -> Tensor:
 class Batches:
     """The batches of `images`, epoch after epoch; one epoch at a time.
 
-    With `shuffle`, for training: an incomplete last batch is dropped, unless it is the only one,
-    and an unreadable image is replaced by the next readable one. Without, for evaluation: every
-    readable image once. `skipped` has the names of the unreadable images so far, each with the
-    reason.
-
-    With `per_class`, every batch has that many images of each of its classes, adjacent and in one
-    process. The number of batches with a class is proportional to its number of images, but a
-    class is at most once in a batch: what exceeds that goes to the other classes. These numbers
-    are rounded at random, and so is which classes meet. A class cycles through its images in
-    random order; one with fewer than `per_class` repeats some in a batch.
-
-    With `balance`, an epoch has as many images, of each class a number that is proportional to its
-    size to the power of 1 - `balance`: with 1 each class is drawn equally often. A class cycles
-    through its images in random order.
-
-    With `repeats`, an epoch has as many images, but each one that is drawn occurs so many times in
-    it with different views, one after the other (arXiv:1902.05509).
+    `skipped` has the names of the unreadable images so far, each with the reason.
 
     The view of an image is a function of seed, epoch (modulo `distinct_views`, if not 0) and index;
     an image that occurs twice in an epoch looks the same twice, but not with `balance` or
     `repeats`.
+
+    Args:
+        images: The images.
+        view: The transform of each.
+        options: What batches are made of.
+        collate: Makes the targets of N samples those of the batch.
+        to_x: Makes uint8 (N, H, W, C), of clips (N, T, H, W, C), on the device `Batch.x`.
     """
 
     def __init__(
         self,
         images: Images,
         view: View,
+        options: LoaderOptions,
         *,
-        batch: int,
-        seed: int = 0,
-        shuffle: bool = False,
-        workers: int = 0,  # processes that decode; 0: this one
-        device: str | torch.device = "cpu",
-        rank: int = 0,  # of this process: each of `world_size` gets a part of every batch
-        world_size: int = 1,
-        per_class: int = 0,  # images of each class in a batch; 0: as drawn
-        balance: float = 0.0,  # from 0, classes as they occur, to 1, classes equally often
-        repeats: int = 1,  # views of an image in an epoch
-        distinct_views: int = 0,  # views of an image before the first repeats; 0: one per epoch
-        collate: Callable[[list[Any]], Any] = class_indices,  # targets of N samples -> `targets`
-        # uint8 (N, H, W, C), of clips (N, T, H, W, C) -> `Batch.x`, on the device
+        collate: Callable[[list[Any]], Any] = class_indices,
         to_x: Callable[[Tensor, Preprocessing], Tensor] = to_input,
     ):
         if not len(images):
             raise ValueError("no images to load: give at least one")
-        if batch < 1 or workers < 0:
-            raise ValueError(
-                f"batch {batch} and workers {workers}: use a batch of 1 or more and 0 or more "
-                "workers"
-            )
-        if not 0 <= balance <= 1 or (balance and (per_class or not shuffle)):
-            raise ValueError(
-                f"balance {balance:g} with {per_class} images per class and shuffle {shuffle}: use "
-                "a number from 0 to 1, and for one above 0 shuffle, and no images per class"
-            )
-        if repeats < 1 or (repeats > 1 and (per_class or not shuffle)):
-            raise ValueError(
-                f"repeats {repeats} with {per_class} images per class and shuffle {shuffle}: use 1 "
-                "or more, and for more shuffle, and no images per class"
-            )
-        if distinct_views < 0:
-            raise ValueError(
-                f"distinct_views {distinct_views}: use a number of views of each image, or 0 for "
-                "a new one in each epoch"
-            )
-        if per_class:
-            check_groups(images.targets, batch, per_class, world_size, shuffle)
-        self.images, self.view, self.device = images, view, torch.device(device)
-        self._to_x = to_x
+        if options.per_class:
+            check_groups(images.targets, options)
+        self.images, self.view, self.device = images, view, torch.device(options.device)
+        self.options, self._to_x = options, to_x
         self.skipped: dict[str, str] = {}
-        self._sampler = EpochSampler(
-            images.targets, batch, seed, shuffle, rank, world_size, per_class, balance, repeats
-        )
+        self._sampler, workers = EpochSampler(images.targets, options), options.workers
         if workers:
             allow_open_files(16 + FILES_PER_WORKER * workers)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more workers than cores is the caller's choice
             self._loader = DataLoader(
-                _Views(images, view, seed, replace=shuffle, distinct_views=distinct_views),
+                _Views(images, view, options),
                 batch_sampler=self._sampler,  # pyright: ignore[reportArgumentType]  # any iterable
                 collate_fn=_Collate(collate),
                 num_workers=workers,
@@ -228,10 +186,10 @@ class Batches:
             if len(indices):
                 x = self._to_x(pixels_nhwc.to(self.device, non_blocking=True), self.view.pre)
                 yield Batch(x, to_device(targets, self.device), indices)
-            elif self._sampler.shuffle:
+            elif self.options.shuffle:
                 break  # not even a replacement can be read
         # in evaluation by several processes, the others may have read some
-        is_whole = self._sampler.shuffle or self._sampler.world_size == 1
+        is_whole = self.options.shuffle or self.options.world_size == 1
         if not read and self.skipped and is_whole:
             name, reason = next(iter(self.skipped.items()))
             raise ValueError(
@@ -261,15 +219,13 @@ class _Item(NamedTuple):
 class _Views(Dataset[_Item]):
     images: Images
     view: View
-    seed: int
-    replace: bool  # an unreadable image by the next readable one
-    distinct_views: int = 0
+    options: LoaderOptions
     unreadable: dict[int, str] = field(default_factory=dict)  # in this process; each tried once
 
     def __getitem__(self, key: tuple[int, int, int]) -> _Item:
         _, drawn, _ = key
         skipped: dict[str, str] = {}
-        for step in range(len(self.images) if self.replace else 1):
+        for step in range(len(self.images) if self.options.shuffle else 1):
             index = (drawn + step) % len(self.images)
             if index not in self.unreadable:
                 try:
@@ -280,8 +236,9 @@ class _Views(Dataset[_Item]):
         return _Item(None, None, drawn, skipped)
 
     def _view(self, index: int, epoch: int, drawn: int, copy: int) -> tuple[np.ndarray, Any]:
-        repeat = epoch % self.distinct_views if self.distinct_views else epoch
-        rng = np.random.default_rng([self.seed, repeat, drawn, *([copy] if copy else [])])
+        distinct = self.options.distinct_views
+        repeat = epoch % distinct if distinct else epoch
+        rng = np.random.default_rng([self.options.seed, repeat, drawn, *([copy] if copy else [])])
         decodes_files = self.view.decodes_files
         image = self.images.source(index) if decodes_files else self.images.picture(index)
         return self.view(image, self.images.targets[index], rng, epoch)

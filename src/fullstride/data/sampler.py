@@ -1,10 +1,70 @@
-"""Which images make a batch? Random ones, or the same number of images of each of some classes."""
+"""Draws the images of each batch: random ones, or as many images of each of some classes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """What the batches of a loader are made of.
+
+    With `shuffle`, for training: an incomplete last batch is dropped, unless it is the only one,
+    and an unreadable image is replaced by the next readable one. Without, for evaluation: every
+    readable image once.
+
+    With `per_class`, every batch has that many images of each of its classes, adjacent and in one
+    process. The number of batches with a class is proportional to its number of images, but a
+    class is at most once in a batch: what exceeds that goes to the other classes. These numbers
+    are rounded at random, and so is which classes meet. A class cycles through its images in
+    random order; one with fewer than `per_class` repeats some in a batch.
+
+    With `balance`, an epoch has as many images, of each class a number that is proportional to its
+    size to the power of 1 - `balance`: with 1 each class is drawn equally often. A class cycles
+    through its images in random order.
+
+    With `repeats`, an epoch has as many images, but each one that is drawn occurs so many times in
+    it with different views, one after the other (arXiv:1902.05509).
+    """
+
+    batch: int
+    seed: int = 0
+    shuffle: bool = False
+    workers: int = 0  # processes that decode; 0: this one
+    device: str | torch.device = "cpu"
+    rank: int = 0  # of this process: each of `world_size` gets a part of every batch
+    world_size: int = 1
+    per_class: int = 0  # images of each class in a batch; 0: as drawn
+    balance: float = 0.0  # from 0, classes as they occur, to 1, classes equally often
+    repeats: int = 1  # views of an image in an epoch
+    distinct_views: int = 0  # views of an image before the first repeats; 0: one per epoch
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.workers < 0:
+            raise ValueError(
+                f"batch {self.batch} and workers {self.workers}: use a batch of 1 or more and 0 or "
+                "more workers"
+            )
+        single = self.per_class or not self.shuffle
+        drawn = f"with {self.per_class} images per class and shuffle {self.shuffle}"
+        if not 0 <= self.balance <= 1 or (self.balance and single):
+            raise ValueError(
+                f"balance {self.balance:g} {drawn}: use a number from 0 to 1, and for one above 0 "
+                "shuffle, and no images per class"
+            )
+        if self.repeats < 1 or (self.repeats > 1 and single):
+            raise ValueError(
+                f"repeats {self.repeats} {drawn}: use 1 or more, and for more shuffle, and no "
+                "images per class"
+            )
+        if self.distinct_views < 0:
+            raise ValueError(
+                f"distinct_views {self.distinct_views}: use a number of views of each image, or 0 "
+                "for a new one in each epoch"
+            )
 
 
 @dataclass
@@ -15,54 +75,45 @@ class EpochSampler:
     """
 
     targets: tuple[Any, ...]
-    batch: int
-    seed: int
-    shuffle: bool
-    rank: int = 0
-    world_size: int = 1
-    per_class: int = 0
-    balance: float = 0.0
-    repeats: int = 1
+    options: LoaderOptions
     epoch: int = 0
     start: int = 0
 
     def __len__(self) -> int:
-        images = len(self.targets)
-        return max(1, images // self.batch) if self.shuffle else -(-images // self.batch)
+        images, batch = len(self.targets), self.options.batch
+        return max(1, images // batch) if self.options.shuffle else -(-images // batch)
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
-        epoch, order = self.epoch, np.arange(len(self.targets))
-        rng = np.random.default_rng([self.seed, epoch])
-        if self.per_class:
-            order = _by_class(
-                self.targets, len(self), self.batch // self.per_class, self.per_class, rng
-            )
-        elif self.balance:
-            images = min(len(order), len(self) * self.batch)
-            order = _balanced(self.targets, images, self.balance, rng)
-        elif self.shuffle:
+        epoch, order, how = self.epoch, np.arange(len(self.targets)), self.options
+        rng = np.random.default_rng([how.seed, epoch])
+        if how.per_class:
+            per_batch = how.batch // how.per_class
+            order = _by_class(self.targets, len(self), per_batch, how.per_class, rng)
+        elif how.balance:
+            images = min(len(order), len(self) * how.batch)
+            order = _balanced(self.targets, images, how.balance, rng)
+        elif how.shuffle:
             order = rng.permutation(len(order))
-        if self.repeats > 1:
+        if how.repeats > 1:
             # Adjacent, so that the processes get different copies (arXiv:1902.05509), as in timm.
-            order = order.repeat(self.repeats)[: len(order)]
-        copies = _earlier(order) if self.balance or self.repeats > 1 else np.zeros_like(order)
-        for start in range(self.start * self.batch, len(self) * self.batch, self.batch):
+            order = order.repeat(how.repeats)[: len(order)]
+        copies = _earlier(order) if how.balance or how.repeats > 1 else np.zeros_like(order)
+        for start in range(self.start * how.batch, len(self) * how.batch, how.batch):
             # a group stays in one process, whose loss compares only its own images
-            last = min(start + self.batch, len(order))
-            groups = np.arange(start, last).reshape(-1, self.per_class or 1)
-            places = groups[self.rank :: self.world_size].ravel()
+            last = min(start + how.batch, len(order))
+            groups = np.arange(start, last).reshape(-1, how.per_class or 1)
+            places = groups[how.rank :: how.world_size].ravel()
             yield [(epoch, int(order[place]), int(copies[place])) for place in places]
 
 
-def check_groups(
-    labels: Sequence[int], batch: int, per_class: int, world_size: int, shuffle: bool
-) -> None:
+def check_groups(labels: Sequence[int], options: LoaderOptions) -> None:
     """Raises ValueError unless batches can have `per_class` images of each of their classes."""
+    batch, per_class, world_size = options.batch, options.per_class, options.world_size
     divisors = [number for number in range(1, batch + 1) if batch % number == 0]
-    if not shuffle or per_class not in divisors:
+    if not options.shuffle or per_class not in divisors:
         raise ValueError(
-            f"{per_class} images per class in batches of {batch} with shuffle {shuffle}: shuffle, "
-            f"and use one of {', '.join(map(str, divisors))}"
+            f"{per_class} images per class in batches of {batch} with shuffle {options.shuffle}: "
+            f"shuffle, and use one of {', '.join(map(str, divisors))}"
         )
     classes, per_batch = len(set(labels)), batch // per_class
     if classes < per_batch:

@@ -30,6 +30,7 @@ from fullstride.data.prediction_store import (
     write_part,
 )
 from fullstride.data.readers.decode import UnreadableImage
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import to_input
 from fullstride.data.unlabelled import Unlabelled, of_files, open_unlabelled
 from fullstride.deploy.exported import ExportedModel, as_utf8, one_input
@@ -96,9 +97,11 @@ def outputs(
     batches = Batches(
         images,
         TestView(replace(pre, draft=True)),
-        batch=batch,
-        workers=how.workers,
-        device=how.device if isinstance(model, Bundle) else "cpu",
+        LoaderOptions(
+            batch=batch,
+            workers=how.workers,
+            device=how.device if isinstance(model, Bundle) else "cpu",
+        ),
         collate=list,
         to_x=to_input if kind == "normalised" else lambda pixels_nhwc, pre: pixels_nhwc,
     )

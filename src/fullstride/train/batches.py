@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fullstride.data.dataset import DataSet
 from fullstride.data.loader import Batch, Batches
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.io.console import print_note
 from fullstride.nets.preprocessing import Preprocessing
@@ -74,17 +75,19 @@ def training_batches(
     return Batches(
         data.train,
         task.train_view(pre, augmentation, recipe.decoder, sides),
-        batch=recipe.batch_size,
-        seed=recipe.seed,
-        shuffle=True,
-        per_class=recipe.per_class,
-        balance=recipe.balanced_sampling,
-        repeats=recipe.repeated_augmentation,
-        distinct_views=recipe.distinct_views,
-        workers=workers,
-        device=device,
-        rank=context.rank,
-        world_size=context.world_size,
+        LoaderOptions(
+            batch=recipe.batch_size,
+            seed=recipe.seed,
+            shuffle=True,
+            per_class=recipe.per_class,
+            balance=recipe.balanced_sampling,
+            repeats=recipe.repeated_augmentation,
+            distinct_views=recipe.distinct_views,
+            workers=workers,
+            device=device,
+            rank=context.rank,
+            world_size=context.world_size,
+        ),
         collate=collate or task.collate,
     )
 

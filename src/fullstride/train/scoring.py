@@ -14,6 +14,7 @@ from fullstride.data.dataset import DIGITS, DataSet, Images
 from fullstride.data.loader import Batches
 from fullstride.data.readers.listing import MAX_COMPARED, Sample, find_copies, quote_names
 from fullstride.data.readers.splits import OnlyCopiesError, SplitRule
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.clips import ViewsOfVideo
 from fullstride.data.transforms.crop import to_input
 from fullstride.io.console import print_note
@@ -167,7 +168,11 @@ def score_bundle(
     average = ViewAverage(net, task, views.pre)
     # one video at a time, whose views stay uint8: in float32 they would have four times the bytes
     batches = Batches(
-        images, views, batch=1, device=device, collate=task.collate, to_x=lambda pixels, _: pixels
+        images,
+        views,
+        LoaderOptions(batch=1, device=device),
+        collate=task.collate,
+        to_x=lambda pixels, _: pixels,
     )
     try:
         result = score_batches(average, task.uncalibrated(), batches, SINGLE_PROCESS)
@@ -274,11 +279,13 @@ def scoring_batches(
     return Batches(
         images,
         task.test_view(pre),
-        batch=task.scoring_batch,
-        workers=workers if len(images) > task.scoring_batch else 0,
-        device=device,
-        rank=context.rank,
-        world_size=context.world_size,
+        LoaderOptions(
+            batch=task.scoring_batch,
+            workers=workers if len(images) > task.scoring_batch else 0,
+            device=device,
+            rank=context.rank,
+            world_size=context.world_size,
+        ),
         collate=task.collate,
     )
 

@@ -22,6 +22,7 @@ from fullstride import cli
 from fullstride.data.dataset import DataSet, UnreadableImage, open_data
 from fullstride.data.loader import Batches, TestView
 from fullstride.data.readers.splits import SplitRule
+from fullstride.data.sampler import LoaderOptions
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train import run, run_folder
 from fullstride.train.recipes.choice import RunOptions
@@ -289,7 +290,10 @@ def test_workers_read_what_one_process_reads(tmp_path, form):
     found = open_data(str(folder))
     view = TestView(Preprocessing(resolution=8))
     seen = [
-        [b.x.numpy() for b in Batches(found.train, view, batch=5, workers=w).epoch(0)]
+        [
+            b.x.numpy()
+            for b in Batches(found.train, view, LoaderOptions(batch=5, workers=w)).epoch(0)
+        ]
         for w in (0, 2)
     ]
     assert all(np.array_equal(one, two) for one, two in zip(*seen, strict=True))

@@ -19,7 +19,7 @@ from fullstride.data.readers import coco as json_lists
 from fullstride.data.readers.coco import read_lists
 from fullstride.data.readers.listing import fraction
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.sampler import EpochSampler
+from fullstride.data.sampler import EpochSampler, LoaderOptions
 from fullstride.data.targets import open_labels
 from fullstride.tasks.classify import Classify
 
@@ -433,7 +433,7 @@ def test_what_needs_one_class_for_each_image_says_so_in_one_line(tmp_path):
         assert len(str(raised.value).splitlines()) == 1
     for how in ({"balance": 0.5}, {"per_class": 2}):
         with pytest.raises(ValueError, match="several labels"):
-            list(EpochSampler(data.train.targets, 8, 0, True, **how))
+            list(EpochSampler(data.train.targets, LoaderOptions(batch=8, shuffle=True, **how)))
 
 
 def test_commands_read_several_labels_and_refuse_bad_ones_in_one_line(tmp_path, capsys):

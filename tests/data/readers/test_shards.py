@@ -19,6 +19,7 @@ from fullstride.data.loader import Batches, TrainView
 from fullstride.data.pack import Encoding, Progress, pack
 from fullstride.data.readers import decode as decoding
 from fullstride.data.readers.splits import SplitRule
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -255,7 +256,9 @@ def test_workers_change_no_pixel_of_packed_images(packed):
     view = TrainView(Preprocessing(resolution=16), Augmentation(scale=(0.5, 1.0)))
     epochs = []
     for workers in (0, 2):
-        batches = Batches(images, view, batch=16, seed=3, shuffle=True, workers=workers)
+        batches = Batches(
+            images, view, LoaderOptions(batch=16, seed=3, shuffle=True, workers=workers)
+        )
         epochs.append(torch.cat([batch.x for number in (0, 1) for batch in batches.epoch(number)]))
     assert torch.equal(*epochs)
 
@@ -689,7 +692,11 @@ def test_pack_tells_what_it_did_and_training_goes_on_from_its_folder(tmp_path, p
 def test_a_run_begun_on_a_folder_is_the_same_run_on_its_shards(photos, packed):
     view = TrainView(Preprocessing(resolution=16))
     batches = [
-        next(Batches(open_data(str(where)).train, view, batch=8, shuffle=True).epoch(0))
+        next(
+            Batches(open_data(str(where)).train, view, LoaderOptions(batch=8, shuffle=True)).epoch(
+                0
+            )
+        )
         for where in (photos, packed)
     ]
     assert torch.equal(batches[0].x, batches[1].x)

@@ -10,6 +10,7 @@ from PIL import Image
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.loader import Batches, TestView
 from fullstride.data.readers.splits import SplitRule
+from fullstride.data.sampler import LoaderOptions
 from fullstride.nets.preprocessing import Preprocessing
 
 
@@ -135,7 +136,9 @@ def test_absolute_paths_lead_anywhere_and_those_below_the_table_are_told_from_th
     )
     data = open_data(table(tmp_path / "near", text))
     assert set(images_of(data)) == {str(tmp_path / "far" / name) for name in TEN[:5]} | set(TEN[5:])
-    (batch,) = Batches(data.test, TestView(Preprocessing(resolution=8)), batch=10).epoch(0)
+    (batch,) = Batches(
+        data.test, TestView(Preprocessing(resolution=8)), LoaderOptions(batch=10)
+    ).epoch(0)
     assert len(batch.x) == len(data.test)
 
 

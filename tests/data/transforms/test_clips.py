@@ -13,6 +13,7 @@ from videos import all_frames, drawn, write_frames, write_video
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
 from fullstride.data.readers.splits import SplitRule
+from fullstride.data.sampler import LoaderOptions
 from fullstride.data.targets import open_clips
 from fullstride.data.transforms.clips import (
     ClipTestView,
@@ -242,7 +243,7 @@ def test_views_that_cannot_be_are_refused_in_one_line(tmp_path):
 def raw(images: Images, start: int = 0, workers: int = 0) -> list[torch.Tensor]:
     """The pixels of an epoch's batches from one on."""
     view, options = ClipTrainView(PRE), dict(batch=2, seed=4, shuffle=True, workers=workers)
-    batches = Batches(images, view, to_x=lambda pixels, pre: pixels, **options)
+    batches = Batches(images, view, LoaderOptions(**options), to_x=lambda pixels, pre: pixels)
     epoch = [batch.x for batch in batches.epoch(1, start)]
     batches.close()
     assert {*batches.skipped} <= {"a/3.mp4"}
@@ -259,13 +260,18 @@ def test_a_batch_is_of_clips_whatever_the_workers_and_the_start(data):
 
 
 def test_a_broken_video_is_named_and_left_out_of_scores(data):
-    batches = Batches(data.train, ClipTestView(PRE), batch=5, to_x=lambda pixels, pre: pixels)
+    batches = Batches(
+        data.train, ClipTestView(PRE), LoaderOptions(batch=5), to_x=lambda pixels, pre: pixels
+    )
     scored = [index for batch in batches.epoch(0) for index in batch.indices.tolist()]
     broken = data.train.names.index("a/3.mp4")
     assert scored == [index for index in range(12) if index != broken]
     assert "MP4" in batches.skipped["a/3.mp4"]
     views = Batches(
-        data.train, ViewsOfVideo(PRE, clips=2), batch=12, to_x=lambda pixels, pre: pixels
+        data.train,
+        ViewsOfVideo(PRE, clips=2),
+        LoaderOptions(batch=12),
+        to_x=lambda pixels, pre: pixels,
     )
     (batch,) = views.epoch(0)
     assert batch.x.shape == (11, 6, 4, 24, 24, 3)
