@@ -271,7 +271,8 @@ def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
             values = read_png(root / name, name)
         except UnreadableImage:
             continue  # it is left out where it is used
-        largest = max(largest, int(values[values != IGNORED].max(initial=-1)))
+        kept = values != IGNORED
+        largest = max(largest, int(values.max(where=kept, initial=0)) if kept.any() else -1)
     if largest < 0:
         raise ValueError(f"no mask in {str(pairs.folder)!r} has a class: add some")
     if largest >= MAX_CLASSES:

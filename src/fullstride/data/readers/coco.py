@@ -75,6 +75,8 @@ class _Reader:
 
     def peek(self) -> str:
         """The next character that is no space; "" at the end."""
+        if (sign := self.text[self.at : self.at + 1]) and sign not in " \t\n\r":
+            return sign
         while True:
             space = SPACE.match(self.text, self.at)
             self.at = space.end() if space else self.at

@@ -1,4 +1,4 @@
-"""Which images are in IDX files? The format of MNIST: all gray pixels in one file, labels in one.
+"""Reads IDX files, the format of MNIST: all gray pixels in one file, labels in one; the digits.
 
 A file begins with two zeros, its type (8: bytes) and its number of dimensions, then the sizes as
 big-endian 32-bit numbers, then the values. Files may be compressed by gzip.
@@ -6,9 +6,12 @@ big-endian 32-bit numbers, then the values. Files may be compressed by gzip.
 
 import gzip
 import math
+import os
 import re
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -30,6 +33,7 @@ from fullstride.io.writing import open_regular
 
 MAX_BYTES = 2**30  # of pixels in a file; MNIST has 47 MB
 MAX_SIDE = 4096  # pixels
+MAX_DEFLATION = 1032  # values / bytes that zlib packs them into, at most
 NAME = re.compile(r"(?:(.+)[-_.])?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 SPLIT_OF = {"train": "train", "t10k": "test", "test": "test"}
 
@@ -100,13 +104,13 @@ def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
     for split, path in images.items():
         if (split, "labels") not in files:
             raise ValueError(f"{str(path)!r} has no file of labels beside it: add {split} labels")
-        labels[split] = read_idx(files[split, "labels"], 1).tolist()
-        count = len(reader.of_split(split))
-        if count != len(labels[split]):
+        counts = [idx_sizes(each, n)[0] for each, n in ((path, 3), (files[split, "labels"], 1))]
+        if counts[0] != counts[1]:  # before either file is read whole
             raise ValueError(
-                f"{str(path)!r} has {count:,} images, but there are {len(labels[split]):,} labels: "
+                f"{str(path)!r} has {counts[0]:,} images, but there are {counts[1]:,} labels: "
                 "copy both again"
             )
+        labels[split] = read_idx(files[split, "labels"], 1).tolist()
     classes = sorted_classes(map(str, labels["train"]))
     if unknown := {str(each) for values in labels.values() for each in values} - {*classes}:
         raise ValueError(
@@ -125,11 +129,9 @@ def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
     return Listing(classes, splits, reader), reader
 
 
-def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The bytes of an IDX file with one (N) or three dimensions (N, H, W).
-
-    No more is read than its header says, and that is limited. Raises ValueError in one line.
-    """
+@contextmanager
+def _opened(path: Path, dimensions: int) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """The sizes by the header of an IDX file, and the stream of its values. Raises ValueError."""
     try:
         with open_regular(path) as file:
             stream: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
@@ -137,16 +139,34 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) < 4 + 4 * dimensions:
                 raise ValueError(f"it is no IDX file of bytes in {dimensions} dimensions")
             sizes = struct.unpack(f">{dimensions}I", head[4:])
-            size = math.prod(sizes)
+            size, given = math.prod(sizes), os.fstat(file.fileno()).st_size
             if not size or size > MAX_BYTES or any(side > MAX_SIDE for side in sizes[1:]):
                 raise ValueError(f"its sizes are {' x '.join(map(str, sizes))}")
-            data = stream.read(size + 1)
+            if size > given * (MAX_DEFLATION if path.suffix == ".gz" else 1):
+                raise ValueError(f"it is cut short, {given:,} bytes for {size:,} values")
+            yield sizes, stream
     except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ValueError(f"cannot read {str(path)!r} ({reason}): copy it again") from None
-    if len(data) != size:
-        difference = "is cut short" if len(data) < size else "has bytes after its last one"
-        raise ValueError(f"{str(path)!r} {difference}, of {size:,}: copy it again")
+
+
+def idx_sizes(path: Path, dimensions: int) -> tuple[int, ...]:
+    """The sizes of an IDX file by its header. Raises ValueError in one line."""
+    with _opened(path, dimensions) as (sizes, _):
+        return sizes
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """The bytes of an IDX file with one (N) or three dimensions (N, H, W).
+
+    No more is read than its header says, and that is limited. Raises ValueError in one line.
+    """
+    with _opened(path, dimensions) as (sizes, stream):
+        size = math.prod(sizes)
+        data = stream.read(size + 1)
+        if len(data) != size:
+            difference = "is cut short" if len(data) < size else "has bytes after its last one"
+            raise ValueError(f"it {difference}, of {size:,}")
     return np.frombuffer(data, np.uint8).reshape(sizes)
 
 
@@ -155,7 +175,7 @@ def _is_train(name: str) -> bool:
     return bool(match) and match[2] == "train" and match[3] == "images"
 
 
-# Which images are the digits? Those in the package, split by their writers.
+# ---- the digits of the package, split by their writers
 #
 # They are 1,797 gray handwritten digits of 8 x 8 pixels, the test set of "Optical Recognition of
 # Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI machine learning repository, CC BY 4.0),

@@ -85,7 +85,7 @@ MapFile = MaskFile | DepthFile
 
 
 def read_png(path: Path, name: str) -> np.ndarray:
-    """The values of a PNG as they are stored: bool, uint8 or uint16 (H, W) as integers.
+    """The values of a PNG as they are stored: uint8, uint16 or int32 (H, W).
 
     Raises UnreadableImage, also for one of several channels.
     """
@@ -106,7 +106,7 @@ def read_png(path: Path, name: str) -> np.ndarray:
         raise UnreadableImage(
             name, f"it has {values.shape[2]} channels: use one, with a number for each pixel"
         )
-    return values.astype(np.int32)
+    return values.astype(np.uint8) if values.dtype == bool else values
 
 
 # ---- which map belongs to which picture

@@ -119,7 +119,7 @@ def _label(descriptor: int, files: Mapping[str, tuple[int, int]]) -> str:
     texts = {}
     for suffix in TEXT_SUFFIXES:
         offset, size = files.get(suffix, (0, 0))
-        data = os.pread(descriptor, size, offset) if size <= MAX_TEXT_BYTES else b""
+        data = os.pread(descriptor, size, offset) if 0 < size <= MAX_TEXT_BYTES else b""
         texts[suffix] = data.decode("utf-8", "replace").strip()
     if texts[".cls"] or not texts[".json"]:
         return texts[".cls"]

@@ -1,0 +1,145 @@
+"""Data of many entries, or that claim many, are read in time and memory proportional to them."""
+
+import gzip
+import json
+import os
+import struct
+import sys
+import tarfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fullstride.data.dataset import open_data
+from fullstride.data.readers.coco import coco_files, read_coco_objects
+from fullstride.data.readers.masks import MaskFile
+from fullstride.data.readers.shards import scan
+from fullstride.data.readers.voc import read_voc
+
+
+def calls_in(work: Callable[[], Any]) -> int:
+    """The function calls of `work`, of Python and of C."""
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def peak_bytes(work: Callable[[], Any]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_counts_of_idx_files_are_compared_before_labels_are_read(tmp_path):
+    images = struct.pack(">HBB3I", 0, 8, 3, 30, 5, 4) + bytes(600)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(images)
+    labels = struct.pack(">HBBI", 0, 8, 1, 2 * 10**7) + bytes(2 * 10**7)
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+
+    def refused() -> None:
+        with pytest.raises(ValueError, match="30 images, but there are 20,000,000 labels"):
+            open_data(str(tmp_path))
+
+    assert peak_bytes(refused) < 2**21
+
+
+def test_an_idx_file_that_says_more_than_it_has_is_refused_by_its_size(tmp_path):
+    images = struct.pack(">HBB3I", 0, 8, 3, 10**6, 30, 30) + bytes(600)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(struct.pack(">HBBI", 0, 8, 1, 10**6))
+    with pytest.raises(ValueError, match="is cut short, .* bytes for 900,000,000 values"):
+        open_data(str(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="folders are listed on Linux only")
+def test_a_table_of_missing_files_lists_each_folder_once(tmp_path, monkeypatch):
+    (tmp_path / "photos").mkdir()
+    rows = [f"photos/{number}.png,{number % 2}" for number in range(500)]
+    (tmp_path / "all.csv").write_text("\n".join(["path,label", *rows]))
+    calls, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: calls.append(path) or scandir(path))
+    for owner in (os, Path):
+        stat = owner.stat
+        monkeypatch.setattr(
+            owner, "stat", lambda *a, stat=stat, **k: calls.append(a) or stat(*a, **k)
+        )
+    with pytest.raises(ValueError, match="500 of the 500 files .* are missing, the first is"):
+        open_data(str(tmp_path / "all.csv"))
+    assert len(calls) < 20
+
+
+def coco(folder: Path, categories: int) -> Path:
+    (folder / "annotations").mkdir(parents=True)
+    (folder / "images").mkdir()
+    Image.new("RGB", (9, 9)).save(folder / "images" / "0.png")
+    numbers = range(categories)
+    content = {
+        "images": [{"id": 0, "file_name": "0.png", "width": 9, "height": 9}],
+        "categories": [{"id": number, "name": f"c{number}"} for number in numbers],
+        "annotations": [
+            {"id": number, "image_id": 0, "category_id": number, "bbox": [1, 1, 5, 5]}
+            for number in numbers
+        ],
+    }
+    (folder / "annotations" / "instances_train.json").write_text(json.dumps(content))
+    return folder
+
+
+def voc(folder: Path, objects: int) -> Path:
+    for name in ("JPEGImages", "Annotations"):
+        (folder / name).mkdir(parents=True)
+    Image.new("RGB", (9, 9)).save(folder / "JPEGImages" / "0.jpg")
+    edges = "".join(f"<{name}>4</{name}>" for name in ("xmin", "ymin", "xmax", "ymax"))
+    one = f"<object><name>cat</name><bndbox>{edges}</bndbox></object>"
+    size = "<size><width>9</width><height>9</height></size>"
+    (folder / "Annotations" / "0.xml").write_text(f"<annotation>{size}{one * objects}</annotation>")
+    return folder
+
+
+def shard(folder: Path, members: int) -> Path:
+    folder.mkdir()
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        for number in range(members):
+            tar.addfile(tarfile.TarInfo(f"{number:06}.png"))
+    return folder / "a.tar"
+
+
+READERS = {
+    "categories of COCO": (coco, lambda where: read_coco_objects(coco_files(where)), 130),
+    "objects of VOC": (voc, lambda where: read_voc(where, [where]), 80),
+    "members of a tar file": (shard, lambda where: scan(where, labelled=False), 130),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_an_entry_takes_a_fixed_number_of_calls(tmp_path, kind):
+    write, read, most = READERS[kind]
+    few, many = (write(tmp_path / str(count), count) for count in (400, 1200))
+    first, second = calls_in(lambda: read(few)), calls_in(lambda: read(many))
+    assert (second - first) / 800 < most
+
+
+def test_the_values_of_a_mask_take_a_byte_each(tmp_path):
+    Image.new("L", (1000, 1000), 3).save(tmp_path / "mask.png")
+    mask = MaskFile(tmp_path, "mask.png", bytes(range(5)))
+    assert (mask.read() == 3).all()
+    assert peak_bytes(mask.read) < 8 * 10**6
+    Image.fromarray(np.eye(9, dtype=bool)).save(tmp_path / "bits.png")
+    assert np.array_equal(MaskFile(tmp_path, "bits.png", bytes(range(2))).read(), np.eye(9))
