@@ -8,7 +8,15 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from fullstride.io.records import MAX_INT, Bounds, check_bounds, from_json, read_json, to_json
+from fullstride.io.records import (
+    MAX_INT,
+    Bounds,
+    Record,
+    check_bounds,
+    from_json,
+    read_json,
+    to_json,
+)
 
 
 class Shape:
@@ -160,3 +168,18 @@ def test_a_file_that_is_missing_or_no_json_or_too_large_is_one_line(tmp_path):
     assert read_json(path) == [1] * 10
     with pytest.raises(ValueError, match="more than 5 bytes"):
         read_json(path, most=5)
+
+
+def test_a_record_is_saved_over_one_of_its_kind_only(tmp_path):
+    record, path = Record(Part, "a part", ("width", "share"), "cut one first"), tmp_path / "a.json"
+    assert record.find(path) is None
+    with pytest.raises(ValueError, match=r"no a\.json in .*: cut one first"):
+        record.load(path)
+    assert record.save(path, Part(2)) == Part(2)
+    assert record.save(path, Part(2, 0.25)) == Part(2, 0.25)
+    assert record.find(path) == Part(2, 0.25)
+    path.write_text('{"height": 3}')
+    with pytest.raises(ValueError, match="is not a part"):
+        record.save(path, Part(4))
+    with pytest.raises(ValueError, match="has an unknown field 'height'"):
+        record.load(path)

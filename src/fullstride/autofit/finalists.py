@@ -20,15 +20,14 @@ from fullstride.deploy.export_runs import images_for_ranges, images_to_compare
 from fullstride.deploy.exported import Precision
 from fullstride.deploy.formats import FORMATS, open_file, output
 from fullstride.deploy.settings import ExportOptions
-from fullstride.io.records import from_json, read_json, to_json
-from fullstride.io.writing import atomic_write, bytes_of, json_output, remove
+from fullstride.io.records import Record
+from fullstride.io.writing import atomic_write, bytes_of, remove
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
 from fullstride.measure.environment import Environment, choose_device
 from fullstride.measure.protocols import ONLINE, call_time
 
 SHIP = "ship"  # folder of the files, in that of a fit
-RECORD = json_output("a record of an exported file", "file", "correct")
 SLACK = 1.1  # times the budget: a form that took longer before training is not exported
 NEAR = 1.25  # times the fastest format in a precision: slower formats are not exported
 COMPARISON_IMAGES = 128  # outputs are compared on these, and the file is scored on all
@@ -69,6 +68,9 @@ class FileRecord:
     file: ShippedFile  # without a time
     correct: str  # 1 or 0 for each image of the validation split, in order
     seconds: float  # of exporting and scoring
+
+
+FILE_RECORD = Record(FileRecord, "a record of an exported file", ("file", "correct"))
 
 
 def forms(settings: FitSettings, times: Sequence[CandidateTime]) -> list[tuple[str, Precision]]:
@@ -175,11 +177,7 @@ def new_records(
             why = " ".join(str(error).removeprefix(f"{path} ").split())
             written = replace(written, path="", failure=why or type(error).__name__)
         record = FileRecord(file=written, correct=correct, seconds=perf_counter() - start)
-        with atomic_write(record_path(folder, candidate.name, format, precision), RECORD) as beside:
-            beside.write_text(to_json(record))
-        record = read_record(folder, candidate.name, format, precision)  # as a later call has it
-        assert record is not None
-        yield record
+        yield FILE_RECORD.save(record_path(folder, candidate.name, format, precision), record)
 
 
 def place(folder: Path, candidate: str, format: str, precision: Precision) -> Path:
@@ -194,11 +192,10 @@ def read_record(
     folder: Path, candidate: str, format: str, precision: Precision
 ) -> FileRecord | None:
     """The record of a file that is there, or could not be written; None for one to write."""
-    path = record_path(folder, candidate, format, precision)
-    if not path.exists():
+    record = FILE_RECORD.find(record_path(folder, candidate, format, precision))
+    if record and not record.file.failure and not (folder / record.file.path).exists():
         return None
-    record = from_json(FileRecord, read_json(path), str(path))
-    return record if record.file.failure or (folder / record.file.path).exists() else None
+    return record
 
 
 def line_of(record: FileRecord) -> str:
@@ -250,7 +247,6 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 MEASUREMENTS = 5  # of a file at most
 PAUSE_S = 2.0  # before one that is repeated: right after a training a file takes up to 1.2x as long
 TIMES = "times.json"  # in the folder of the files
-TIMES_OUTPUT = json_output("the times of exported files", "times", "measurements")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +256,9 @@ class FileTimes:
     times: Mapping[str, tuple[float, float, float]]  # path -> `CallTime`: ms, low, high
     measurements: int  # how often those in doubt were measured
     environment: Mapping[str, Any]
+
+
+FILE_TIMES = Record(FileTimes, "the times of exported files", ("times", "measurements"))
 
 
 def measured(
@@ -273,7 +272,7 @@ def measured(
     """
     budget, percentile = job.budget, job.settings.percentile
     path, paths = job.folder / SHIP / TIMES, [each.file.path for each in records]
-    stored = from_json(FileTimes, read_json(path), str(path)) if path.exists() else None
+    stored = FILE_TIMES.find(path)
     if stored is not None and set(stored.times) != set(paths):
         stored = None
     again = paths if stored is None else in_doubt(stored, records, times, budget)
@@ -283,8 +282,7 @@ def measured(
             time.sleep(PAUSE_S)
         yield f"measuring {len(again)} files in turn, batch {budget.batch}"
         stored = combine(stored, measure_files(job.folder, again, budget, percentile))
-        with atomic_write(path, TIMES_OUTPUT) as beside:
-            beside.write_text(to_json(stored))
+        stored = FILE_TIMES.save(path, stored)
         again = in_doubt(stored, records, times, budget)
     assert stored is not None
     timed = []

@@ -13,8 +13,8 @@ from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.times import expected_top1
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
-from fullstride.io.records import from_json, read_json, to_json
-from fullstride.io.writing import atomic_write, json_output, scratch_folder
+from fullstride.io.records import Record
+from fullstride.io.writing import scratch_folder
 from fullstride.report.training_progress import duration
 from fullstride.study.trials import FAILURES, reason
 from fullstride.train import run_folder
@@ -24,8 +24,6 @@ from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
 from fullstride.train.recipes.named import MAX_PROBE_CLASSES
 from fullstride.train.timing import time_run
-
-TRAINING_TIME = json_output("the time of a training", "candidate", "step_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +52,9 @@ class TrainingTime:
         if not epochs:
             return self.start_s + self.precise_s  # the same images, once each
         return self.start_s + epochs * self.epoch_s + self.precise_s + 2 * self.val_s
+
+
+TRAINING_TIME = Record(TrainingTime, "the time of a training", ("candidate", "step_s"))
 
 
 def candidate_recipe(
@@ -90,8 +91,7 @@ def epochs_of(named: NamedRecipe, data: DataSet) -> int:
 
 
 def stored_time(folder: Path, candidate: Candidate) -> TrainingTime | None:
-    path = _path(folder, candidate)
-    return from_json(TrainingTime, read_json(path), str(path)) if path.exists() else None
+    return TRAINING_TIME.find(_path(folder, candidate))
 
 
 def measure_training(job: FitJob, candidate: Candidate) -> TrainingTime:
@@ -111,8 +111,7 @@ def measure_training(job: FitJob, candidate: Candidate) -> TrainingTime:
         torch.cuda.empty_cache()  # the next candidate is another network
     times = replace(times, measure_s=time.perf_counter() - begin)
     if not times.failure:
-        with atomic_write(path, TRAINING_TIME) as temporary:
-            temporary.write_text(to_json(times))
+        TRAINING_TIME.save(path, times)
     return times
 
 

@@ -20,8 +20,7 @@ from fullstride.autofit.finalists import (
 from fullstride.autofit.halving import TRIALS, Outcome, RungScore, tie
 from fullstride.deploy.comparison import Mistake, score_model
 from fullstride.deploy.formats import FORMATS, open_file
-from fullstride.io.records import from_json, read_json, to_json
-from fullstride.io.writing import atomic_write, json_output
+from fullstride.io.records import Record
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import BUSY
 from fullstride.report.shift import shift_lines
@@ -32,7 +31,6 @@ MODEL = "model"  # name of the file that ships, before its suffix
 MISTAKES = 24  # that are listed by name
 NOISE = 1.05  # of a measurement, for a budget that would do
 TEST = "test.json"  # in the folder of the files
-TEST_OUTPUT = json_output("the scores of the file that ships", "path", "scores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +67,9 @@ class FinalScores:
     skipped: Mapping[str, str]
     confusion: ConfusionMatrix | None
     mistakes: tuple[Mistake, ...]
+
+
+TEST_SCORES = Record(FinalScores, "the scores of the file that ships", ("path", "scores"))
 
 
 def ship(job: FitJob, outcome: Outcome, found: CandidateTimes) -> Generator[str, None, Shipment]:
@@ -213,10 +214,9 @@ def final_scores(job: FitJob, file: ShippedFile) -> FinalScores:
     They are stored at once, as the test images are read only once.
     """
     path = job.folder / SHIP / TEST
-    if path.exists():
-        stored = from_json(FinalScores, read_json(path), str(path))
-        if stored.path == file.path:
-            return stored
+    stored = TEST_SCORES.find(path)
+    if stored and stored.path == file.path:
+        return stored
     split = job.data.score_split
     model = open_file(job.folder / file.path, trust=True)
     result = score_model(model, getattr(job.data, split), mistakes=MISTAKES)
@@ -228,6 +228,4 @@ def final_scores(job: FitJob, file: ShippedFile) -> FinalScores:
         confusion=result.confusion,
         mistakes=result.mistakes,
     )
-    with atomic_write(path, TEST_OUTPUT) as beside:
-        beside.write_text(to_json(scores))
-    return from_json(FinalScores, read_json(path), str(path))  # as a later call has them
+    return TEST_SCORES.save(path, scores)

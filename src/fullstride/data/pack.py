@@ -1,4 +1,4 @@
-"""How does a dataset become shards? `pack` writes the images of each split into tar files.
+"""Writes the images of each split of a data set into tar files, which are shards.
 
 A few large files are listed and copied more easily than a million small ones.
 """

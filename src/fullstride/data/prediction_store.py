@@ -1,4 +1,4 @@
-"""What is in files of predictions? Parquet with a row for each image, and what made them.
+"""Files of predictions: Parquet with a row for each image, and what made them.
 
 A store is a folder of parts or, for few images, one file. Every file has the JSON of its `StoreKey`
 in its metadata, by `METADATA`. Its rows are those of consecutive images, in the order of the data.
@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fullstride.data.readers.hugging_face import reason
-from fullstride.io.records import MAX_JSON_BYTES, Bounds, from_json, parse_json, read_json, to_json
+from fullstride.io.records import MAX_JSON_BYTES, Bounds, Record, from_json, parse_json, to_json
 from fullstride.io.writing import (
     Output,
     atomic_write,
     begins_with,
     check_output,
-    json_output,
     open_regular,
 )
 
@@ -30,7 +29,6 @@ FORMAT: Literal["fullstride predictions 1"] = "fullstride predictions 1"
 KEY = "predictions.json"  # in the folder of a store
 PART = re.compile(r"part-(\d{6,12})\.parquet")
 MAX_HEADER_BYTES = 2**26  # of a file's own metadata
-KEY_OUTPUT = json_output("the key of predictions", "format", "fingerprint", "part_images")
 
 Positive = Annotated[int, Bounds(ge=1)]
 
@@ -59,6 +57,14 @@ class StoreKey:
     def rows(self, part: int) -> range:
         """The images of a part."""
         return range(part * self.part_images, min(self.images, (part + 1) * self.part_images))
+
+
+KEY_RECORD = Record(
+    StoreKey,
+    "the key of predictions",
+    ("format", "fingerprint", "part_images"),
+    "give what `fullstride predict --out` wrote",
+)
 
 
 def pyarrow() -> Any:
@@ -97,7 +103,7 @@ def check_store(out: Path) -> None:
     if is_file(out):
         check_output(out, FILE_OUTPUT)
         return
-    check_output(out / KEY, KEY_OUTPUT)
+    check_output(out / KEY, KEY_RECORD.output)
     if out.is_dir() and not (out / KEY).exists():
         files = sorted(each.name for each in out.iterdir())
         if files:
@@ -114,8 +120,7 @@ def create_or_resume(out: Path, key: StoreKey) -> None:
     if (out / KEY).exists():
         refuse_other(out, read_key(out), key)
         return
-    with atomic_write(out / KEY, KEY_OUTPUT) as temporary:
-        temporary.write_text(to_json(key))
+    KEY_RECORD.save(out / KEY, key)
 
 
 def refuse_other(path: Path, there: StoreKey, now: StoreKey) -> None:
@@ -139,9 +144,7 @@ def read_key(path: Path) -> StoreKey:
     """The key of a folder or a file. Raises ValueError, in one line, for anything else."""
     if not path.is_dir():
         return read_file_key(path)
-    if not (path / KEY).exists():
-        raise ValueError(f"{path} has no {KEY}: give what `fullstride predict --out` wrote")
-    return from_json(StoreKey, read_json(path / KEY, "predict again"), str(path / KEY))
+    return KEY_RECORD.load(path / KEY)
 
 
 def read_file_key(path: Path) -> StoreKey:

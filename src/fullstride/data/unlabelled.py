@@ -1,4 +1,4 @@
-"""Which images have no labels? `open_unlabelled` opens a folder, a list, shards, IDX or digits."""
+"""Opens images whose labels are not needed: a folder, a list, shards, IDX files or the digits."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""Is there data to try a task on? Digits on photographs, with exact boxes, masks and depths.
+"""Example data for each task: digits on photographs, with exact boxes, masks and depths.
 
     python -m fullstride.examples SCENES --count 1000 --side 96 --kind digits --one-class
     fullstride train SCENES --task detect ...
@@ -12,13 +12,5 @@ clips for the task video.
 from fullstride.examples.files import COUNTS, write_motion, write_scenes
 from fullstride.examples.scenes import Clip, Look, Scene, split_clip, split_scene
 
-__all__ = [
-    "COUNTS",
-    "Clip",
-    "Look",
-    "Scene",
-    "split_clip",
-    "split_scene",
-    "write_motion",
-    "write_scenes",
-]
+__all__ = ["COUNTS", "Clip", "Look", "Scene", "split_clip", "split_scene"]
+__all__ += ["write_motion", "write_scenes"]

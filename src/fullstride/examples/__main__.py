@@ -26,15 +26,12 @@ def main() -> None:
     counts = {
         split: round(count * words.count / COUNTS["train"]) for split, count in COUNTS.items()
     }
+    shared = words.folder, counts, words.side, words.seed
     try:
         if words.kind == MOTION:
-            how = dict(frames=words.frames, as_videos=words.as_videos)
-            write_motion(words.folder, counts, words.side, words.seed, **how)
+            write_motion(*shared, words.frames, as_videos=words.as_videos)
         else:
-            one_class = words.one_class
-            write_scenes(
-                words.folder, counts, words.side, words.seed, words.kind, one_class=one_class
-            )
+            write_scenes(*shared, words.kind, one_class=words.one_class)
     except (ValueError, OSError) as error:
         print(printable(str(error)), file=sys.stderr)
         raise SystemExit(2 if isinstance(error, ValueError) else 1) from None

@@ -1,4 +1,4 @@
-"""How do scenes become a data set? Files that the readers of all tasks open."""
+"""Writes scenes and clips as files that the readers of all tasks open."""
 
 import csv
 import json
@@ -160,7 +160,7 @@ def run_lengths(mask: np.ndarray) -> list[int]:
     return [0] * bool(runs and runs[0][0]) + [length for _, length in runs]
 
 
-# How do clips of motion become a data set? Folders of frames, or videos, by class.
+# ---- clips of motion: folders of frames, or videos, by class
 
 
 MOTION_DESCRIPTION = "motion.json"

@@ -1,4 +1,4 @@
-"""What is in a scene? Digits at random places before a photograph or on a floor."""
+"""Draws scenes: digits at random places before a photograph, on a floor, or in motion."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -10,26 +10,11 @@ from scipy.ndimage import map_coordinates
 
 from fullstride.data.dataset import open_data
 
-# Which pixels are scenes made of? Digits and photographs, others for the test.
-
-
 SPLITS = ("train", "val", "test")  # also those of the digits
 # by the functions of skimage.data, and the files of sklearn.datasets.load_sample_image
 TRAINING_PHOTOGRAPHS = (
-    "brick",
-    "grass",
-    "coffee",
-    "chelsea",
-    "immunohistochemistry",
-    "rocket",
-    "astronaut",
-    "coins",
-    "camera",
-    "clock",
-    "hubble_deep_field",
-    "retina",
-    "page",
-    "text",
+    *("brick", "grass", "coffee", "chelsea", "immunohistochemistry", "rocket", "astronaut"),
+    *("coins", "camera", "clock", "hubble_deep_field", "retina", "page", "text"),
     "stereo_motorcycle",
 )
 TEST_PHOTOGRAPHS = ("gravel", "moon", "china.jpg", "flower.jpg")
@@ -292,7 +277,7 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
     return columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
 
 
-# Which way does a digit move? Clips of four classes that no frame tells apart.
+# ---- clips of four directions of motion that no frame tells apart
 #
 # A digit moves by whole pixels before a photograph and comes back on the other side. Its first
 # place is uniform, so that each single frame has the same distribution in all four classes. Played

@@ -1,4 +1,4 @@
-"""How does a command report to its user? Progress bars, lines, and one line for an error."""
+"""Reports to the user of a command: progress bars, lines, and one line for an error."""
 
 import errno
 import os

@@ -1,6 +1,7 @@
-"""How is JSON read? Strictly, into frozen dataclasses: their annotations say what it may hold.
+"""Reads and writes JSON strictly as frozen dataclasses, whose annotations say what it may hold.
 
-`from_json` and `to_json` convert between JSON and dataclasses, and `Bounds` limits numbers.
+`from_json` and `to_json` convert between JSON and dataclasses, a `Record` is a file of one, and
+`Bounds` limits numbers.
 """
 
 import csv
@@ -13,9 +14,19 @@ from functools import cache
 from pathlib import Path
 from reprlib import repr as shortened
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from fullstride.io.writing import read_regular
+from fullstride.io.writing import Output, atomic_write, json_output, read_regular
 
 T = TypeVar("T")
 MAX_JSON_BYTES = 64 * 2**20  # 20,000 class names take less than 1 MiB
@@ -122,6 +133,34 @@ def from_json(kind: type[T], data: Any, where: str, registry: Mapping[str, Any] 
     except _MisfitError as error:
         path = "".join(reversed(error.path)).removeprefix(".")
         raise ValueError(f"{where}: {path}{error}" if path else f"{where}{error}") from None
+
+
+@dataclass(frozen=True)
+class Record(Generic[T]):
+    """A JSON file that holds one dataclass: how it is read, written and recognised."""
+
+    kind: type[T]
+    noun: str  # for errors: "the times of a fit"
+    keys: tuple[str, ...]  # by which an earlier file is recognised, which alone is replaced
+    hint: str = "check the path"  # where there is no such file
+
+    @property
+    def output(self) -> Output:
+        return json_output(self.noun, *self.keys)
+
+    def load(self, path: Path) -> T:
+        """Raises ValueError in one line."""
+        return from_json(self.kind, read_json(path, self.hint), str(path))
+
+    def find(self, path: Path) -> T | None:
+        """As `load`, but None where there is no such file."""
+        return self.load(path) if path.exists() else None
+
+    def save(self, path: Path, value: T) -> T:
+        """Write the file whole or not at all. Returns what a later `load` returns."""
+        with atomic_write(path, self.output) as temporary:
+            temporary.write_text(to_json(value))
+        return self.load(path)
 
 
 class _MisfitError(Exception):

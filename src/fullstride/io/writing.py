@@ -1,4 +1,4 @@
-"""How are files written safely? Whole or not at all, on the disk, and only over earlier ones.
+"""Writes files whole or not at all, on the disk, and only over earlier ones of their kind.
 
 `atomic_write` is the one way in which files reach their paths.
 """

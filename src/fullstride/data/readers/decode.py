@@ -1,4 +1,4 @@
-"""How is an image file decoded? To an upright 8-bit gray or RGB image, or to UnreadableImage."""
+"""Decodes image files to upright 8-bit gray or RGB images, or raises UnreadableImage."""
 
 import os
 import warnings
@@ -14,9 +14,6 @@ from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
 from fullstride.io.console import without_native_lines
 from fullstride.io.writing import open_regular, read_regular
-
-# How does a decoded image of any mode become 8-bit gray or RGB, and upright?
-
 
 EXIF_ORIENTATION = 0x0112
 STRIP_PIXELS = 2**20  # converted at a time

@@ -1,4 +1,4 @@
-"""Which images are in a folder, and which of them are for validation and test?"""
+"""Reads folders of images or videos, by class and split, and counts the files that are unused."""
 
 import os
 import stat

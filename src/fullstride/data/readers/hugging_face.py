@@ -1,4 +1,4 @@
-"""Which images are in a Hugging Face dataset? A folder of `save_to_disk`, or of parquet files.
+"""Reads datasets of Hugging Face: a folder of `save_to_disk`, or one of parquet files.
 
 Both are opened by the library `datasets`, offline and without running code of the dataset. Saved
 folders are mapped into memory. Two columns of parquet files are converted once, into arrow files in

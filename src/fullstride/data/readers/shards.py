@@ -1,4 +1,4 @@
-"""Which images are in tar files, and where? Shards in webdataset's layout, with random access.
+"""Reads shards, tar files in webdataset's layout, with random access.
 
 A sample is `000000.jpg` beside `000000.cls`, the number of its class. `index.json`, as `fullstride
 pack` writes it, has each image's name, offset and class; without it the headers of the shards are

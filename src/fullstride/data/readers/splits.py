@@ -1,4 +1,4 @@
-"""Which images are for training, validation and test? Without splits, a hash of names decides.
+"""Takes splits for validation and test, by a hash of names, where data have none.
 
 The papers call the validation split minival: it chooses epochs and settings, never the reported
 scores.

@@ -1,4 +1,4 @@
-"""Which frames are in a video, and what do they show? Files, folders of frames, and arrays."""
+"""Decodes frames of videos: files, folders of frames, and arrays."""
 
 import os
 import re

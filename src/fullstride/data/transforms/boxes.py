@@ -1,4 +1,4 @@
-"""Where are the objects in a view? Boxes move with the pixels, in training at random.
+"""Views of pictures with boxes, which move with the pixels, in training at random.
 
 A training view is one resize of a part of the picture: flips, zoom-out, crops and scale jitter are
 draws of where that part is, and pixels are read once.
@@ -171,8 +171,8 @@ def ssd_region(boxes: Tensor, size: Size) -> tuple[Region, Tensor | None]:
 def _bounding_boxes(boxes: Tensor, size: Size) -> Any:
     from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
-    how: Any = dict(format=BoundingBoxFormat.XYXY, canvas_size=(size[1], size[0]))
-    return BoundingBoxes(boxes, **how)
+    kind, canvas = BoundingBoxFormat.XYXY, (size[1], size[0])
+    return BoundingBoxes(boxes, format=kind, canvas_size=canvas)  # pyright: ignore[reportCallIssue]
 
 
 def random_placement(

@@ -1,4 +1,4 @@
-"""Which frames and pixels of a video does a network see? Clips in training, and views of a video.
+"""Views of videos: a random clip in training, and clips all over a video in evaluation.
 
 A clip is `pre.frames` frames, `pre.frame_stride` apart. A video that is shorter repeats from its
 first frame on.

@@ -1,4 +1,4 @@
-"""Which pixels does the network see? A random crop in training, the center crop in evaluation."""
+"""Views of pictures: a random crop in training, the center crop in evaluation."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ from fullstride.data.transforms.policies import (
 )
 from fullstride.nets.preprocessing import Kernel, Preprocessing
 
-# Where in the view is a pixel of the picture? Every fit scales along each axis and moves.
+# ---- where in the view a pixel of the picture is: every fit scales along each axis and moves
 
 
 STRIDE = 32  # of the deepest maps: sides of views with boxes or maps are multiples of it

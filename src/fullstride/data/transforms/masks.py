@@ -1,4 +1,4 @@
-"""Which pixels does a network for pixels see? A picture and its map, through one geometry."""
+"""Views of pictures with a map, which both go through one geometry."""
 
 from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
