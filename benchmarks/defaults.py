@@ -57,8 +57,8 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop
-from fullstride.train.averages import with_precise_statistics
 from fullstride.train.batches import training_batches
+from fullstride.train.final_weights import with_precise_statistics
 from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.named import FINETUNE, finetune, scratch
 from fullstride.train.recipes.recipe import Recipe

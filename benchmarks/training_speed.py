@@ -65,12 +65,12 @@ def own_step(name: str, x: Any, y: Any) -> Step:
     from fullstride.nets import zoo
     from fullstride.tasks import find_task
     from fullstride.train.compute import SINGLE_PROCESS
-    from fullstride.train.loop import Learner
+    from fullstride.train.loop import build_trainer
     from fullstride.train.recipes.recipe import Recipe
 
     recipe = Recipe(epochs=1000, batch_size=BATCH, lr=RATE, weight_decay=0.01, optimizer="adamw")
     net = zoo.create(name, classes=CLASSES, resolution=x.shape[-1]).train()
-    learner = Learner(net, find_task(), recipe, 1000, None, SINGLE_PROCESS)
+    learner = build_trainer(net, find_task(), recipe, 1000, None, SINGLE_PROCESS)
     numbers = count()
 
     def step() -> None:

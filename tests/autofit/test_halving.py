@@ -48,7 +48,7 @@ from fullstride.study.scores import mcnemar
 from fullstride.study.trials import Failure
 from fullstride.tasks.classify import Classify
 from fullstride.train import timing
-from fullstride.train.loop import Learner
+from fullstride.train.loop import Trainer
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
 
@@ -412,7 +412,7 @@ def test_a_fit_that_was_stopped_ends_in_the_same_bits_and_repeats_no_step(
     whole, data, tmp_path, monkeypatch, stops
 ):
     """Interrupted in the given steps of the optimizer, counted over all calls."""
-    steps, step = [], Learner.step
+    steps, step = [], Trainer.step
 
     def counted(learner, x, targets, number, indices=None):
         steps.append((sum(p.numel() for p in learner.net.parameters()), number))
@@ -420,7 +420,7 @@ def test_a_fit_that_was_stopped_ends_in_the_same_bits_and_repeats_no_step(
             raise KeyboardInterrupt
         return step(learner, x, targets, number, indices)
 
-    monkeypatch.setattr(Learner, "step", counted)
+    monkeypatch.setattr(Trainer, "step", counted)
     for _ in stops:
         with pytest.raises(KeyboardInterrupt):
             fit(tmp_path / "fit", data)
@@ -448,12 +448,12 @@ def test_a_fit_that_is_killed_at_any_moment_ends_in_the_same_bits(whole, data, t
         "data = open_data('digits')\n"
         "parts = dict(train=48, val=20, test=0)\n"
         "parts = {k: getattr(data, k).subset(range(n)) for k, n in parts.items()}\n"
-        "from fullstride.train.loop import Learner\n"
-        "step = Learner.step\n"
+        "from fullstride.train.loop import Trainer\n"
+        "step = Trainer.step\n"
         "def printed(*args):\n"
         "    print('step', flush=True)\n"
         "    return step(*args)\n"
-        "Learner.step = printed\n"
+        "Trainer.step = printed\n"
         "fit(Path(sys.argv[2]), replace(data, **parts))\n"
     )
     command = [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path / "fit")]
@@ -478,13 +478,13 @@ def test_several_devices_choose_as_one_does(whole, data, tmp_path):
 
 
 def test_a_candidate_that_fails_is_said_and_others_go_on(data, tmp_path, monkeypatch):
-    step = Learner.step
+    step = Trainer.step
 
     def diverges(learner, x, *args):
         loss = step(learner, x, *args)
         return loss * float("nan") if "ResNet-RS" in learner.net.spec.source else loss
 
-    monkeypatch.setattr(Learner, "step", diverges)
+    monkeypatch.setattr(Trainer, "step", diverges)
     plan = replace(PLAN, rungs=(Rung(number=1, epochs=4, candidates=2, keep=2),))
     plan = replace(plan, candidates=PLAN.candidates[::2])
     job = job_of(tmp_path, data)

@@ -31,7 +31,7 @@ from fullstride.tasks.classify import Classify
 from fullstride.train import run, run_folder
 from fullstride.train.batches import check_task
 from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.loop import Learner
+from fullstride.train.loop import Trainer, build_trainer
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import FINETUNE
 from fullstride.train.scoring import evaluate, matching_data
@@ -54,9 +54,9 @@ class Empty:
         return iter(())
 
 
-def learner(**changes: Any) -> Learner:
+def learner(**changes: Any) -> Trainer:
     net = zoo.create("genet_tiny")
-    return Learner(net, Classify(), replace(FINETUNE, **changes), 10, None, SINGLE_PROCESS)
+    return build_trainer(net, Classify(), replace(FINETUNE, **changes), 10, None, SINGLE_PROCESS)
 
 
 def timm_without_rate() -> None:

@@ -20,7 +20,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.train import prepare, run, run_folder
 from fullstride.train.batches import training_batches
 from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.loop import Learner
+from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 
@@ -152,7 +152,7 @@ def test_a_step_with_a_head_is_the_same_in_the_fused_form(age_with_head, few_age
         recipe = replace(SHORT, efficiency=efficiency)
         net, pre = prepare.initial_network("tresnet_tiny", age_with_head, few_ages, recipe)
         batches = training_batches(few_ages, age_with_head, pre, recipe)
-        learner = Learner(net.train(), age_with_head, recipe, 4, None, SINGLE_PROCESS)
+        learner = build_trainer(net.train(), age_with_head, recipe, 4, None, SINGLE_PROCESS)
         steps = enumerate(batches.epoch(0))
         losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]
     assert losses["fused"] == pytest.approx(losses["plain"], rel=1e-4)

@@ -21,7 +21,7 @@ from fullstride.tasks.multilabel import MultiLabel, multilabel_focal
 from fullstride.train import prepare, run, run_folder
 from fullstride.train.batches import training_batches
 from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.loop import Learner
+from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, RECIPES
 from fullstride.train.scoring import score_bundle
@@ -196,7 +196,7 @@ def test_mixed_images_have_the_labels_of_both(changes, few_labels):
     recipe = replace(SHORT, **changes)
     net, pre = prepare.initial_network("genet_tiny", task, few_labels, recipe)
     noting = Noting(labels=4)
-    learner = Learner(net.train(), noting, recipe, 4, None, SINGLE_PROCESS)
+    learner = build_trainer(net.train(), noting, recipe, 4, None, SINGLE_PROCESS)
     x, wanted, _ = next(training_batches(few_labels, task, pre, recipe).epoch(0))
     assert learner.step(x, wanted, 0).isfinite()
     (mixed,) = targets
@@ -212,7 +212,7 @@ def test_a_step_is_the_same_in_the_fused_form(few_labels):
         recipe = replace(SHORT, efficiency=efficiency)
         net, pre = prepare.initial_network("tresnet_tiny", task, few_labels, recipe)
         batches = training_batches(few_labels, task, pre, recipe)
-        learner = Learner(net.train(), task, recipe, 4, None, SINGLE_PROCESS)
+        learner = build_trainer(net.train(), task, recipe, 4, None, SINGLE_PROCESS)
         steps = enumerate(batches.epoch(0))
         losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]
     assert losses["fused"] == pytest.approx(losses["plain"], rel=1e-4)

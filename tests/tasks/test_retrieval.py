@@ -29,7 +29,7 @@ from fullstride.tasks.retrieval import Retrieval, RetrievalScore, retrieval_scor
 from fullstride.train import prepare, run
 from fullstride.train.batches import training_batches
 from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.loop import Learner
+from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import score_bundle
@@ -491,7 +491,7 @@ def test_a_step_is_the_same_in_the_fused_form(things):
         recipe = replace(TRIPLET, efficiency=efficiency, embedding_size=6)
         net, pre = prepare.initial_network("tresnet_tiny", task, data, recipe)
         batches = training_batches(data, task, pre, recipe)
-        learner = Learner(net.train(), task, recipe, len(batches), None, SINGLE_PROCESS)
+        learner = build_trainer(net.train(), task, recipe, len(batches), None, SINGLE_PROCESS)
         steps = enumerate(batches.epoch(0))
         losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]
     assert losses["fused"] == pytest.approx(losses["plain"], rel=1e-4)

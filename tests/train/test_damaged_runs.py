@@ -18,7 +18,7 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.tasks.classify import Classify
 from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.loop import Learner
+from fullstride.train.loop import Trainer, build_trainer
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run_folder import load_checkpoint, read_log
 
@@ -37,13 +37,13 @@ TENSORS += [torch.ones(2, dtype=torch.long), torch.empty(0), torch.eye(2).to_spa
 VALUES = [*NUMBERS, "text", None, [], {}, *TENSORS]
 
 
-def learner(recipe: Recipe) -> Learner:
+def learner(recipe: Recipe) -> Trainer:
     torch.manual_seed(0)
     net = Network(replace(SPECS["genet_tiny"], classes=2, stages=SPECS["genet_tiny"].stages[:1]))
-    return Learner(net, Classify(), recipe, 4, None, SINGLE_PROCESS)
+    return build_trainer(net, Classify(), recipe, 4, None, SINGLE_PROCESS)
 
 
-def step(trained: Learner, number: int) -> Tensor:
+def step(trained: Trainer, number: int) -> Tensor:
     x = torch.linspace(0, 1, 4 * 3 * 64).reshape(4, 3, 8, 8)
     return trained.step(x, torch.tensor([0, 1, 0, 1]), number)
 

@@ -33,7 +33,7 @@ from fullstride.train.compute import (
     numerics,
     on_device,
 )
-from fullstride.train.loop import Learner
+from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import training_step
 from fullstride.train.recipes.recipe import Recipe
@@ -91,7 +91,7 @@ def test_fast_algorithms_are_used_within_steps_unless_they_must_be_deterministic
 def test_steps_time_convolutions_unless_they_are_deterministic(deterministic):
     net = zoo.create("genet_tiny", in_channels=1)
     recipe = replace(RECIPE, deterministic=deterministic)
-    learner = Learner(net, find_task(), recipe, 4, None, SINGLE_PROCESS)
+    learner = build_trainer(net, find_task(), recipe, 4, None, SINGLE_PROCESS)
     with learner.numerics():
         assert flags() == (not deterministic, deterministic, False, False)  # on a CPU
 

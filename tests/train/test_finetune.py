@@ -16,10 +16,11 @@ from fullstride.nets.bundle import Bundle
 from fullstride.report.training_progress import plan_lines
 from fullstride.tasks import find_task
 from fullstride.tasks.classify import Classify
-from fullstride.train import linear_probe, run_folder
+from fullstride.train import final_weights, run_folder
+from fullstride.train.averages import BATCH_NORM
 from fullstride.train.batches import training_batches
-from fullstride.train.linear_probe import is_clearly_better
-from fullstride.train.loop import BATCH_NORM, train_epochs
+from fullstride.train.final_weights import is_clearly_better
+from fullstride.train.loop import train_epochs
 from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.recipes.named import FEW_IMAGES, FEW_STEPS, FINETUNE_BATCH, Case, finetune
@@ -123,7 +124,7 @@ def test_a_frozen_run_ends_between_the_probe_and_its_end(start, few_digits, tmp_
 
 
 def test_an_end_that_is_clearly_better_is_not_mixed(start, few_digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(linear_probe, "is_clearly_better", lambda *scores: True)
+    monkeypatch.setattr(final_weights, "is_clearly_better", lambda *scores: True)
     bundle = trained(tmp_path / "run", few_digits, start, FROZEN)
     probe = Bundle.load(tmp_path / "run" / run_folder.PROBE)
     average = run_folder.load_checkpoint(tmp_path / "run")["average"]

@@ -16,18 +16,14 @@ from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import batches, run, run_folder
+from fullstride.train.averages import Average
 from fullstride.train.batches import training_batches
 from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.loop import Learner, train_epochs
-from fullstride.train.optimizer import (
-    Average,
-    build_optimizer,
-    lr_at,
-    lr_scales,
-    momentum_at,
-)
+from fullstride.train.loop import Trainer, build_trainer, train_epochs
+from fullstride.train.optimizer import build_optimizer, lr_scales
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, FINETUNE, RECIPES
+from fullstride.train.schedule import lr_at, momentum_at
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
 SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch_size=16, lr=0.05)
@@ -66,8 +62,8 @@ def test_rates_fall_by_a_factor_from_block_to_block_down_to_the_stem(name):
     assert {scales["head.fc.weight"], scales["head.fc.bias"]} == {4.0}
 
 
-def learner_of(net, recipe, per_epoch=4) -> Learner:
-    return Learner(net.train(), Classify(), recipe.in_epochs(per_epoch), per_epoch, None,
+def learner_of(net, recipe, per_epoch=4) -> Trainer:
+    return build_trainer(net.train(), Classify(), recipe.in_epochs(per_epoch), per_epoch, None,
                    SINGLE_PROCESS)  # fmt: skip
 
 

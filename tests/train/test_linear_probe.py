@@ -10,8 +10,8 @@ from sklearn.linear_model import Ridge
 from fullstride.cli import run as command
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
-from fullstride.train import linear_probe, run_folder
-from fullstride.train.linear_probe import STRENGTHS, features, fit_probe
+from fullstride.train import final_weights, run_folder
+from fullstride.train.final_weights import STRENGTHS, features, fit_probe
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
@@ -96,7 +96,7 @@ def test_a_run_that_gets_better_than_the_probe_ends_as_without_it(
     def fit(features_nd, labels_n, classes):
         return worst._replace(weight_kd=np.zeros((10, features_nd.shape[1])), bias_k=np.arange(10))
 
-    monkeypatch.setattr(linear_probe, "fit_probe", fit)
+    monkeypatch.setattr(final_weights, "fit_probe", fit)
     bundle = trained(tmp_path / "b", few_digits, weights, SHORT)
     for name, value in expected.net.state_dict().items():
         assert torch.equal(value, bundle.net.state_dict()[name])

@@ -14,9 +14,10 @@ from fullstride.data.sampler import LoaderOptions
 from fullstride.nets import fused_form, zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks.classify import Classify
-from fullstride.train import averages, run, run_folder
+from fullstride.train import final_weights, run, run_folder
+from fullstride.train.averages import RunningStatistics
 from fullstride.train.batches import training_batches
-from fullstride.train.loop import RunningStatistics, train_epochs
+from fullstride.train.loop import train_epochs
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.choice import RunOptions
@@ -35,7 +36,9 @@ def statistics(net: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def precise_of(start: PreparedRun, net, **how):
     data, task = start.data, start.task
-    return averages.with_precise_statistics(net, task, data.train, start.pre, start.device, **how)
+    return final_weights.with_precise_statistics(
+        net, task, data.train, start.pre, start.device, **how
+    )
 
 
 def prepared(folder, data, **changes) -> PreparedRun:
@@ -79,7 +82,7 @@ def test_precise_statistics_are_taken_only_where_the_val_is_better(few_digits, t
             if name.endswith("running_var"):
                 value *= scale
         final = FinalNetwork(net, start.val_scores(net))
-        chosen = averages.better_statistics(start, final)
+        chosen = final_weights.better_statistics(start, final)
         assert (chosen.net is not net) == is_better
         assert start.val_scores(chosen.net) == chosen.scores
         assert start.score(chosen.net, few_digits.val).scores["loss"] == pytest.approx(loss)

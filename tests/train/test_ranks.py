@@ -25,7 +25,7 @@ from fullstride.train.compute import (
     init_distributed,
     share_batch_statistics,
 )
-from fullstride.train.loop import Learner
+from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.recipe import Recipe
 
 # The processes find each other whether or not a name server knows this machine.
@@ -58,7 +58,7 @@ def group(tmp_path):
 def test_gradients_of_a_batch_are_averaged_over_processes_once(group, passes):
     net = zoo.create("resnet_rs_tiny", in_channels=1, resolution=16)
     recipe = Recipe(epochs=1, batch_size=16, lr=0.1, grad_accum_steps=passes)
-    learner = Learner(net.train(), find_task(), recipe, 4, None, group)
+    learner = build_trainer(net.train(), find_task(), recipe, 4, None, group)
     elements = []
 
     def count(_, bucket):
@@ -76,8 +76,8 @@ def test_batch_statistics_of_all_processes_need_a_gpu_or_fused_modules(group):
     net = zoo.create("resnet_rs_tiny", in_channels=1, resolution=16)
     recipe = Recipe(epochs=1, batch_size=16, lr=0.1, sync_bn=True)
     with pytest.raises(ValueError, match="recipe.sync_bn of plain modules is for GPUs"):
-        Learner(net, find_task(), recipe, 4, None, group)
-    Learner(net, find_task(), recipe, 4, None, SINGLE_PROCESS)  # one process has them anyway
+        build_trainer(net, find_task(), recipe, 4, None, group)
+    build_trainer(net, find_task(), recipe, 4, None, SINGLE_PROCESS)  # one process has them anyway
 
 
 @pytest.mark.parametrize("name", ["tresnet_tiny", "timm/test_resnet", "timm/test_efficientnet"])

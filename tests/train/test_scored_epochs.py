@@ -15,8 +15,8 @@ from fullstride.io.console import print_note
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
-from fullstride.train import averages, loop, run, run_folder
-from fullstride.train.averages import with_precise_statistics
+from fullstride.train import final_weights, loop, run, run_folder
+from fullstride.train.final_weights import with_precise_statistics
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, RECIPES, finetune, scratch
@@ -211,8 +211,8 @@ def whole(few_digits, tmp_path_factory):
 
 def ingredients(folder):
     """The saved bundles by their epoch."""
-    bundles = [Bundle.load(slot) for slot in sorted((folder / averages.SOUP).iterdir())]
-    return {int(bundle.scores["val"][averages.EPOCH]): bundle for bundle in bundles}
+    bundles = [Bundle.load(slot) for slot in sorted((folder / final_weights.SOUP).iterdir())]
+    return {int(bundle.scores["val"][final_weights.EPOCH]): bundle for bundle in bundles}
 
 
 def same(first, second):
@@ -226,7 +226,7 @@ def test_the_mean_of_weights_and_statistics_is_the_obvious_one():
         net = zoo.create("genet_tiny", in_channels=1, classes=4)
         net.train()(torch.rand(4, 1, 32, 32))
         states.append(net.state_dict())
-    mean = averages.averaged(states)
+    mean = final_weights.averaged(states)
     assert mean.keys() == states[0].keys()
     for name, value in mean.items():
         if value.is_floating_point():
@@ -258,7 +258,7 @@ def test_a_bundle_is_the_average_only_if_its_val_score_is_better(whole):
         saved = ingredients(folder)
         by_quality = [row["epoch"] for row in run_folder.best_rows(rows, TOP1, 3)]
         order = [epoch for epoch in by_quality if epoch in epochs]
-        mean = averages.averaged([saved[epoch].net.state_dict() for epoch in order])
+        mean = final_weights.averaged([saved[epoch].net.state_dict() for epoch in order])
         assert same(mean, final.net.state_dict())
         assert (scores["top1"], -scores["loss"]) > (last["val/top1"], -last["val/loss"])
     else:
@@ -308,7 +308,7 @@ def test_with_precise_statistics_those_of_the_average_are_measured(
     assert not list(rows)
     bundle = Bundle.load(folder / run_folder.BUNDLE)
     assert ", the average of epochs" in bundle.source
-    mean = averages.averaged([each.net.state_dict() for each in ingredients(folder).values()])
+    mean = final_weights.averaged([each.net.state_dict() for each in ingredients(folder).values()])
     net = copy.deepcopy(bundle.net)
     net.load_state_dict(mean)
     how = few_digits.train, bundle.preprocessing, "cpu"
@@ -361,7 +361,7 @@ def test_what_others_wrote_in_the_place_of_an_epoch_is_refused_before_training(
     started = run.train(tmp_path / "run", "genet_tiny", few_digits, NOISY)
     next(started)
     started.close()
-    slot = tmp_path / "run" / averages.SOUP / "3"
+    slot = tmp_path / "run" / final_weights.SOUP / "3"
     slot.mkdir(parents=True)
     (slot / "letter.txt").write_text("words")
     with pytest.raises(ValueError, match=r"letter\.txt"):

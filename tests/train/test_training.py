@@ -37,11 +37,11 @@ from fullstride.train.distill import (
     matching_teacher,
     resized,
 )
-from fullstride.train.loop import Learner, train_epochs
-from fullstride.train.optimizer import lr_at
+from fullstride.train.loop import build_trainer, train_epochs
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.recipes.recipe import Recipe
+from fullstride.train.schedule import lr_at
 from fullstride.train.scoring import evaluate, matching_data
 
 GRAY = Preprocessing(resolution=32, mean=(0.0,), std=(1.0,), crop=1.0)
@@ -566,7 +566,7 @@ def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digit
             by_hand = Classify(0.1).loss(logits, labels) + weight * weighted_triplet(
                 embedding, labels
             )
-        step = Learner(
+        step = build_trainer(
             net.train(),
             Classify(0.1),
             replace(recipe, triplet=weight),

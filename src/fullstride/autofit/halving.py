@@ -25,7 +25,7 @@ from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
 from fullstride.train.autotune import SCORING_SHARE
-from fullstride.train.linear_probe import save_probe
+from fullstride.train.final_weights import save_probe
 from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.run import train

@@ -18,8 +18,8 @@ from fullstride.io.writing import scratch_folder
 from fullstride.report.training_progress import duration
 from fullstride.study.trials import FAILURES, reason
 from fullstride.train import run_folder
-from fullstride.train.averages import MAX_IMAGES
 from fullstride.train.batches import recipe_in_epochs
+from fullstride.train.final_weights import STATISTICS_IMAGES
 from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
 from fullstride.train.recipes.named import MAX_PROBE_CLASSES
@@ -126,7 +126,7 @@ def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
     options = candidate.options(device, job.workers)
     run = prepare(folder, candidate.model, data, named, options)
     times = time_run(run, time.perf_counter() - begin)
-    for_statistics = min(len(data.train), MAX_IMAGES)
+    for_statistics = min(len(data.train), STATISTICS_IMAGES)
     return TrainingTime(
         candidate=candidate.name,
         epochs=epochs_of(named, data),

@@ -54,7 +54,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tables.class_names import permutation
 from fullstride.tasks import common_metric
-from fullstride.train.loop import BATCH_NORM
+from fullstride.train.averages import BATCH_NORM
 
 TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
 CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` compares

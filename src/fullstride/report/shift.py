@@ -12,7 +12,7 @@ from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.report.console_tables import wilson
 from fullstride.tasks import build_head, task_of
 from fullstride.train import run_folder
-from fullstride.train.linear_probe import features
+from fullstride.train.final_weights import features
 from fullstride.train.scoring import SplitScores, load_scores
 
 if TYPE_CHECKING:

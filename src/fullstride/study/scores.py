@@ -11,9 +11,8 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, task_of
 from fullstride.tasks.task import Score
 from fullstride.train import run_folder
-from fullstride.train.averages import batch_norms, of_run
 from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.linear_probe import has_probe, probe_network
+from fullstride.train.final_weights import batch_norms, has_probe, of_run, probe_network
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.run import final_network

@@ -42,7 +42,7 @@ from fullstride.train.compute import (
     keep_freed_memory,
     on_device,
 )
-from fullstride.train.loop import BatchSource, Learner
+from fullstride.train.loop import BatchSource, Trainer, build_trainer
 from fullstride.train.recipes.named import NOMINAL, Case
 from fullstride.train.recipes.recipe import Recipe
 
@@ -169,7 +169,7 @@ def rate(
     batch: int,
 ) -> float:
     """Images/s of training steps on the images of `example`, repeated: the median over blocks."""
-    learner = Learner(
+    learner = build_trainer(
         copy.deepcopy(net).to(device).train(),
         task,
         replace(recipe.in_epochs(1000), freeze_epochs=0.0),
@@ -180,7 +180,7 @@ def rate(
     return statistics.median(timed_steps(learner, repeat(example, batch), SECONDS))
 
 
-def timed_steps(learner: Learner, batch: Batch, seconds: float) -> list[float]:
+def timed_steps(learner: Trainer, batch: Batch, seconds: float) -> list[float]:
     """Images/s of blocks of training steps on one batch on the device, for about `seconds`."""
     numbers = cycle(range(learner.per_epoch))  # the schedule does not go beyond them
 

@@ -1,4 +1,4 @@
-"""How does a network learn? `train_epochs` yields its epochs."""
+"""Trains a network: `train_epochs` yields its epochs, and a `Trainer` takes the steps."""
 
 import math
 import os
@@ -22,6 +22,7 @@ from fullstride.nets.efficiency import is_compiled, is_fused
 from fullstride.nets.layers import avoid_strided_pointwise
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
+from fullstride.train.averages import Average, RunningStatistics
 from fullstride.train.batches import check_task, mix
 from fullstride.train.compute import (
     SINGLE_PROCESS,
@@ -33,12 +34,10 @@ from fullstride.train.compute import (
     share_batch_statistics,
 )
 from fullstride.train.distill import TeacherProbabilities
-from fullstride.train.optimizer import Average, Freezing, build_optimizer, lr_at, momentum_at
+from fullstride.train.optimizer import Freezing, build_optimizer
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run_folder import load_optimizer, load_scaler, read_state
-
-# Does a training diverge? Finite losses that stay far above the first one.
-
+from fullstride.train.schedule import lr_at, set_rates
 
 # A loss is high above FACTOR times the first one plus MARGIN. Healthy losses begin near that of
 # guessing, log(classes) for a classifier, and rarely double; the margin is for those that begin
@@ -73,59 +72,6 @@ class Divergence:
             if self.high >= enough:
                 return index
         return None
-
-
-# What do the running statistics of batch norm forget? The values from before training, at once.
-
-
-BATCH_NORM = nn.modules.batchnorm._BatchNorm
-
-
-class RunningStatistics:
-    """Gives the batches of a step the weight max(momentum, 1 / (step + 1)) in the statistics.
-
-    So the initial values have no weight after the first step, and the statistics are the mean of
-    all batches until 1 / momentum steps are done. With several forward passes in a step, `momentum`
-    is the weight of each in the long run. With `momentum` None the modules stay as they are.
-
-    The modules compute with a constant weight, as a compiler would compile one that changes anew in
-    every step; what they added is scaled after the step. Norms that are not in training mode are
-    left alone. The only state is that of the modules, so that a resumed run goes on exactly.
-    """
-
-    def __init__(self, net: nn.Module, momentum: float | None, passes: int = 1):
-        self.norms: list[BATCH_NORM] = []
-        if momentum is None:
-            return
-        self.norms = [module for module in net.modules() if isinstance(module, BATCH_NORM)]
-        for norm in self.norms:
-            norm.momentum = momentum
-        self.share = 1 - (1 - momentum) ** passes  # of a step, in the long run
-
-    @torch.no_grad()
-    def before(self, step: int) -> None:
-        """Call before the forward passes of `step`, counted from 0."""
-        self.earlier: list[Tensor] = []
-        if not self.norms or self.share * (step + 1) >= 1:
-            return
-        self.statistics = [
-            buffer
-            for norm in self.norms
-            for buffer in (norm.running_mean, norm.running_var)
-            if norm.training and buffer is not None
-        ]
-        if step == 0:
-            for buffer in self.statistics:
-                buffer.zero_()
-        self.earlier = [buffer.clone() for buffer in self.statistics]
-
-    @torch.no_grad()
-    def after(self, step: int) -> None:
-        """Call after the forward passes of `step`."""
-        if self.earlier:
-            scale = 1 / ((step + 1) * self.share)
-            for buffer, earlier in zip(self.statistics, self.earlier, strict=True):
-                buffer.copy_(torch.lerp(earlier, buffer, scale))
 
 
 CHECK_EVERY = 100  # steps between two checks of the losses, each of which waits for the device
@@ -182,58 +128,109 @@ def train_epochs(
     the same. Raises FloatingPointError, with the step, if the loss is not finite.
     """
     recipe = recipe.in_epochs(len(batches))
-    learner = Learner(net, task, recipe, len(batches), teacher, context)
-    with keep_freed_memory(learner.device):
-        yield from run_epochs(learner, batches, resume, checkpoint_every_steps)
+    trainer = build_trainer(net, task, recipe, len(batches), teacher, context)
+    with keep_freed_memory(trainer.device):
+        yield from run_epochs(trainer, batches, resume, checkpoint_every_steps)
 
 
 def run_epochs(
-    learner: "Learner",
+    trainer: "Trainer",
     batches: BatchSource,
     resume: dict[str, Any] | None,
     checkpoint_every_steps: int,
 ) -> Iterator[Checkpoint]:
     """The epochs of `train_epochs`."""
-    net, recipe, context = learner.net, learner.recipe, learner.context
+    net, recipe, context = trainer.net, trainer.recipe, trainer.context
     steps = max(1, round(recipe.epochs * len(batches)))
-    first, start, losses = learner.resume(resume) if resume else (0, 0, [])
+    first, start, losses = trainer.resume(resume) if resume else (0, 0, [])
     for number in range(first, math.ceil(steps / len(batches))):
         net.train()
         if start:
-            net.restore_saved_tensor_choices(learner.saved_tensor_choices)
+            net.restore_saved_tensor_choices(trainer.saved_tensor_choices)
         last = min(len(batches), steps - number * len(batches))  # the last epoch may be partial
         images, wait_s, pause_s = 0, 0.0, 0.0
         epoch_start = step_end = time.perf_counter()
         source = batches.epoch(number, start)
         for index, (x, targets, indices) in enumerate(islice(source, last - start), start + 1):
             wait_s += time.perf_counter() - step_end
-            with learner.numerics(), memory_advice(learner.recipe, learner.device, context):
+            with trainer.numerics(), memory_advice(trainer.recipe, trainer.device, context):
                 step = number * len(batches) + index - 1
-                losses.append(learner.step(x, targets, step, indices))
+                losses.append(trainer.step(x, targets, step, indices))
             images += len(x)
             is_checkpoint = checkpoint_every_steps and index % checkpoint_every_steps == 0
             if index < last and (is_checkpoint or index % CHECK_EVERY == 0):
-                learner.check(list(context.mean(torch.stack(losses))), number)
+                trainer.check(list(context.mean(torch.stack(losses))), number)
                 if is_checkpoint:
                     pause_start = time.perf_counter()
-                    yield Checkpoint(learner.state(number, index, losses))
+                    yield Checkpoint(trainer.state(number, index, losses))
                     pause_s += time.perf_counter() - pause_start
             step_end = time.perf_counter()
         source.close()  # ends a progress bar before the scores are computed
         losses = list(context.mean(torch.stack(losses)))
-        learner.check(losses, number)
+        trainer.check(losses, number)
         loss = torch.stack(losses).mean().item()
         epoch_s = time.perf_counter() - epoch_start - pause_s
-        state = learner.state(number + 1, 0, [])
+        state = trainer.state(number + 1, 0, [])
         lr = lr_at(number + (last - 0.5) / len(batches), recipe)
         rate = context.world_size * images / epoch_s
-        average = cast(Backbone, learner.average.net)
+        average = cast(Backbone, trainer.average.net)
         yield Epoch(state, number, loss, lr, rate, wait_s / epoch_s, average)
         start, losses = 0, []
 
 
-class Learner:
-    """The state of training: the network, its average and the optimizer."""
+def build_trainer(
+    net: Backbone,
+    task: Task,
+    recipe: Recipe,
+    per_epoch: int,
+    teacher: TeacherProbabilities | None = None,
+    context: DistributedContext = SINGLE_PROCESS,
+) -> "Trainer":
+    """The trainer of `net`, whose modules become those of the recipe, in place.
+
+    Raises ValueError, in one line, for what the task or the device excludes.
+    """
+    check_task(task, recipe)
+    device = next(net.parameters()).device
+    recipe = on_device(recipe, device)
+    check_computation(recipe, device)
+    if recipe.deterministic:
+        # cuBLAS requires it for reproducible products
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if device.type == "cpu":
+        avoid_strided_pointwise(net)
+    if recipe.channels_last:
+        net.to(memory_format=channels_last(1 + len(input_shape(net.spec))))
+    shares = recipe.sync_bn and context.is_distributed
+    if is_fused(recipe.efficiency):
+        group = dist.group.WORLD if shares else None
+        fused_form.fused(net, net.spec.source, group, int8=recipe.int8_maps)
+    else:
+        fused_form.plain(net)
+        if shares:
+            share_batch_statistics(net, device)
+    return Trainer(net, task, recipe, per_epoch, teacher, context)
+
+
+def check_computation(recipe: Recipe, device: torch.device) -> None:
+    """Raises ValueError for what is chosen before the first step, and what no CPU computes."""
+    if recipe.efficiency == "auto":
+        raise ValueError(
+            "recipe.efficiency auto is chosen before the first step: use plain, fused, "
+            "plain_compiled or fused_compiled"
+        )
+    if not recipe.grad_accum_steps:
+        raise ValueError("recipe.grad_accum_steps 0 is chosen before the first step: use 1 or more")
+    if device.type == "cpu" and recipe.channels_last and recipe.precision in ("bf16", "fp16"):
+        # With torch 2.15 gradients change from run to run, and some are NaN (docs/log.md).
+        raise ValueError(
+            f"recipe.precision {recipe.precision} with recipe.channels_last is not reliable on "
+            "a CPU: set recipe.precision fp32, or use a GPU"
+        )
+
+
+class Trainer:
+    """The state of training, the network, its average and the optimizer, and its step."""
 
     def __init__(
         self,
@@ -244,46 +241,14 @@ class Learner:
         teacher: TeacherProbabilities | None,
         context: DistributedContext,
     ):
-        check_task(task, recipe)
+        """`net` has the modules of the recipe, see `build_trainer`."""
         self.device = next(net.parameters()).device
-        recipe = on_device(recipe, self.device)
         self.net, self.recipe, self.per_epoch = net, recipe, per_epoch
-        self.divergence = Divergence(max(1, round(recipe.epochs * per_epoch)))
-        self.task = task.with_options(recipe)
-        self.teacher, self.context = teacher, context
-        if recipe.efficiency == "auto":
-            raise ValueError(
-                "recipe.efficiency auto is chosen before the first step: use plain, fused, "
-                "plain_compiled or fused_compiled"
-            )
-        if not recipe.grad_accum_steps:
-            raise ValueError(
-                "recipe.grad_accum_steps 0 is chosen before the first step: use 1 or more"
-            )
-        if recipe.deterministic:
-            # cuBLAS requires it for reproducible products
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        on_cpu = self.device.type == "cpu"
-        if on_cpu and recipe.channels_last and recipe.precision in ("bf16", "fp16"):
-            # With torch 2.15 gradients change from run to run, and some are NaN (docs/log.md).
-            raise ValueError(
-                f"recipe.precision {recipe.precision} with recipe.channels_last is not reliable on "
-                "a CPU: set recipe.precision fp32, or use a GPU"
-            )
+        self.task, self.teacher, self.context = task.with_options(recipe), teacher, context
         self.layout = torch.contiguous_format
-        if on_cpu:
-            avoid_strided_pointwise(net)
         if recipe.channels_last:
             self.layout = channels_last(1 + len(input_shape(net.spec)))
-            net.to(memory_format=self.layout)
-        shares = recipe.sync_bn and context.is_distributed
-        if is_fused(recipe.efficiency):
-            group = dist.group.WORLD if shares else None
-            fused_form.fused(net, net.spec.source, group, int8=recipe.int8_maps)
-        else:
-            fused_form.plain(net)
-            if shares:
-                share_batch_statistics(net, self.device)
+        self.divergence = Divergence(max(1, round(recipe.epochs * per_epoch)))
         self.freezing = Freezing(net, recipe, per_epoch)
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
@@ -329,28 +294,15 @@ class Learner:
         recipe = self.recipe
         if self.freezing.apply(number):
             self.forward = self.build_forward()
-        epoch = (number + 0.5) / self.per_epoch
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr_at(epoch, recipe) * group.get("lr_scale", 1.0)
-            if "momentum" in group:
-                group["momentum"] = momentum_at(epoch, recipe)
+        set_rates(self.optimizer, (number + 0.5) / self.per_epoch, recipe)
         rng = np.random.default_rng([recipe.seed, number])
         torch.manual_seed(int(rng.integers(2**62)) + self.context.rank)
         x = x.contiguous(memory_format=self.layout)
         if recipe.mixup or recipe.cutmix:
             classes = self.net.spec.classes
             x, targets = mix(x, targets, classes, mixup=recipe.mixup, cutmix=recipe.cutmix, rng=rng)
-        indices = torch.arange(len(x)) if indices is None else indices
         self.statistics.before(number)
-        total = torch.zeros((), device=self.device)
-        size = math.ceil(len(x) / recipe.grad_accum_steps)
-        for start in range(0, len(x), size):
-            part = slice(start, start + size)
-            with self.gradients_kept_here(start + size < len(x)):
-                loss = self.loss(x[part], targets[part], number // self.per_epoch, indices[part])
-                loss = loss * (len(x[part]) / len(x))
-                self.scaler.scale(loss).backward()
-            total += loss.detach()
+        loss = self.backward(x, targets, number // self.per_epoch, indices)
         self.statistics.after(number)
         if recipe.clip_norm:
             self.scaler.unscale_(self.optimizer)
@@ -359,9 +311,23 @@ class Learner:
         self.scaler.update()
         self.optimizer.zero_grad()
         self.average.update(number)
+        return loss
+
+    def backward(self, x: Tensor, targets: Any, epoch: int, indices: Tensor | None) -> Tensor:
+        """Add the gradients of a batch, in the recipe's number of passes; returns its loss."""
+        indices = torch.arange(len(x)) if indices is None else indices
+        total = torch.zeros((), device=self.device)
+        size = math.ceil(len(x) / self.recipe.grad_accum_steps)
+        for start in range(0, len(x), size):
+            part = slice(start, start + size)
+            with self.maybe_no_sync(start + size < len(x)):
+                loss = self.loss(x[part], targets[part], epoch, indices[part])
+                loss = loss * (len(x[part]) / len(x))
+                self.scaler.scale(loss).backward()
+            total += loss.detach()
         return total
 
-    def gradients_kept_here(self, more_follow: bool) -> AbstractContextManager[None]:
+    def maybe_no_sync(self, more_follow: bool) -> AbstractContextManager[None]:
         """Processes average their gradients after the last part of a batch only."""
         if more_follow and isinstance(self.module, DistributedDataParallel):
             return self.module.no_sync()

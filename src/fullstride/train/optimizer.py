@@ -1,8 +1,5 @@
-"""How are the weights updated? Optimizer and weight decay, learning rate schedule, average."""
+"""Builds the optimizer of a recipe with its groups of parameters, and freezes layers."""
 
-import copy
-import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,78 +131,6 @@ def has_weight_decay(module: nn.Module, name: str, recipe: Recipe) -> bool:
     if recipe.decay_on == "all_but_norms":
         return not isinstance(module, NORMS)
     return name == "weight" and not isinstance(module, NORMS)
-
-
-# 1-cycle (arXiv:1803.09820) with the defaults of PyTorch's OneCycleLR; TResNet does not state its.
-RISE = 0.3  # fraction of training in which the learning rate rises
-START, END = 1 / 25, 1 / 25e4  # first and last learning rate / the highest
-# how far the momentum falls while the learning rate rises; OneCycleLR: from 0.95 to 0.85
-MOMENTUM_RANGE = 0.1
-
-# Multipliers of the learning rate: a tenth at each step as for ResNets (arXiv:1512.03385), and
-# EfficientNet's 0.97 every 2.4 epochs (arXiv:1905.11946).
-FACTORS = {"steps": 0.1, "exponential": 0.97}
-
-
-def lr_at(epoch: float, recipe: Recipe) -> float:
-    """The learning rate at a time of training, in epochs with fractions, from 0."""
-    if recipe.schedule == "one_cycle":
-        return recipe.lr * one_cycle(epoch / recipe.epochs, START, 1.0, END)
-    if epoch < recipe.warmup_epochs:
-        return recipe.lr * epoch / recipe.warmup_epochs
-    if recipe.schedule in FACTORS:
-        factor = recipe.factor or FACTORS[recipe.schedule]
-        if recipe.schedule == "steps":
-            return recipe.lr * factor ** bisect_right(recipe.milestones, epoch / recipe.epochs)
-        return recipe.lr * factor ** (epoch // recipe.factor_epochs)
-    progress = (epoch - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
-    return recipe.lr * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def momentum_at(epoch: float, recipe: Recipe) -> float:
-    """The momentum at a time of training; with 1-cycle it is lowest at the peak learning rate."""
-    if recipe.schedule != "one_cycle":
-        return recipe.momentum
-    low = max(recipe.momentum - MOMENTUM_RANGE, 0.0)
-    return one_cycle(epoch / recipe.epochs, recipe.momentum, low, recipe.momentum)
-
-
-def one_cycle(progress: float, first: float, middle: float, last: float) -> float:
-    """Half a cosine from `first` to `middle` until `RISE`, then half a cosine to `last`."""
-    if progress < RISE:
-        a, b, share = first, middle, progress / RISE
-    else:
-        a, b, share = middle, last, (progress - RISE) / (1 - RISE)
-    return b + (a - b) * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
-
-
-class Average:
-    """Exponential moving average of weights and batch statistics; integer buffers are copied.
-
-    The decay warms up as min(decay, (1 + step) / (10 + step)), as in TensorFlow, so that the first
-    weights have no weight in the average of a short run. Batch statistics are averaged because
-    those of the last step do not match the activations of averaged weights.
-    """
-
-    def __init__(self, net: nn.Module, decay: float):
-        self.decay = decay
-        self.net = copy.deepcopy(net).eval().requires_grad_(False)
-        pairs = list(zip(self.net.state_dict().values(), net.state_dict().values(), strict=True))
-        self.averaged = [pair for pair in pairs if pair[0].is_floating_point()]
-        self.copied = [pair for pair in pairs if not pair[0].is_floating_point()]
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Add the weights after `step`, counted from 0, to the average."""
-        decay = min(self.decay, (1 + step) / (10 + step)) if self.decay else 0.0
-        averages, weights = [a for a, _ in self.averaged], [b for _, b in self.averaged]
-        lerp = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
-        lerp(averages, weights, 1 - decay)
-        for a, b in self.copied:
-            a.copy_(b)
-
-
-# Which layers do not train? Those that the recipe freezes, and at first all but the classifier.
 
 
 class Freezing:

@@ -13,7 +13,7 @@ from fullstride.measure.environment import choose_device
 from fullstride.nets import fused_form
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, find_task
-from fullstride.train import averages, linear_probe, loop, run_folder
+from fullstride.train import final_weights, loop, run_folder
 from fullstride.train.autotune import TrainingPlan
 from fullstride.train.batches import TrainingBatches
 from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
@@ -33,11 +33,11 @@ def finish(run: PreparedRun) -> None:
     """
     final, results = final_network(run), {}
     if run.recipe.measures_statistics:
-        final = averages.better_statistics(run, final)
+        final = final_weights.better_statistics(run, final)
     if run.recipe.soup:
-        final = averages.better_average(run, final)
+        final = final_weights.better_average(run, final)
     if run.recipe.linear_probe:
-        final = linear_probe.with_probe(run, final)
+        final = final_weights.with_probe(run, final)
     try:
         task, val = run.calibrate(final.net)
         if val:
@@ -128,11 +128,11 @@ def trained_epochs(
     if has_ended:
         return
     if run.recipe.linear_probe and resume is None:
-        linear_probe.save_probe(run)
+        final_weights.save_probe(run)
         if run.recipe.frozen_statistics:
-            linear_probe.begin_with_probe(run)
+            final_weights.begin_with_probe(run)
     run.net.to(run.device)
-    run.context.on_rank_zero(averages.check_slots, run)
+    run.context.on_rank_zero(final_weights.check_slots, run)
     if not run_folder.should_stop_early(rows, run.recipe, run.metric):
         epochs = loop.train_epochs(
             run.net,
@@ -216,7 +216,7 @@ def score_epoch(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]])
         best = run.bundle(epoch.average, {"val": scores})
         run.context.on_rank_zero(best.save, run.folder / run_folder.BEST)
     if run.recipe.soup:
-        run.context.on_rank_zero(averages.save_epoch, run, rows, epoch.average, scores)
+        run.context.on_rank_zero(final_weights.save_epoch, run, rows, epoch.average, scores)
 
 
 def train_network(

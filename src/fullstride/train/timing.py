@@ -20,7 +20,7 @@ from fullstride.measure.protocols import timed_calls
 from fullstride.nets import fused_form
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
-from fullstride.train import averages, linear_probe, run_folder
+from fullstride.train import final_weights, run_folder
 from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, timed_steps
 from fullstride.train.batches import (
     TrainingBatches,
@@ -36,7 +36,7 @@ from fullstride.train.compute import (
     keep_freed_memory,
     on_device,
 )
-from fullstride.train.loop import Learner
+from fullstride.train.loop import Trainer, build_trainer
 from fullstride.train.prepare import PreparedRun, initial_network, prepare
 from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
@@ -180,7 +180,7 @@ def bench_data(
     example = next(batches(8, 0).epoch(0))
     recipe = choose_efficiency(recipe.in_epochs(per_epoch), task, net, example, device)
     whole = replace(recipe, freeze_epochs=0.0)  # also what does not train in the first epochs
-    learner = Learner(net.to(device).train(), task, whole, per_epoch, None, SINGLE_PROCESS)
+    learner = build_trainer(net.to(device).train(), task, whole, per_epoch, None, SINGLE_PROCESS)
     loading = measure_loading(batches, workers, device, seconds, data.train)
     steps = measure_steps(learner, example, min(recipe.batch_size, len(data.train)), seconds)
     return DataBench(
@@ -272,7 +272,7 @@ def long_side(images: Images) -> float:
     return statistics.median([max(picture.size) for _, picture in few.readable()] or [0])
 
 
-def measure_steps(learner: Learner, example: Batch, batch: int, seconds: float) -> TrainingSteps:
+def measure_steps(learner: Trainer, example: Batch, batch: int, seconds: float) -> TrainingSteps:
     """The rate of training steps of `batch` images, which are those of `example`, repeated."""
     samples = timed_steps(learner, repeat(example, batch), seconds)
     return TrainingSteps(
@@ -341,9 +341,9 @@ def recipe_within(
     train, val, test = len(data.train), len(data.val), len(data.test)
     scored = 2 * val + test
     if run.recipe.linear_probe:
-        scored += min(train, linear_probe.MAX_IMAGES) + 2 * val
+        scored += min(train, final_weights.PROBE_IMAGES) + 2 * val
     if run.recipe.measures_statistics:
-        scored += min(train, averages.MAX_IMAGES) + val
+        scored += min(train, final_weights.STATISTICS_IMAGES) + val
     once_s = times.start_s + scored * times.image_s + 3 * times.save_s
     epoch_s = times.steps * times.step_s
     epoch_s += (val * times.image_s + times.save_s) / times.score_every
@@ -370,7 +370,9 @@ def time_run(run: PreparedRun, build_s: float) -> RunTimes:
     try:
         run.net.to(run.device).train()
         recipe = replace(run.resolved, freeze_epochs=0.0)  # in which not all parameters train
-        learner = Learner(run.net, run.task, recipe, len(run.batches), run.teacher, SINGLE_PROCESS)
+        learner = build_trainer(
+            run.net, run.task, recipe, len(run.batches), run.teacher, SINGLE_PROCESS
+        )
         build_s += time.perf_counter() - begin
         step_s, first_s = time_steps(learner, run)
         begin = time.perf_counter()
@@ -391,7 +393,7 @@ def time_run(run: PreparedRun, build_s: float) -> RunTimes:
     )
 
 
-def time_steps(learner: Learner, run: PreparedRun) -> tuple[float, float]:
+def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
     """Seconds of a step with its wait for images, and of the first one.
 
     Steps are timed once the batches that workers prepared during their start are used up.

@@ -28,7 +28,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.tasks.classify import Classify
 from fullstride.train.autotune import CACHE_KEY_FIELDS
 from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.loop import Learner
+from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.named import DIGITS
 
 TINY = ("tresnet_tiny", "resnet_rs_tiny", "genet_tiny")
@@ -188,7 +188,7 @@ def test_a_recipe_that_asks_for_codes_trains_by_them(efficiency, monkeypatch):
     )
     net = Network(replace(SPECS["tresnet_tiny"], classes=10, in_channels=3))
     recipe = replace(DIGITS, efficiency=efficiency, int8_maps=True, mixup=0.0, cutmix=0.0)
-    learner = Learner(net.train(), Classify(), recipe.in_epochs(10), 10, None, SINGLE_PROCESS)
+    learner = build_trainer(net.train(), Classify(), recipe.in_epochs(10), 10, None, SINGLE_PROCESS)
     assert all(m.int8 for m in fused_layers(net))
     assert learner.step(torch.rand(4, 3, 32, 32), torch.arange(4), 0).isfinite()
 
@@ -217,7 +217,7 @@ def test_a_recipe_with_int8_maps_has_them_for_fused_modules_only_and_is_measured
             "recipe.int8_maps is not available for recipe.efficiency plain",
         ),
         (
-            lambda: Learner(
+            lambda: build_trainer(
                 zoo.create("timm/resnet18"),
                 Classify(),
                 replace(DIGITS, efficiency="fused_compiled", int8_maps=True),

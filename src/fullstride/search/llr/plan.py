@@ -31,8 +31,8 @@ from fullstride.search.structures.proposals import Design, fastest, first_design
 from fullstride.search.structures.space import NetSpace, net_space
 from fullstride.study.driver import StudyJob
 from fullstride.study.trials import Trial, TrialKind
-from fullstride.train.averages import MAX_IMAGES
 from fullstride.train.batches import recipe_in_epochs
+from fullstride.train.final_weights import STATISTICS_IMAGES
 from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import Recipe
@@ -376,7 +376,7 @@ def seconds_of(job: SearchJob, run: RunTimes, measured: Recipe, recipe: Recipe) 
     per_epoch = len(job.data.train) / measured.batch_size  # steps of the measured batch
     val_s = run.image_s * len(job.data.val)
     scored_s = (val_s + run.save_s) / run.score_every
-    statistics_s = run.image_s * min(len(job.data.train), MAX_IMAGES)
+    statistics_s = run.image_s * min(len(job.data.train), STATISTICS_IMAGES)
     return (
         run.start_s
         + recipe_in_epochs(job.data, recipe).epochs * (per_epoch * run.step_s + scored_s)
