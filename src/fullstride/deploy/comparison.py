@@ -1,4 +1,4 @@
-"""Does an exported file compute what PyTorch does? Outputs are compared on the same images."""
+"""Compares the outputs of exported files with PyTorch's, and scores files on images."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

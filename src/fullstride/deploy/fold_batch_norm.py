@@ -1,4 +1,4 @@
-"""How does a network compute the same without batch norms? They are folded into convolutions."""
+"""Folds batch norms into the convolutions before them, with the same outputs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

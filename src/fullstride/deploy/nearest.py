@@ -1,4 +1,4 @@
-"""Which images of a gallery are nearest to a picture? An exact search by Euclidean distance.
+"""Finds the images of a gallery that are nearest to a picture, exactly, by Euclidean distance.
 
 A gallery is a store that `fullstride predict --out` wrote for a task whose outputs are embeddings.
 Letters: Q pictures, B images of a block, D values of an embedding.

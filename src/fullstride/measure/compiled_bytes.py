@@ -1,4 +1,4 @@
-"""How many bytes does a compiled training step save for its backward pass? Nothing is run."""
+"""Counts the bytes that a compiled training step saves for its backward pass; nothing is run."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where was a number measured? Device, software and commit, recorded with every measurement."""
+"""Records the device, the software and the commit of every measurement."""
 
 import os
 import platform

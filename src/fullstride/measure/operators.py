@@ -1,4 +1,4 @@
-"""Which operators does a network run, and how much does each compute and move? For one image.
+"""Defines the operators that a network runs for an image, and what each computes and moves.
 
 `tracer.traced` records any module. Without a module, `convolution`, `linear` and `elementwise`
 build the same rows in the order of the forward pass; `merged` makes the two comparable. Nothing

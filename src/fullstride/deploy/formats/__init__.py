@@ -1,4 +1,4 @@
-"""Which formats are there? Each is one file in this folder; this is the table of them."""
+"""Holds the table of formats, each of which is one file in this folder."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What does a format define? How its files are written, detected and opened."""
+"""Defines a format: how its files are written, detected and opened."""
 
 import logging
 import warnings

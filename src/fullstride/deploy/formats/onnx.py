@@ -1,4 +1,4 @@
-"""How does ONNX Runtime run a network? From one .onnx file, in float or int8."""
+"""Writes and opens one .onnx file for ONNX Runtime, in float or int8."""
 
 from collections import Counter
 from pathlib import Path

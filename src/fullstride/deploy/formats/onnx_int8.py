@@ -1,4 +1,4 @@
-"""How does ONNX Runtime compute in int8? The file has pairs of quantize and dequantize nodes."""
+"""Quantizes an ONNX graph to int8 by pairs of quantize and dequantize nodes."""
 
 from collections.abc import Collection, Iterable
 from itertools import chain

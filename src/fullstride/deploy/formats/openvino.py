@@ -1,4 +1,4 @@
-"""How does OpenVINO run a network? From a folder of model.xml, the graph, and model.bin."""
+"""Writes and opens folders of OpenVINO: model.xml, the graph, and model.bin."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""How does TensorRT run a network? From an engine, which is built from an ONNX file for one GPU.
+"""Writes and opens engines of TensorRT, which are built from an ONNX file for one GPU.
 
 A folder of model.onnx and, if TensorRT and a GPU are available and images have one size,
 model.engine. The ONNX file is strongly typed: TensorRT computes each layer in the type of the file.

@@ -1,4 +1,4 @@
-"""How is a network exported for PyTorch? As a graph (pt2), or compiled for this machine (aoti)."""
+"""Writes and opens files of PyTorch: a graph (pt2), or compiled for this machine (aoti)."""
 
 import json
 import zipfile

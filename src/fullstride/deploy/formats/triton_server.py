@@ -1,4 +1,4 @@
-"""How is a network exported for NVIDIA's Triton Inference Server? As a model repository.
+"""Writes a model repository of NVIDIA's Triton Inference Server.
 
 FOLDER/NAME/config.pbtxt, FOLDER/NAME/labels.txt and FOLDER/NAME/1/ with the file of another format.
 """
