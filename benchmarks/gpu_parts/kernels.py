@@ -19,7 +19,7 @@ from fullstride.nets import zoo
 from fullstride.nets.fused import reference
 from fullstride.nets.fused.network import to_fused
 from fullstride.nets.fused.operators import choose
-from fullstride.nets.fused.reference import Affine, Slopes
+from fullstride.nets.fused.reference import Affine, Slopes, Term
 from fullstride.nets.network import Network
 from fullstride.papers.suite import reason
 from gpu_parts.settings import FORMATS, ROOT, Result, Settings, Work, size_bytes
@@ -162,10 +162,12 @@ def kernel_test_module() -> Any:
 def random_inputs(settings: Settings, n: int, c: int, side: int, layout: str) -> Any:
     """Random values for each argument of a pass, in bf16 on the device."""
     torch.manual_seed(0)
-    options: dict[str, Any] = dict(dtype=torch.bfloat16, memory_format=FORMATS[layout])
+    device = settings.device
+    dtype, format = torch.bfloat16, FORMATS[layout]
 
     def maps(side: int = side) -> Tensor:
-        return torch.empty(n, c, side, side, device=settings.device, **options).normal_()
+        map_ = torch.empty(n, c, side, side, dtype=dtype, memory_format=format, device=device)
+        return map_.normal_()
 
     def per_map() -> Tensor:
         return torch.rand(n, c, device=settings.device) + 0.5
@@ -224,7 +226,9 @@ def pass_rates(
         try:
             outputs = call(*arguments)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            tensors = [t for t in (*arguments, *outputs) if isinstance(t, Tensor)]
+            terms = (each if isinstance(each, Term) else (each,) for each in arguments)
+            inside = (each for term in terms for each in term)
+            tensors = [t for t in (*inside, *outputs) if isinstance(t, Tensor)]
             moved = sum(size_bytes(t) for t in tensors if t.ndim == 4)
             rates[f"{name}-{number}"] = moved / seconds(settings, partial(call, *arguments)) / 1e9
         except Exception as error:

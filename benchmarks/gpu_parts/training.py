@@ -14,7 +14,7 @@ from fullstride.measure.bench import BenchOptions, measure_all
 from fullstride.measure.max_batch import Trial, largest, peak_mib, predict, search
 from fullstride.measure.protocols import THROUGHPUT
 from fullstride.measure.workload import Step, StepOptions, compiling, exact_float32
-from fullstride.nets import zoo
+from fullstride.nets import fused_form, zoo
 from fullstride.nets.efficiency import Efficiency
 from fullstride.papers.suite import reason
 from gpu_parts.settings import FORMATS, Result, Settings, Work
@@ -51,7 +51,10 @@ class Form(NamedTuple):
 def training_forms(name: str, timm: str) -> dict[str, Form]:
     """The five ways of training that a recipe has, and timm's network."""
     theirs, ours = partial(zoo.create, f"timm/{timm}"), partial(zoo.create, name)
-    int8 = partial(zoo.create, name, efficiency="fused", int8=True)
+
+    def int8() -> nn.Module:
+        return fused_form.fused(ours(), name, int8=True)
+
     forms = {
         "timm eager": Form(theirs),
         "timm compiled": Form(theirs, compiled=True, eager="timm eager"),
@@ -84,10 +87,12 @@ def inference_forms(name: str, timm: str) -> dict[str, Form]:
 
 
 def padding_forms(name: str, _timm: str) -> dict[str, Form]:
-    forms = {}
-    for padded in (False, True):
-        build = partial(zoo.create, name, padded=padded)
-        suffix = " padded" if padded else ""
+    ours, forms = partial(zoo.create, name), {}
+
+    def padded() -> nn.Module:
+        return fused_form.padded(ours(), name)
+
+    for build, suffix in ((ours, ""), (padded, " padded")):
         forms |= {
             f"plain{suffix}": Form(build),
             f"fused{suffix}": Form(build, "fused"),

@@ -1,4 +1,4 @@
-"""How long does a network take on a device that is not here? Operators, profiles, estimates.
+"""Predicts how long networks take on devices that are not here: operators, profiles, estimates.
 
 Names are imported on first use: a choice among networks whose operators the package has needs no
 PyTorch.
@@ -31,6 +31,7 @@ MODULES = {
     "traced": "fullstride.measure.tracer",
 }
 
+
 __all__ = [
     "Estimate",
     "Estimator",
@@ -49,5 +50,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in MODULES:
-        raise AttributeError(f"{__name__} has no {name!r}: it has {', '.join(__all__)}")
+        raise AttributeError(f"{__name__} has no {name!r}: it has {', '.join(MODULES)}")
     return getattr(import_module(MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""How fast is a GPU of which only the data sheet is known? By profiles of GPUs that were measured.
+"""Derives profiles of GPUs from their data sheets and from profiles of measured GPUs.
 
 The numbers of a profile are shares of a data sheet's rates. On another GPU with the same runtime
 and layout they are about the same: between an RTX 3090 and an RTX 4090 estimates were 9 to 12 %

@@ -1,4 +1,4 @@
-"""Which devices have a profile? Those of the package, and the files of users, by name or path."""
+"""Finds profiles of devices by name or path, and estimates networks by name."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -76,10 +76,7 @@ def profile_from(text: bytes, where: str, name: str) -> Profile:
     return profile_of(sheet, name, [load_profile(basis) for basis in bases])
 
 
-# How long do named networks take? Those of the zoo, of timm, or in the folder of a run.
-#
-# Names in the package's table of operators need no PyTorch, whose import takes longer than the
-# rest.
+# ---- times of networks by name; those in the table of operators need no PyTorch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +183,7 @@ def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str,
     )
 
 
-# How long do networks take relative to each other here? Roughly, before anything is measured.
-
+# ---- rough times relative to each other, before anything is measured
 
 # Relative times on a processor: one thread of a Xeon by `fullstride measure calibrate`,
 # docs/latency.md. Of 15 ONNX files in fp32 from 0.1 to 50 ms the rank correlation of times and

@@ -1,4 +1,4 @@
-"""How long does a network take on a device? Its operators with the numbers of a profile."""
+"""Estimates times of modules and, in bulk, of specs by a profile."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Which numbers of a device explain measured times, and how wrong are they for unseen families?"""
+"""Fits the numbers of a device to measured times, with errors for families left out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Which networks reveal the numbers of a device? Small ones, each with few kinds of operators."""
+"""Builds small networks that reveal the numbers of a device, and times them."""
 
 import re
 import time
@@ -182,8 +182,7 @@ def all_microbenchmarks() -> list[Microbenchmark]:
     return networks
 
 
-# How long does a call take where other processes use the cores as well? By its quiet rounds.
-
+# ---- times by quiet rounds, as other processes may use the cores
 
 QUIET = 0.95  # of the wall time of a quiet round the thread that calls has a core
 QUIET_ROUNDS = 3  # that a wall time needs
@@ -222,8 +221,7 @@ def time_of(rounds: Sequence[Round]) -> dict[str, Any]:
     return dict(seconds=median(seconds), spread=spread(seconds), quiet=share, clock=clock, **both)
 
 
-# How fast could the device at hand be? Its peaks, by its data sheet or measured.
-
+# ---- peaks of the device at hand
 
 # GPUs with these words have a data sheet of their own.
 VARIANT = re.compile(r"\b(PCIE|NVL|TI|SUPER|LAPTOP|SXM2)\b", re.IGNORECASE)

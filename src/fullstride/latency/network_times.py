@@ -1,4 +1,4 @@
-"""What does the model say of a network's time? Estimates with intervals, from its operators."""
+"""Estimates times of networks, with intervals, from their operators and a profile."""
 
 import math
 from collections.abc import Mapping, Sequence

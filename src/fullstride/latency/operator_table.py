@@ -1,4 +1,4 @@
-"""Which operators do named networks run? The package has a table, so that none need be built.
+"""Holds the operators of named networks in a table of the package, so that none need be built.
 
 `estimate` and `choose` read it, as building and tracing take a second for each; it needs no
 PyTorch. `python -m fullstride.latency.operator_table` computes those of the zoo again, after a

@@ -1,4 +1,4 @@
-"""What is known about a device and its runtime? Profiles by name, in JSON, and their files."""
+"""Holds profiles, what is known about a device and its runtime, and their JSON."""
 
 import json
 from collections.abc import Mapping

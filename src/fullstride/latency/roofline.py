@@ -1,4 +1,4 @@
-"""How long does a network take? A roofline: its operators and about ten numbers of a device.
+"""Computes times by a roofline: operators of a network, about ten numbers of a device.
 
 An operator takes as long as its arithmetic or its memory traffic, whichever is slower, combined
 smoothly as the root of the sum of squares. Each launch costs time on the device. An eager runtime

@@ -1,4 +1,4 @@
-"""What do the networks of this package and of timm have in common? `Backbone`."""
+"""Holds `Backbone`, the interface that networks of this package and of timm share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What lies between two feature maps? The stems of the networks and their residual blocks."""
+"""Holds the stems of the networks and their residual blocks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -252,10 +252,7 @@ class SpaceToDepthStem(Stem):
         return self.conv(self.fold(x))
 
 
-# Which network ships? The trained one, with branches that only training needs merged into one.
-#
-# Inference is measured, estimated and exported in this form; a training step has all branches.
-
+# ---- the form that ships, with branches merged that only training needs
 
 METHODS = ("fuse", "reparameterize", "switch_to_deploy")  # of timm's modules, which merge them
 

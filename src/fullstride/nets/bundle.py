@@ -1,4 +1,4 @@
-"""What is a trained network on disk? A folder of `weights.safetensors` and `bundle.json`."""
+"""Saves and loads bundles: folders of `weights.safetensors` and `bundle.json`."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""How are released weights loaded? From the authors' files, timm, torchvision and TensorFlow 1.
+"""Loads released weights: files of authors, timm, torchvision and TensorFlow 1.
 
 Every function compares all names and shapes first and raises ValueError with the difference.
 """

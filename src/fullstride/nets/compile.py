@@ -1,4 +1,4 @@
-"""How is a network compiled for training with activation recomputation, and when is that safe?
+"""Compiles networks for training with activation recomputation, where that is safe.
 
 torch.compile can recompute cheap activations in the backward pass instead of saving them. It would
 draw random masks a second time as well, and the gradients would be wrong without a warning

@@ -1,4 +1,4 @@
-"""How is the optional room `nets.fused` reached? By these functions alone; nothing else imports it.
+"""Reaches the optional room `nets.fused`, which nothing else imports.
 
 Without it a network trains by PyTorch's modules, and what only the room can do is refused.
 """

@@ -1,4 +1,4 @@
-"""How are the weights initialised? One function per paper, or per its code."""
+"""Initialises weights by the rule of each paper, or of its code."""
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""How is a network built from its spec? By `Network(spec)`."""
+"""Builds networks from their specs: `Network(spec)`."""
 
 from dataclasses import replace
 from typing import Literal

@@ -1,4 +1,4 @@
-"""How is an image prepared for a network? A wrong preprocessing costs accuracy without an error."""
+"""Describes how images are prepared for a network; a wrong way costs accuracy without an error."""
 
 import math
 from dataclasses import dataclass
@@ -72,9 +72,6 @@ class Preprocessing:
     @property
     def channels(self) -> int:
         return len(self.mean)
-
-
-# How is a network loaded, and how are images prepared for it? What a user may choose.
 
 
 WeightsKind = Literal["averaged", "raw"]

@@ -1,4 +1,4 @@
-"""What describes a network? Frozen data, `Stage` and `NetSpec`, and their JSON."""
+"""Describes networks as frozen data, `Stage` and `NetSpec`, and as JSON."""
 
 import math
 from collections.abc import Callable, Mapping

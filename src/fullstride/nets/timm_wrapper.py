@@ -1,4 +1,4 @@
-"""How is a network of timm a `Backbone`? By a wrapper with a spec, `features` and `embed`."""
+"""Wraps networks of timm as a `Backbone` with a spec, `features` and `embed`."""
 
 import json
 import math

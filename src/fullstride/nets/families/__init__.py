@@ -1,4 +1,4 @@
-"""Which networks have a name? One file per family; `SPECS` holds them all."""
+"""Names all networks: one file per family, and `SPECS` for all of them."""
 
 from difflib import get_close_matches
 from pathlib import Path

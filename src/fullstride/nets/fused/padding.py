@@ -1,4 +1,4 @@
-"""How do networks of odd widths fill whole tiles? By zero channels up to a multiple of 8.
+"""Pads networks of odd widths with zero channels, so that they fill whole tiles.
 
 Tensor cores and 128-bit loads need multiples of 8 channels; TResNet-L has 76, TResNet-XL 83. The
 weights of a padded channel are zero, so it is zero after its convolution, batch norm and

@@ -1,4 +1,4 @@
-"""Which network and format does a state dict have? Its keys are mapped, names and shapes compared.
+"""Finds the network and format of a state dict, and converts it to fullstride's names.
 
 Weights are matched by name, never by position. A difference is one line in the file's own names.
 """
@@ -17,9 +17,6 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.weights import key_maps
 from fullstride.nets.weights.reader import first_ten, one_line, unwrap
-
-# How do the weights of a network of images begin one of clips? Their kernels get frames.
-
 
 Inflation = Literal["centre", "mean"]
 
@@ -51,8 +48,7 @@ def inflated(
     return result
 
 
-# Which variables does the TensorFlow 1 code of ResNet-RS have? By name, in PyTorch's layout.
-
+# ---- variables of the TensorFlow 1 code of ResNet-RS
 
 AVERAGE = "ExponentialMovingAverage"
 VARIABLES = ("kernel", "bias", "gamma", "beta", "moving_mean", "moving_variance")

@@ -1,4 +1,4 @@
-"""Which released weights does a name stand for? Those of the Hugging Face hub that timm lists."""
+"""Finds released weights by name: those of authors, and those of the hub that timm lists."""
 
 import re
 import socket
@@ -20,9 +20,6 @@ from fullstride.nets.weights.convert import convert, fit
 from fullstride.nets.weights.reader import read_flat
 from fullstride.tables.class_names import imagenet_words
 
-# How are the images of a released file prepared? As its authors evaluate it, by name and shape.
-
-
 HASH = re.compile(r"-[0-9a-f]{8}$")  # at the end of a name, as PyTorch's hub has it
 COPY = re.compile(r" ?\(\d+\)$")  # of a file that was downloaded once more
 
@@ -31,93 +28,50 @@ COPY = re.compile(r" ?\(\d+\)$")  # of a file that was downloaded once more
 GENET_CROP = {192: 192 / 220, 256: 256 / 293}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReleasedFile:
     """A released file, and how its authors prepare images for it."""
 
     pattern: str  # a regular expression of the name without suffix, in lower case
     network: str
-    classes: int = 1000
+    classes: int
     resolution: int  # pixels a side
-    fit: Fit = "crop"
-    crop: float = 0.875
+    fit: Fit
+    crop: float
     source: str
 
 
-def tresnet_files() -> list[ReleasedFile]:
-    zoo = "Alibaba-MIIL/TResNet@aea5f0f"
-    pretrained = "Alibaba-MIIL/ImageNet21K"
-    mirrored = {"m": "80_8", "l": "81_5", "xl": "82_0"}  # timm's copies of the authors' files
-    files = []
-    for size, top1 in mirrored.items():
-        network = f"tresnet_{size}"
-        small = f"{network}(_{top1})?"
-        large = f"{network}_448"
-        files += [
-            ReleasedFile(pattern=small, network=network, resolution=224, source=zoo),
-            ReleasedFile(pattern=large, network=network, resolution=448, fit="squish", source=zoo),
-        ]
-    # The pretraining evaluates by a square resize, and so does what was tuned from it.
-    for network, pattern, classes in (
-        ("tresnet_m", "tresnet_m_miil_(in)?21k", 11_221),
-        ("tresnet_m", "tresnet_m_1k_miil_83_1", 1000),
-        ("tresnet_v2_l", "tresnet_l_v2_miil_(in)?21k", 11_221),
-        ("tresnet_v2_l", "tresnet_l_v2_83_9", 1000),
-    ):
-        files.append(
-            ReleasedFile(
-                pattern=pattern,
-                network=network,
-                classes=classes,
-                resolution=224,
-                fit="squish",
-                source=pretrained,
-            )
-        )
-    cars = ReleasedFile(
-        pattern=r"stanford_cars_tresnet-l-v2(_96_27)?",
-        network="tresnet_v2_l_cars",
-        classes=196,
-        resolution=368,
-        fit="squish",
-        source="Alibaba-MIIL/TResNet#42",
-    )
-    return [*files, cars]
-
-
-def genet_files() -> list[ReleasedFile]:
-    return [
-        ReleasedFile(
-            pattern=f"genet_{size}",
-            network=network,
-            resolution=side,
-            crop=GENET_CROP[side],
-            source="idstcv/GPU-Efficient-Networks@392ebb3",
-        )
-        for size, network, side in (
-            ("small", "genet_light", 192),
-            ("normal", "genet_normal", 192),
-            ("large", "genet_large", 256),
-        )
-    ]
-
-
-def resnet_rs_files() -> list[ReleasedFile]:
-    sides_of = {50: [160], 101: [160, 192], 152: [192, 224, 256], 200: [256], 270: [256]}
-    sides_of |= {350: [256, 320], 420: [320]}
-    return [
-        ReleasedFile(
-            pattern=f"resnet-rs-{depth}-i{side}",
-            network=f"resnet_rs_{depth}",
-            resolution=side,
-            source="tensorflow/tpu@7dc921f",
-        )
-        for depth, sides in sides_of.items()
+TRESNET, IMAGENET_21K = "Alibaba-MIIL/TResNet@aea5f0f", "Alibaba-MIIL/ImageNet21K"
+GENET, RESNET_RS = "idstcv/GPU-Efficient-Networks@392ebb3", "tensorflow/tpu@7dc921f"
+SIDES = {50: (160,), 101: (160, 192), 152: (192, 224, 256), 200: (256,), 270: (256,)}
+SIDES |= {350: (256, 320), 420: (320,)}
+# The numbers in names of TResNet are of timm's copies of the authors' files. The pretraining on
+# ImageNet-21K evaluates by a square resize, and so does what was tuned from it.
+ROWS: list[tuple[str, str, int, int, Fit, float, str]] = [
+    ("tresnet_m(_80_8)?", "tresnet_m", 1000, 224, "crop", 0.875, TRESNET),
+    ("tresnet_m_448", "tresnet_m", 1000, 448, "squish", 0.875, TRESNET),
+    ("tresnet_l(_81_5)?", "tresnet_l", 1000, 224, "crop", 0.875, TRESNET),
+    ("tresnet_l_448", "tresnet_l", 1000, 448, "squish", 0.875, TRESNET),
+    ("tresnet_xl(_82_0)?", "tresnet_xl", 1000, 224, "crop", 0.875, TRESNET),
+    ("tresnet_xl_448", "tresnet_xl", 1000, 448, "squish", 0.875, TRESNET),
+    ("tresnet_m_miil_(in)?21k", "tresnet_m", 11_221, 224, "squish", 0.875, IMAGENET_21K),
+    ("tresnet_m_1k_miil_83_1", "tresnet_m", 1000, 224, "squish", 0.875, IMAGENET_21K),
+    ("tresnet_l_v2_miil_(in)?21k", "tresnet_v2_l", 11_221, 224, "squish", 0.875, IMAGENET_21K),
+    ("tresnet_l_v2_83_9", "tresnet_v2_l", 1000, 224, "squish", 0.875, IMAGENET_21K),
+    (
+        *("stanford_cars_tresnet-l-v2(_96_27)?", "tresnet_v2_l_cars", 196),
+        *(368, "squish", 0.875, "Alibaba-MIIL/TResNet#42"),
+    ),
+    ("genet_small", "genet_light", 1000, 192, "crop", GENET_CROP[192], GENET),
+    ("genet_normal", "genet_normal", 1000, 192, "crop", GENET_CROP[192], GENET),
+    ("genet_large", "genet_large", 1000, 256, "crop", GENET_CROP[256], GENET),
+    *(
+        (f"resnet-rs-{n}-i{side}", f"resnet_rs_{n}", 1000, side, "crop", 0.875, RESNET_RS)
+        for n, sides in SIDES.items()
         for side in sides
-    ]
-
-
-RELEASED = (*tresnet_files(), *genet_files(), *resnet_rs_files())
+    ),
+]
+RELEASED = tuple(ReleasedFile(*row) for row in ROWS)
 
 
 def by_name(path: Path) -> ReleasedFile | None:

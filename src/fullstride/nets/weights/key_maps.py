@@ -1,4 +1,4 @@
-"""What are fullstride's parameters called elsewhere? A key map for each format of released weights.
+"""Maps fullstride's parameters to their names in each format of released weights.
 
 Each is a function of a spec that yields (fullstride's path, the format's path) for every module
 with parameters, the stem's convolution first. It yields less where the format lacks the network.
@@ -66,9 +66,36 @@ def conv_norm(path: str, conv: str, norm: str) -> Pairs:
     yield f"{path}.norm", norm
 
 
-def squeeze_excite(block: str, theirs: str) -> Pairs:
-    yield f"{block}.branch.se.reduce", f"{theirs}.fc1"
-    yield f"{block}.branch.se.expand", f"{theirs}.fc2"
+def block_names(
+    spec: NetSpec, block: str, conv: str, norm: str, down: tuple[str, str], *, se: bool = True
+) -> Pairs:
+    """The names of all blocks, or of none from the first gate on if the format has no `se`.
+
+    Templates of names: of a block, below it of its convolutions and their norms, and of the
+    convolution and the norm of its projection. {stage} counts from 1 and {number} from 0, {listed}
+    from the authors' third module; {conv} is our name of a convolution, {from_1} its number, and
+    {first} and {second} the places of it and of its norm in a list with activations. {pooled} is
+    the place of a projection behind a pool, {blurred} the level that a blur adds.
+    """
+    for at in block_locations(spec):
+        if at.se and not se:
+            return
+        values = {"ours": at.path, "stage": at.stage + 1, "number": at.number}
+        values |= {"listed": at.stage + 3, "pooled": 1 if at.strided else 0}
+        theirs = block.format(**values)
+        for place, ours in enumerate(at.convs):
+            each = values | {"conv": ours, "first": 3 * place}
+            each |= {"from_1": place + 1, "second": 3 * place + 1}
+            each["kind"] = "kxk" if len(at.convs) == 2 or place == 1 else "1x1"
+            each["blurred"] = ".0" if ours == at.strided else ""
+            names = (f"{theirs}.{name.format(**each)}" for name in (conv, norm))
+            yield from conv_norm(f"{at.path}.branch.{ours}", *names)
+        if at.se:
+            yield f"{at.path}.branch.se.reduce", f"{theirs}.se.fc1"
+            yield f"{at.path}.branch.se.expand", f"{theirs}.se.fc2"
+        if at.projected:
+            names = (f"{theirs}.{name.format(**values)}" for name in down)
+            yield from conv_norm(f"{at.path}.shortcut.project", *names)
 
 
 def layer_paths(spec: NetSpec) -> tuple[str, ...]:
@@ -121,34 +148,17 @@ def timm(spec: NetSpec) -> Pairs:
 
 def timm_tresnet(spec: NetSpec) -> Pairs:
     yield from conv_norm("stem.conv", "body.conv1.conv", "body.conv1.bn")
-    for location in block_locations(spec):
-        block = f"body.layer{location.stage + 1}.{location.number}"
-        for conv in location.convs:
-            yield from conv_norm(
-                f"{location.path}.branch.{conv}", f"{block}.{conv}.conv", f"{block}.{conv}.bn"
-            )
-        if location.se:
-            yield from squeeze_excite(location.path, f"{block}.se")
-        if location.projected:
-            down = f"{block}.downsample.{1 if location.strided else 0}"
-            yield from conv_norm(f"{location.path}.shortcut.project", f"{down}.conv", f"{down}.bn")
+    down = "downsample.{pooled}.conv", "downsample.{pooled}.bn"
+    block = "body.layer{stage}.{number}"
+    yield from block_names(spec, block, "{conv}.conv", "{conv}.bn", down)
     yield "head.fc", "head.fc"
 
 
 def timm_gernet(spec: NetSpec) -> Pairs:
     yield from conv_norm("stem.conv", "stem.conv", "stem.bn")
-    for location in block_locations(spec):
-        if location.se:
-            return
-        kinds = ("kxk", "kxk") if len(location.convs) == 2 else ("1x1", "kxk", "1x1")
-        for conv, kind in zip(location.convs, kinds, strict=False):
-            theirs = f"{location.path}.{conv}_{kind}"
-            yield from conv_norm(f"{location.path}.branch.{conv}", f"{theirs}.conv", f"{theirs}.bn")
-        if location.projected:
-            theirs = f"{location.path}.shortcut"
-            yield from conv_norm(
-                f"{location.path}.shortcut.project", f"{theirs}.conv", f"{theirs}.bn"
-            )
+    down = "shortcut.conv", "shortcut.bn"
+    conv, norm = "{conv}_{kind}.conv", "{conv}_{kind}.bn"
+    yield from block_names(spec, "{ours}", conv, norm, down, se=False)
     if spec.head_width:
         yield from conv_norm("head.conv", "final_conv.conv", "final_conv.bn")
     yield "head.fc", "head.fc"
@@ -164,19 +174,8 @@ def timm_resnet(spec: NetSpec) -> Pairs:
     if spec.stem is DeepConvStem:
         yield from conv_norm("stem.pool", "maxpool.0", "maxpool.1")
     first = 1 if spec.style.average_shortcut else 0
-    for location in block_locations(spec):
-        block = f"layer{location.stage + 1}.{location.number}"
-        for number, conv in enumerate(location.convs, 1):
-            yield from conv_norm(
-                f"{location.path}.branch.{conv}", f"{block}.conv{number}", f"{block}.bn{number}"
-            )
-        if location.se:
-            yield from squeeze_excite(location.path, f"{block}.se")
-        if location.projected:
-            down = f"{block}.downsample"
-            yield from conv_norm(
-                f"{location.path}.shortcut.project", f"{down}.{first}", f"{down}.{first + 1}"
-            )
+    down = f"downsample.{first}", f"downsample.{first + 1}"
+    yield from block_names(spec, "layer{stage}.{number}", "conv{from_1}", "bn{from_1}", down)
     yield "head.fc", "fc"
 
 
@@ -193,41 +192,22 @@ def official(spec: NetSpec) -> Pairs:
 def official_tresnet(spec: NetSpec) -> Pairs:
     """Alibaba-MIIL/TResNet, ASL, ImageNet21K. A convolution before a blur is one level deeper."""
     yield from conv_norm("stem.conv", "body.conv1.0", "body.conv1.1")
-    for location in block_locations(spec):
-        block = f"body.layer{location.stage + 1}.{location.number}"
-        for conv in location.convs:
-            theirs = f"{block}.{conv}.0" if conv == location.strided else f"{block}.{conv}"
-            yield from conv_norm(f"{location.path}.branch.{conv}", f"{theirs}.0", f"{theirs}.1")
-        if location.se:
-            yield from squeeze_excite(location.path, f"{block}.se")
-        if location.projected:
-            down = f"{block}.downsample.{1 if location.strided else 0}"
-            yield from conv_norm(f"{location.path}.shortcut.project", f"{down}.0", f"{down}.1")
+    down = "downsample.{pooled}.0", "downsample.{pooled}.1"
+    conv, norm = "{conv}{blurred}.0", "{conv}{blurred}.1"
+    yield from block_names(spec, "body.layer{stage}.{number}", conv, norm, down)
     yield "head.fc", "head.fc"
 
 
 def official_genet(spec: NetSpec) -> Pairs:
     """idstcv/GPU-Efficient-Networks: one list of modules, in which activations are counted."""
     yield from conv_norm("stem.conv", "module_list.0.netblock", "module_list.1.netblock")
-    for location in block_locations(spec):
-        if location.se:
-            return
-        stage = f"module_list.{location.stage + 3}"
-        for number, conv in enumerate(location.convs):
-            theirs = f"{stage}.conv_list.{location.number}"
-            yield from conv_norm(
-                f"{location.path}.branch.{conv}",
-                f"{theirs}.{3 * number}",
-                f"{theirs}.{3 * number + 1}",
-            )
-        if location.projected:
-            theirs = f"{stage}.shortcut_list.{location.number}"
-            yield from conv_norm(f"{location.path}.shortcut.project", f"{theirs}.0", f"{theirs}.1")
+    down = "shortcut_list.{number}.0", "shortcut_list.{number}.1"
+    conv, norm = "conv_list.{number}.{first}", "conv_list.{number}.{second}"
+    yield from block_names(spec, "module_list.{listed}", conv, norm, down, se=False)
     if spec.head_width:
         after = len(spec.stages) + 3
-        yield from conv_norm(
-            "head.conv", f"module_list.{after}.netblock", f"module_list.{after + 1}.netblock"
-        )
+        names = f"module_list.{after}.netblock", f"module_list.{after + 1}.netblock"
+        yield from conv_norm("head.conv", *names)
     yield "head.fc", "fc_linear"
 
 

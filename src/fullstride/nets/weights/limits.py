@@ -1,4 +1,4 @@
-"""Is a file of weights cheap enough to open? What it claims is bounded before libraries read it.
+"""Bounds what a file of weights may cost, before libraries read it.
 
 Small files can ask for endless work: a dictionary whose key is a tuple that holds itself twice, and
 so on, or a header with a million tensors of no elements.

@@ -1,4 +1,4 @@
-"""Which tensors are in a file? The content decides how it is read, and no code in it is run."""
+"""Reads tensors from files of weights, whose content decides how, and runs no code in them."""
 
 import pickle
 import warnings
@@ -23,8 +23,6 @@ from fullstride.nets.weights.limits import (
     zip_members,
 )
 
-# How is text from a file shown in an error? Printable, in one line, and short.
-
 
 def one_line(text: str) -> str:
     """Text from a file, printable and short enough for an error."""
@@ -37,8 +35,7 @@ def first_ten(lines: list[str]) -> str:
     return ", ".join(one_line(line) for line in lines[:10]) + more
 
 
-# Which tensors of a checkpoint are the network's? Its wrappers and prefixes are removed.
-
+# ---- wrappers and prefixes of checkpoints
 
 # Names that training programs give to the weights of the last step, and to their average. The last
 # of each are those of our own checkpoint.pt.
