@@ -23,6 +23,7 @@ import timm
 from latency_budgets import Oversteps, budgets_section, oversteps
 from latency_moves import UNSEEN, Move, moves, moves_section
 from latency_others import Others, evaluate_others, others_section
+from latency_spreads import fit_spreads, inside
 from latency_tables import (
     TABLES,
     Case,
@@ -39,8 +40,6 @@ from fullstride.latency import Profile, save_profile
 from fullstride.latency.fitting import (
     error,
     fit,
-    fit_spreads,
-    inside,
     interval,
     left_out,
     resolvable_ratio,

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 import timm
+from latency_spreads import ASSUMED, ASSUMED_COMPILED, FULL_BATCH
 from timm.models.efficientnet import _gen_mobilenet_v2
 from torch import nn
 
 from fullstride.io.writing import Output, atomic_write, begins_with
 from fullstride.latency import Operators, traced
 from fullstride.latency.device_sheets import DeviceSheet
-from fullstride.latency.fitting import ASSUMED, ASSUMED_COMPILED, FULL_BATCH, PRIORS, Parameters
+from fullstride.latency.fitting import PRIORS, Parameters
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.roofline import Machine
 from fullstride.measure.operators import KIND

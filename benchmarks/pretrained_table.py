@@ -16,7 +16,7 @@ About 300 rows are kept:
   multiply-adds or activations. The weights that the zoo's own names stand for, and some families
   that are in use everywhere, are kept.
 
-New architectures need `python -m fullstride.latency.operator_table` afterwards.
+New architectures need `python benchmarks/write_operator_table.py` afterwards.
 """
 
 import argparse

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from latency_spreads import FULL_BATCH
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -23,7 +24,6 @@ from fullstride.latency import (
     traced,
 )
 from fullstride.latency.fitting import (
-    FULL_BATCH,
     PRIORS,
     Parameters,
     error,

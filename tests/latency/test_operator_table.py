@@ -6,12 +6,13 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+import write_operator_table
+from write_operator_table import derive
 
 from fullstride import tables
 from fullstride.latency import operator_table
 from fullstride.latency.operator_table import (
     TRAINING,
-    derive,
     find_operators,
     key_of,
     own_resolution,
@@ -91,7 +92,7 @@ assert used.ru_utime + used.ru_stime < 20
 def test_what_is_encoded_is_decoded():
     keys = [("resnet50", 224), ("genet_large", 256), ("timm/mixnet_l", 224)]
     networks = {key_of(*key): find_operators(*key) for key in keys}
-    columns, spans, sides = operator_table.decode(operator_table.encode(networks, {"a": 96}))
+    columns, spans, sides = operator_table.decode(write_operator_table.encode(networks, {"a": 96}))
     assert list(spans) == list(networks)
     assert sides == {"a": 96}
     for key, (begin, end) in spans.items():
@@ -101,9 +102,9 @@ def test_what_is_encoded_is_decoded():
 @pytest.mark.slow
 def test_the_command_writes_the_table_of_the_package_again(tmp_path, monkeypatch):
     before = operator_table.table()
-    monkeypatch.setattr(operator_table, "PATH", tmp_path / "operators.xz")
-    monkeypatch.setattr(sys, "argv", ["operator_table"])
-    operator_table.main()
+    monkeypatch.setattr(write_operator_table, "PATH", tmp_path / "operators.xz")
+    monkeypatch.setattr(sys, "argv", ["write_operator_table"])
+    write_operator_table.main()
     after = operator_table.decode((tmp_path / "operators.xz").read_bytes())
     assert after.sides == before.sides
     assert after.spans.keys() == before.spans.keys()
@@ -114,10 +115,10 @@ def test_the_command_writes_the_table_of_the_package_again(tmp_path, monkeypatch
 
 def test_a_pattern_that_matches_no_network_is_one_line_and_writes_nothing(tmp_path, monkeypatch):
     operator_table.table()  # read before the path changes
-    monkeypatch.setattr(operator_table, "PATH", tmp_path / "operators.xz")
-    monkeypatch.setattr(sys, "argv", ["operator_table", "repvgg*"])
+    monkeypatch.setattr(write_operator_table, "PATH", tmp_path / "operators.xz")
+    monkeypatch.setattr(sys, "argv", ["write_operator_table", "repvgg*"])
     with pytest.raises(SystemExit, match=r"repvgg\* matches no network"):
-        operator_table.main()
+        write_operator_table.main()
     assert not [*tmp_path.iterdir()]
 
 

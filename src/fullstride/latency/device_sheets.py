@@ -243,8 +243,8 @@ def measured_of(row: Mapping[str, str]) -> MeasuredTime:
         ms = 1e3 / rate
     else:
         raise ValueError("images_per_s 0: give a rate above 0")
-    sizes = dict(resolution=int(row["img_size"]), batch=int(row["batch"]))
-    return MeasuredTime(network=row["model"], ms_per_image=ms, **sizes)
+    side, batch = int(row["img_size"]), int(row["batch"])
+    return MeasuredTime(network=row["model"], resolution=side, batch=batch, ms_per_image=ms)
 
 
 def corrected(

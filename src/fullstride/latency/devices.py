@@ -167,20 +167,20 @@ def named_work(
 
 def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str, Any]:
     """The profile and a row for each network, ready for JSON."""
-    return dict(
-        profile=profile.to_dict(),
-        estimates=[
-            dict(
-                network=row.network,
-                resolution=row.resolution,
-                images_per_s=row.estimate.images_per_s,
+    return {
+        "profile": profile.to_dict(),
+        "estimates": [
+            {
+                "network": row.network,
+                "resolution": row.resolution,
+                "images_per_s": row.estimate.images_per_s,
                 **{key: value for key, value in asdict(row.estimate).items() if key != "unfitted"},
-                ties=[rows[line].network for line in row.ties if line != number],
-                not_fitted_on=row.estimate.unfitted,
-            )
+                "ties": [rows[line].network for line in row.ties if line != number],
+                "not_fitted_on": row.estimate.unfitted,
+            }
             for number, row in enumerate(rows)
         ],
-    )
+    }
 
 
 # ---- rough times relative to each other, before anything is measured

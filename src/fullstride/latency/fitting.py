@@ -2,22 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares, minimize
+from scipy.optimize import least_squares
 from scipy.stats import t as student
 
-from fullstride.latency.roofline import (
-    MEMORY,
-    NORMAL_95,
-    REST,
-    SHARES,
-    PeakTimes,
-    bounds,
-    sensitivities,
-    times,
-)
+from fullstride.latency.roofline import SHARES, PeakTimes, sensitivities, times
 
 # Median, and standard deviation of the logarithm, before any measurement. They are weak, but decide
 # where none of the fitted networks has such an operator.
@@ -36,13 +26,6 @@ PRIORS: dict[str, tuple[float, float]] = {
     "start_us": (400, 1.0),
     "image_us": (30, 0.5),
 }
-# The numbers that times of full batches determine, and those that they do not: launches take under
-# a tenth of such a batch. Device time of a launch: V100, the one eager table with small batches.
-# Host time: between the 56 us of that table, of PyTorch in 2020, and 10 us; 90 % are 9 to 67.
-FULL_BATCH = ("dense", "1x1", "depthwise", "group_channels", *MEMORY)
-ASSUMED = {"launch_us": (3.0, 0.5), "host_us": (25.0, 0.6)}
-# A compiled network calls its kernels without PyTorch's dispatch; nothing here has measured it.
-ASSUMED_COMPILED = {**ASSUMED, "host_us": (10.0, 0.8)}
 NOISE = 0.1  # of the logarithm of a time: errors beyond it count linearly
 
 
@@ -81,12 +64,13 @@ def fit(work: PeakTimes, seconds: np.ndarray, parameters: Parameters) -> dict[st
         return np.concatenate([slopes / NOISE, np.diag(1 / deviation)])
 
     start = np.minimum(prior, upper - 1e-3)  # inside of the bounds
-    options: dict[str, Any] = dict(bounds=(-np.inf, upper), loss="soft_l1", max_nfev=100)
     result = least_squares(
         errors,
         start,
         jacobian,  # pyright: ignore[reportArgumentType]
-        **options,
+        bounds=(-np.inf, upper),
+        loss="soft_l1",
+        max_nfev=100,
     )
     return parameters.numbers(result.x)
 
@@ -128,60 +112,6 @@ def interval(
     deviation = float(np.sqrt(weight @ (correction * (means - middle) ** 2 + within)))
     reach = deviation * float(student.ppf(0.95, max(len(names) - 1, 1)))
     return float(np.exp(middle - reach)), float(np.exp(middle + reach))
-
-
-def fit_spreads(
-    sensitive: np.ndarray, errors: np.ndarray, families: np.ndarray, parameters: Parameters
-) -> dict[str, float]:
-    """Standard deviations of the logarithms of numbers, for networks of families not fitted.
-
-    `sensitive`: `roofline.sensitivities` to the fitted numbers, (networks, numbers). `errors`:
-    log(measured / estimate) by numbers that were fitted without a network's family. The variance of
-    an error is the sum of squares of its sensitivities times the deviations, and of a deviation
-    that no number explains (`REST`). They are the most likely ones, where each family counts as one
-    sample. A number is known better after a fit than before: its deviation is half that of its
-    prior where no network shows it, and at most that of the prior. Assumed numbers keep theirs.
-    """
-    names, place, size = np.unique(families, return_inverse=True, return_counts=True)
-    weights = 1 / size[place]
-    squares = np.column_stack([sensitive**2, np.ones(len(errors))])
-    before = [parameters.priors[name][1] for name in parameters.names]
-    expected = np.log([*(deviation / 2 for deviation in before), NOISE])
-    limits = [(None, np.log(deviation)) for deviation in before] + [(None, None)]
-
-    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        own = np.exp(2 * x)
-        variance = squares @ own
-        value = weights @ (np.log(variance) + errors**2 / variance) + ((x - expected) ** 2).sum()
-        slope = squares.T @ (weights * (1 / variance - errors**2 / variance**2)) * own
-        return 0.5 * float(value), slope + x - expected
-
-    result = minimize(objective, expected, jac=True, method="L-BFGS-B", bounds=limits)
-    # Student's t with few families, and a new draw around a mean of few
-    freedom = max(len(names) - 1, 1)
-    factor = float(student.ppf(0.95, freedom)) / NORMAL_95 * np.sqrt(1 + 2 / freedom)
-    spreads = dict(
-        zip((*parameters.names, REST), (factor * np.exp(result.x)).tolist(), strict=True)
-    )
-    return spreads | {name: deviation for name, (_, deviation) in parameters.assumed.items()}
-
-
-def inside(
-    work: PeakTimes,
-    numbers: Mapping[str, float],
-    errors: np.ndarray,
-    families: np.ndarray,
-    parameters: Parameters,
-) -> np.ndarray:
-    """Which errors are in the 90 % interval that the errors of the other families give."""
-    sensitive = sensitivities(work, numbers, parameters.names)
-    result = np.empty(len(errors), dtype=bool)
-    for family in np.unique(families):
-        own = families == family
-        spreads = fit_spreads(sensitive[~own], errors[~own], families[~own], parameters)
-        low, high = np.log(bounds(work.select(own), numbers, spreads))
-        result[own] = (low <= errors[own]) & (errors[own] <= high)
-    return result
 
 
 def resolvable_ratio(

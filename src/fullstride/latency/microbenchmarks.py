@@ -83,8 +83,8 @@ def repeated(width: int, patch: int, depth: int, *makers: Callable[[], nn.Module
 def convolutions(
     width: int, patch: int, depth: int, kernel: int = 3, groups: int = 1, norm: Any = nn.BatchNorm2d
 ) -> nn.Sequential:
-    options: dict[str, Any] = dict(padding=kernel // 2, groups=groups, bias=False)
-    conv = partial(nn.Conv2d, width, width, kernel, **options)
+    padding = kernel // 2
+    conv = partial(nn.Conv2d, width, width, kernel, padding=padding, groups=groups, bias=False)
     return repeated(width, patch, depth, conv, partial(norm, width), nn.ReLU)
 
 
@@ -146,10 +146,10 @@ def all_microbenchmarks() -> list[Microbenchmark]:
     for width, patch, groups in ((128, 8, 16), (128, 8, 4), (256, 16, 16), (512, 32, 8)):
         add("grouped", f"{width} by {groups}", convolutions, width, patch, 4, 3, groups)
     shapes = ((1, 64, 1), (1, 128, 2), (1, 256, 2)), ((2, 128, 2), (2, 256, 2))
-    se, plain, inverted = SE(at="out", ratio=1 / 4), Style(), dict(ratio=3, group_width=1)
+    se, plain, inverted = SE(at="out", ratio=1 / 4), Style(), {"ratio": 3, "group_width": 1}
     blurred = Style(blur=True, slope=0.01)
     for sizes in shapes:
-        name, quarter = f"{sizes[-1][1]} {len(sizes)}", dict(ratio=1 / 4)
+        name, quarter = f"{sizes[-1][1]} {len(sizes)}", {"ratio": 1 / 4}
         add("basic", name, residual, Basic, PoolStem, plain, *sizes)
         add("bottleneck", name, residual, Bottleneck, DeepConvStem, plain, *sizes, **quarter)
         add("inverted", name, residual, Bottleneck, DeepConvStem, plain, *sizes, **inverted)
@@ -218,7 +218,12 @@ def time_of(rounds: Sequence[Round]) -> dict[str, Any]:
     clock = "wall" if by_wall else "cpu"
     both = {key: median(getattr(each, key) for each in rounds) for key in ("wall_s", "cpu_s")}
     share = len(quiet) / len(rounds)
-    return dict(seconds=median(seconds), spread=spread(seconds), quiet=share, clock=clock, **both)
+    return both | {
+        "seconds": median(seconds),
+        "spread": spread(seconds),
+        "quiet": share,
+        "clock": clock,
+    }
 
 
 # ---- peaks of the device at hand
@@ -269,7 +274,7 @@ def peaks(device: torch.device, precision: Precision) -> tuple[float, float]:
     """
     gpu = device.type == "cuda"
     side, images, sizes = (8192, 64, (2**28,)) if gpu else (2048, 1, (2**20, 2**24))
-    kind: Any = dict(device=device, dtype=getattr(torch, precision))
+    kind: Any = {"device": device, "dtype": getattr(torch, precision)}
     a, b = torch.randn(side, side, **kind), torch.randn(side, side, **kind)
     maps, kernel = torch.randn(images, 256, 64, 64, **kind), torch.randn(256, 256, 3, 3, **kind)
     macs = images * 256 * 256 * 9 * 62 * 62  # without padding

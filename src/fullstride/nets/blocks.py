@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -118,10 +119,10 @@ class Basic(Block):
     """k x k -> k x k: dense and wide, for the early stages. Without SE it is GENet's XX block."""
 
     def parts(self, c_in, c_out, inner, kernel, stride, groups, se, style):
-        down = dict(stride=stride, groups=groups, slope=style.slope, blur=style.blur)
+        down = partial(ConvNorm, stride=stride, groups=groups, slope=style.slope, blur=style.blur)
         frame = style.within_frame
         parts: list[tuple[str, nn.Module]] = [
-            ("conv1", ConvNorm(c_in, inner, kernel, time_kernel=style.time_kernel, **down)),
+            ("conv1", down(c_in, inner, kernel, time_kernel=style.time_kernel)),
             ("conv2", ConvNorm(inner, c_out, kernel, groups=groups, time_kernel=frame)),
         ]
         if style.self_gate:
@@ -135,11 +136,11 @@ class Bottleneck(Block):
     """1 x 1 -> k x k -> 1 x 1: classic if narrow inside (GENet's BL), inverted if wide (its DW)."""
 
     def parts(self, c_in, c_out, inner, kernel, stride, groups, se, style):
-        down = dict(stride=stride, groups=groups, slope=style.slope, blur=style.blur)
+        down = partial(ConvNorm, stride=stride, groups=groups, slope=style.slope, blur=style.blur)
         frame = style.within_frame
         parts: list[tuple[str, nn.Module]] = [
             ("conv1", ConvNorm(c_in, inner, 1, slope=style.slope, time_kernel=style.time_kernel)),
-            ("conv2", ConvNorm(inner, inner, kernel, time_kernel=frame, **down)),
+            ("conv2", down(inner, inner, kernel, time_kernel=frame)),
             ("conv3", ConvNorm(inner, c_out, 1, time_kernel=frame)),
         ]
         if style.self_gate:
