@@ -6,6 +6,7 @@ images, with T before H and W.
 """
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,13 +50,15 @@ class ConvNorm(nn.Module):
         super().__init__()
         time_stride, stride = stride if isinstance(stride, tuple) else (1, stride)
         step = 1 if blur else stride
-        conv, norm, kernels, strides = nn.Conv2d, nn.BatchNorm2d, (kernel, kernel), (step, step)
+        conv: Any = nn.Conv2d
+        norm: Any = nn.BatchNorm2d
+        kernels, strides = (kernel, kernel), (step, step)
         if time_kernel:
             conv, norm = nn.Conv3d, nn.BatchNorm3d
             kernels, strides = (time_kernel, *kernels), (time_stride, *strides)
         padding = tuple(size // 2 for size in kernels)
-        self.conv = conv(c_in, c_out, kernels, strides, padding, groups=groups, bias=False)  # pyright: ignore
-        self.norm = norm(c_out)  # pyright: ignore[reportAttributeAccessIssue]
+        self.conv = conv(c_in, c_out, kernels, strides, padding, groups=groups, bias=False)
+        self.norm = norm(c_out)
         self.act = activation(slope)
         self.slope = slope
         self.blur = BlurPool(c_out) if blur and stride == 2 else nn.Identity()
