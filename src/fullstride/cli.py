@@ -19,7 +19,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
 import fullstride
-from fullstride.commands import COMMANDS, GROUPS, USUAL
+from fullstride.commands import COMMANDS, GROUPS, USUAL, VALUES
 from fullstride.io.console import (
     LostOutputError,
     Output,
@@ -56,7 +56,7 @@ RecipeName = Annotated[
         metavar="NAME",
         help="A named recipe, or that of a run, a bundle or a JSON file; by default digits for "
         "the digits, else finetune with --weights and scratch without. The numbers of these two "
-        "follow the number of images.",
+        "follow the number of images. --recipe.help lists the names.",
     ),
 ]
 
@@ -217,7 +217,7 @@ def print_help(name: str, arguments: Sequence[str]) -> None:
             return
         recipe = named.recipe
     prog, usual = f"fullstride {name}", USUAL.get(name)
-    flags = UsualFlags(None if WHOLE_HELP in arguments or not usual else usual.split())
+    flags = HelpFlags(name, None if WHOLE_HELP in arguments or not usual else usual.split())
     registry = ConstructorRegistry()
     registry.struct_rule(flags)
     try:
@@ -229,20 +229,25 @@ def print_help(name: str, arguments: Sequence[str]) -> None:
             print(f"{len(flags.hidden)} more flags: {prog} {WHOLE_HELP}")
 
 
-class UsualFlags:
-    """Hides flags from the parser's help.
+class HelpFlags:
+    """Says which values texts have in the parser's help, and hides flags from it.
 
     Args:
+        command: Its name.
         usual: The names of the parameters and fields that are described beside what is required;
             None for all.
     """
 
-    def __init__(self, usual: Sequence[str] | None):
-        self.usual, self.hidden, self.asks = usual, set[tuple[str, Any]](), False
+    def __init__(self, command: str, usual: Sequence[str] | None):
+        self.command, self.usual = command, usual
+        self.hidden, self.asks = set[tuple[str, Any]](), False
 
     def mark(self, name: str, hint: Any, owner: Any = None) -> Any:
-        """The type of a flag, marked as hidden if it is not a usual one."""
+        """The type of a flag with its values, marked as hidden if it is not a usual one."""
         kind = hint.__origin__ if get_origin(hint) is Annotated else hint
+        values = VALUES.get(f"{self.command} {name}", VALUES.get(name))
+        if values and kind in (str, str | None, tuple[str, ...]):
+            hint = Annotated[hint, tyro.conf.arg(metavar=values)]
         if self.usual is None or name in self.usual or is_dataclass(kind):
             return hint
         self.hidden.add((name, owner))
@@ -390,7 +395,8 @@ def recipe_in(name: str, words: Sequence[str]) -> NamedRecipe:
 
 
 def explain(named: NamedRecipe) -> None:
-    """Print each field of a recipe with its value, its help and its short flag."""
+    """Print the names of recipes, and each field of one with its value, help and short flag."""
+    print(fill(f"recipes: {', '.join(RECIPES)}", 100, subsequent_indent="  "))
     if named.name in BY_IMAGES:
         images = f"{named.case.images:,} images"
         print(f"{named.name} for {images}: its numbers follow the data, and training prints them")

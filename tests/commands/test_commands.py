@@ -14,9 +14,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from fullstride import cli
-from fullstride.commands import COMMANDS, GROUPS, USUAL
+from fullstride.commands import COMMANDS, GROUPS, PROFILES, USUAL
+from fullstride.deploy.formats import FORMATS
 from fullstride.io import console
+from fullstride.latency.devices import profile_names
 from fullstride.measure.workload import find_precision
+from fullstride.tables import names
+from fullstride.tasks import TASKS
 from fullstride.train.recipes.choice import RecipeChoice, RecipeFields
 from fullstride.train.recipes.named import FINETUNE, NOMINAL, RECIPES
 from fullstride.train.recipes.recipe import SHORT_FLAGS, Recipe
@@ -110,6 +114,25 @@ def test_the_help_has_the_usual_flags_and_says_how_many_more_the_whole_help_has(
     assert pages[0].splitlines()[-1] == line if hidden else line not in pages[0]
     assert "more flags" not in pages[1]
     assert pages[0].count("(required)") == pages[1].count("(required)")
+
+
+def test_the_help_lists_the_values_of_closed_lists(capsys):
+    assert tuple(FORMATS) == names.FORMATS
+    assert set(PROFILES) == set(profile_names())
+    shown = {
+        "train": [f"--task {{{','.join(TASKS)}}}"],
+        "fit": [f"--formats {{{','.join(FORMATS)}}} ...", "--target {here,a10,", "--license"],
+        "export": [
+            f"--format {{auto,{','.join(FORMATS)}}}",
+            "--precision {None,fp32,bf16,fp16,int8}",
+        ],
+        "bench": ["--protocol {online,", "--device cpu|cuda|cuda:N|auto"],
+        "measure estimate": ["--target {a10,"],
+    }
+    for name, flags in shown.items():
+        assert cli.run([*name.split(), "--help-all"]) == 0
+        page = " ".join(capsys.readouterr().out.split())
+        assert [flag for flag in flags if flag not in page] == []
 
 
 @pytest.mark.parametrize("name", USUAL)

@@ -3,6 +3,9 @@
 They import what they need when they are called, so that `--help` is quick.
 """
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from fullstride.commands.estimating import calibrate, choose, estimate
 from fullstride.commands.fitting import fit
 from fullstride.commands.measuring import bench, capacity, cost, zoo
@@ -11,6 +14,7 @@ from fullstride.commands.searching import search
 from fullstride.commands.shipping import export, predict, pseudo_label, report
 from fullstride.commands.studying import bench_blocks, figures, rank
 from fullstride.commands.training import bench_data, pack, train, validate
+from fullstride.tables.names import FORMATS, TASKS
 
 # The verbs of every day stand alone; a name of two words is a command of a group.
 COMMANDS = {
@@ -64,4 +68,31 @@ USUAL = {
     "data bench": "recipe_name epochs batch_size resolution workers seconds device out",
     "measure estimate": "target call_batch resolution train json task",
     "measure calibrate": "device out name runtimes batches precision minutes",
+}
+
+
+def choices(names: Iterable[str]) -> str:
+    return f"{{{','.join(names)}}}"
+
+
+PROFILES = sorted(path.stem for path in Path(__file__).parents[1].glob("latency/*/*.json"))
+TARGET, HERE_OR_TARGET = f"{choices(PROFILES)}|FILE", f"{choices(['here', *PROFILES])}|FILE"
+# How the help shows the values of flags that are texts, by parameters and fields, or for a command.
+VALUES = {
+    "backend": choices(["onnx", "openvino", "tensorrt"]),
+    "device": "cpu|cuda|cuda:N|auto",
+    "format": choices(["auto", *FORMATS]),
+    "study search format": choices(["module", *FORMATS]),
+    "formats": f"{choices(FORMATS)} ...",
+    "precision": choices(["fp32", "bf16", "fp16"]),
+    "protocol": choices(["online", "throughput", "tresnet", "genet", "resnet_rs"]),
+    "source": f"{choices(['ours', 'timm'])} ...",
+    "target": TARGET,
+    "fit target": HERE_OR_TARGET,
+    "study search target": HERE_OR_TARGET,
+    "study scale target": HERE_OR_TARGET,
+    "study figures target": f"{TARGET} ...",
+    "task": choices(TASKS),
+    "weights": "hub|PATH",
+    "fit weights": "hub|none|FOLDER",
 }

@@ -1,4 +1,4 @@
-"""The names that papers print."""
+"""Names: of networks as papers print them, of tasks, and of the formats of exported files."""
 
 # Name in the papers -> name in the zoo, or timm/NAME.
 PRINTED = {
@@ -19,3 +19,16 @@ PRINTED = {
     **{f"GENet-{size}": f"genet_{size}" for size in ("light", "normal", "large")},
     **{f"ResNet-RS-{depth}": f"resnet_rs_{depth}" for depth in (50, 101, 152, 200, 270, 350, 420)},
 }
+
+# Name of a task -> its module and class in `fullstride.tasks`. Here, as `--help` lists the names.
+TASKS = {
+    "classify": "classify:Classify",
+    "detect": "detect.task:Detect",
+    "multilabel": "multilabel:MultiLabel",
+    "retrieval": "retrieval:Retrieval",
+    "segment": "segment:Segment",
+    "depth": "depth:Depth",
+    "video": "video:Video",
+}
+# As in `fullstride.deploy.formats`.
+FORMATS = ("onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server")

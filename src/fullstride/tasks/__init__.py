@@ -1,9 +1,10 @@
-"""Which tasks are there? `TASKS` by name, the name that a run and a bundle record."""
+"""The tasks by the names that runs and bundles record, and networks with their heads."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Protocol, cast
 
 from torch import nn
@@ -14,23 +15,11 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
-from fullstride.tasks.classify import Classify
-from fullstride.tasks.depth import Depth
-from fullstride.tasks.detect.task import Detect
-from fullstride.tasks.multilabel import MultiLabel
-from fullstride.tasks.retrieval import Retrieval
-from fullstride.tasks.segment import Segment
+from fullstride.tables import names
 from fullstride.tasks.task import Metric, Task
-from fullstride.tasks.video import Video
 
 TASKS: dict[str, type[Task]] = {
-    "classify": Classify,
-    "detect": Detect,
-    "multilabel": MultiLabel,
-    "retrieval": Retrieval,
-    "segment": Segment,
-    "depth": Depth,
-    "video": Video,
+    name: resolve_name(f"fullstride.tasks.{place}") for name, place in names.TASKS.items()
 }
 
 
