@@ -352,15 +352,15 @@ def number_in(word: str) -> float | str:
 
 def given_fields(words: Sequence[str]) -> list[str]:
     """The fields of a recipe that flags among `words` set, also to the value of the recipe."""
-    given = set()
+    names = set()
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")
         prefix, _, name = flag.partition(".")
         if prefix == "--recipe":
-            given |= {name.replace("-", "_"), name.removeprefix("no-").replace("-", "_")}
+            names |= {name.replace("-", "_"), name.removeprefix("no-").replace("-", "_")}
         elif flag in SHORT_FLAGS:
-            given.add(SHORT_FLAGS[flag])
-    return [field.name for field in fields(Recipe) if field.name in given]
+            names.add(SHORT_FLAGS[flag])
+    return [field.name for field in fields(Recipe) if field.name in names]
 
 
 def recipe_in(name: str, words: Sequence[str]) -> NamedRecipe:

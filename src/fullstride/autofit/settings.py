@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from fullstride.io.records import Bounds, check_bounds
-from fullstride.measure.budget import HERE, Budget, find_budget, required_budget, time_limit_s
+from fullstride.io.records import Bounds
+from fullstride.measure.budget import time_limit_s
 from fullstride.nets.efficiency import Precision
+from fullstride.study.settings import BudgetSettings
 
 NO_WEIGHTS = "none"
 Percentile = Literal[50, 90, 95, 99]
@@ -15,20 +16,11 @@ Licence = Literal["permissive", "any"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitSettings:
+class FitSettings(BudgetSettings):
     """The arguments of `fit`. One that has begun to train is resumed only with the same ones."""
 
-    # The time that a call may take, divided by its images, in ms.
-    budget_ms: float | None = None
-    # The budget as a rate instead.
-    images_per_s: float | None = None
-    # Images of a call.
-    call_batch: int = 1
     # Which of the measured times of a call the budget bounds: 50 is the median.
     percentile: Percentile = 50
-    # Where the network will run: here, where it is measured, or a profile such as rtx4090, or a
-    # file that `measure calibrate` wrote, by which times are estimated.
-    target: str = HERE
     # On a device that is not here, accept networks whose estimate fits, though the upper end of
     # its interval does not.
     maybe: bool = False
@@ -53,14 +45,6 @@ class FitSettings:
     # images that are in two classes.
     drop_duplicates: bool = False
 
-    def __post_init__(self) -> None:
-        check_bounds(self, "--")
-        find_budget(self.budget_ms, self.images_per_s)
-
-    def budget(self) -> Budget:
-        """The limit of the time of a call. Raises ValueError if there is none."""
-        return required_budget(self.budget_ms, self.images_per_s, self.call_batch)
-
     @property
     def limit_hours(self) -> float | None:
         """The hours that the whole may take; None: without a limit."""
@@ -71,8 +55,3 @@ class FitSettings:
     def source_of_weights(self) -> str:
         """As `list_candidates` takes it: "" for random weights."""
         return "" if self.weights == NO_WEIGHTS else self.weights
-
-    @property
-    def is_here(self) -> bool:
-        """Whether times are measured on this machine."""
-        return self.target == HERE

@@ -120,7 +120,7 @@ QUANTITIES: dict[str, tuple[str, str, Callable[[Measurement], float | None]]] = 
 
 def numbers(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> list[Number]:
     """Every measured number with its circumstances and the published one."""
-    found = [
+    measured = [
         number_of(line, row, kind, quantity)
         for line, each in planned.items()
         for quantity, (protocol, _, _) in QUANTITIES.items()
@@ -128,7 +128,7 @@ def numbers(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> lis
         for row in filter(None, map(rows.get, each))
         for kind in line.shown
     ]
-    return [number for number in found if number]
+    return [number for number in measured if number]
 
 
 def number_of(line: Line, row: Row, kind: Kind, quantity: str) -> Number | None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from fullstride.io.records import Bounds, check_bounds
-from fullstride.measure.budget import HERE, MOST_IMAGES, Budget, find_budget, required_budget
+from fullstride.measure.budget import HERE, MOST_IMAGES
+from fullstride.study.settings import BudgetSettings
 
 PAPER_SIDES = (192, 224, 256)  # pixels, of arXiv:2006.14090
 SMALL_SIDE = 128  # pixels of a MasterNet below which the paper's resolutions are no choices
@@ -71,21 +72,12 @@ PRESETS = {"ours": OURS, "paper": PAPER}
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchSettings:
+class SearchSettings(BudgetSettings):
     """The arguments of a search. One that has begun to train is resumed only with the same ones."""
 
     # The network to begin with: masternet_1 to masternet_20, another of `fullstride zoo` made of
     # Basic and Bottleneck stages, or a JSON file of a spec.
     master: str = "masternet_1"
-    # The time that a call may take, divided by its images, in ms.
-    budget_ms: float | None = None
-    # The budget as a rate instead.
-    images_per_s: float | None = None
-    # Images of a call.
-    call_batch: int = 1
-    # Where the network will run: here, where networks are measured, or a profile such as rtx4090,
-    # or a file that `measure calibrate` wrote, by which times are estimated.
-    target: str = HERE
     # What the budget bounds on a profile's device: both device and host as they run beside each
     # other, or one alone. A CUDA graph has no host time to speak of.
     clock: Clock = "both"
@@ -144,14 +136,6 @@ class SearchSettings:
     measured: Annotated[int, Bounds(ge=6)] = 16
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        check_bounds(self, "--")
-        find_budget(self.budget_ms, self.images_per_s)
-
-    def budget(self) -> Budget:
-        """The limit of the time of a call. Raises ValueError if there is none."""
-        return required_budget(self.budget_ms, self.images_per_s, self.call_batch)
-
     @property
     def method(self) -> Method:
         """The preset with the fields that were set."""
@@ -159,11 +143,6 @@ class SearchSettings:
         values: dict[str, Any] = {name: getattr(self, name) for name in names}
         own = {name: value for name, value in values.items() if value is not None}
         return replace(PRESETS[self.preset], **own)
-
-    @property
-    def is_here(self) -> bool:
-        """Whether times are measured on this machine."""
-        return self.target == HERE
 
     def sides(self, own: int) -> tuple[int, ...]:
         """The resolutions to choose from, for a MasterNet of so many pixels a side."""

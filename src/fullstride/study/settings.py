@@ -4,6 +4,35 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fullstride.io.records import Bounds, check_bounds
+from fullstride.measure.budget import HERE, Budget, find_budget, required_budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSettings:
+    """The time that a network may take, and where it must keep to it."""
+
+    # The time that a call may take, divided by its images, in ms.
+    budget_ms: float | None = None
+    # The budget as a rate instead.
+    images_per_s: float | None = None
+    # Images of a call.
+    call_batch: int = 1
+    # Where the network will run: here, where networks are measured, or a profile such as rtx4090,
+    # or a file that `measure calibrate` wrote, by which times are estimated.
+    target: str = HERE
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "--")
+        find_budget(self.budget_ms, self.images_per_s)
+
+    def budget(self) -> Budget:
+        """The limit of the time of a call. Raises ValueError if there is none."""
+        return required_budget(self.budget_ms, self.images_per_s, self.call_batch)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether times are measured on this machine."""
+        return self.target == HERE
 
 
 @dataclass(frozen=True, kw_only=True)
