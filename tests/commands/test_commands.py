@@ -123,7 +123,7 @@ def test_the_help_lists_the_values_of_closed_lists(capsys):
         "train": [f"--task {{{','.join(TASKS)}}}"],
         "fit": [f"--formats {{{','.join(FORMATS)}}} ...", "--target {here,a10,", "--license"],
         "export": [
-            f"--format {{auto,{','.join(FORMATS)}}}",
+            f"--format {{None,{','.join(FORMATS)},auto}}",
             "--precision {None,fp32,bf16,fp16,int8}",
         ],
         "bench": ["--protocol {online,", "--device cpu|cuda|cuda:N|auto"],

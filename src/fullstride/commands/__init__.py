@@ -79,9 +79,7 @@ PROFILES = sorted(path.stem for path in Path(__file__).parents[1].glob("latency/
 TARGET, HERE_OR_TARGET = f"{choices(PROFILES)}|FILE", f"{choices(['here', *PROFILES])}|FILE"
 # How the help shows the values of flags that are texts, by parameters and fields, or for a command.
 VALUES = {
-    "backend": choices(["onnx", "openvino", "tensorrt"]),
     "device": "cpu|cuda|cuda:N|auto",
-    "format": choices(["auto", *FORMATS]),
     "study search format": choices(["module", *FORMATS]),
     "formats": f"{choices(FORMATS)} ...",
     "precision": choices(["fp32", "bf16", "fp16"]),

@@ -9,6 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -55,38 +56,20 @@ def measure(contest: Contest, device: torch.device) -> Row:
         memory_gib=contest.memory_gib,
     )
     kinds: dict[str, Kind] = {entry.name: entry.kind for entry in contest.entries}
-    measured: dict[Kind, list[Measurement]] = {kind: [] for kind in get_args(Kind)}
     failed: dict[str, str] = {}
-
-    def attempt(names: Sequence[str], what: str, work: Callable[[], Any]) -> Any:
-        """The result of `work`, or None with the reason recorded in `failed`."""
-        try:
-            return work()
-        except Exception as error:  # of any kind: the other contests continue
-            if len(names) == 1:
-                failed[f"{names[0]}, {what}"] = reason(error)
-            error.__traceback__ = None  # it refers to tensors
-        gc.collect()
-        return None
-
-    nets = {
-        e.name: net
-        for e in contest.entries
-        if (net := attempt([e.name], "building", e.build)) is not None
+    nets: dict[str, Any] = {
+        entry.name: net
+        for entry in contest.entries
+        if (net := attempt(entry.build, failed, f"{entry.name}, building")) is not None
     }
     batches: dict[str, int] = {}
-    if contest.parts[0].fit != "given":
+    first = contest.parts[0]
+    if first.fit != "given":
         for name, net in nets.items():
-            one = {name: net}
-            batches |= (
-                attempt(
-                    [name],
-                    "finding its batch",
-                    lambda one=one: find_batches(one, contest.parts[0], device, options),
-                )
-                or {}
-            )
+            search = partial(find_batches, {name: net}, first, device, options)
+            batches |= attempt(search, failed, f"{name}, finding its batch") or {}
         nets = {name: net for name, net in nets.items() if name in batches}
+    rows: list[Measurement] = []
     for part in contest.parts:
         # Fused networks differ from plain ones in training only.
         chosen = {
@@ -96,28 +79,57 @@ def measure(contest: Contest, device: torch.device) -> Row:
         }
 
         def timed(
-            names: Sequence[str], reference: str | None, part: Protocol = part
+            some: Mapping[str, Any], reference: str | None, part: Protocol = part
         ) -> list[Measurement]:
-            some = {name: nets[name] for name in names}
             how = replace(options, reference=reference)
-            rows = attempt(
-                names, part.work, lambda: bench(some, part, device, how, batches or None)
-            )
-            return rows or []
+            return bench(some, part, device, how, batches or None)
 
-        rows = timed([*chosen], [*chosen][0]) if chosen else []
-        if not rows and len(chosen) > 1:
-            rows = [row for name in chosen for row in timed([name], None)]
-        for row in rows:
-            measured[kinds[row.name]].append(row)
+        rows += time_part(timed, chosen, part.work, failed)
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    measured = {kind: [row for row in rows if kinds[row.name] == kind] for kind in get_args(Kind)}
     return Row(
         contest=contest,
-        measured={kind: rows for kind, rows in measured.items() if rows},
+        measured={kind: own for kind, own in measured.items() if own},
         failed=failed,
     )
+
+
+def time_part(
+    timed: Callable[[Mapping[str, Any], str | None], list[Measurement]],
+    nets: Mapping[str, Any],
+    work: str,
+    failed: dict[str, str],
+) -> list[Measurement]:
+    """The networks in the same rounds, relative to the first; or each alone if that fails.
+
+    Args:
+        timed: Measures networks, relative to one of them or None.
+        nets: By name.
+        work: Of the part, for `failed`.
+        failed: Gets the reasons.
+    """
+    if not nets:
+        return []
+    name = f"{next(iter(nets))}, {work}" if len(nets) == 1 else ""
+    rows = attempt(partial(timed, nets, next(iter(nets))), failed, name)
+    if rows or len(nets) == 1:
+        return rows or []
+    each = [attempt(partial(timed, {n: nets[n]}, None), failed, f"{n}, {work}") for n in nets]
+    return [row for rows in each for row in rows or ()]
+
+
+def attempt(work: Callable[[], Any], failed: dict[str, str], name: str = "") -> Any:
+    """The result of `work`, or None with the reason in `failed` under a name."""
+    try:
+        return work()
+    except Exception as error:  # of any kind: the other contests continue
+        if name:
+            failed[name] = reason(error)
+        error.__traceback__ = None  # it refers to tensors
+    gc.collect()
+    return None
 
 
 def reason(error: Exception) -> str:
