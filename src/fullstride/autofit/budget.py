@@ -200,17 +200,17 @@ class CandidateTimes:
 MOST_ROWS = 40  # of the table and the picture; of more candidates those near the budget
 
 
-def budget_note(found: CandidateTimes) -> str:
+def budget_note(candidate_times: CandidateTimes) -> str:
     """How many candidates fit, and how many would with half the time and with twice of it.
 
     Where all fit, the line says that the budget does not bind.
     """
-    timed = fastest_of(found.times)
+    timed = fastest_of(candidate_times.times)
 
     def count(share: float) -> int:
-        return len({each.candidate for each in found.within(share)})
+        return len({each.candidate for each in candidate_times.within(share)})
 
-    ms = found.budget.ms_per_image
+    ms = candidate_times.budget.ms_per_image
     if count(1) == len(timed):
         slowest = max(timed.values(), key=lambda each: each.ms or 0.0)
         return (
@@ -223,14 +223,14 @@ def budget_note(found: CandidateTimes) -> str:
     )
 
 
-def timed_candidates(found: CandidateTimes) -> list[TimedCandidate]:
+def timed_candidates(candidate_times: CandidateTimes) -> list[TimedCandidate]:
     """Those with a time, the fastest first; of many the `MOST_ROWS` that are near the budget."""
     rows: list[TimedCandidate] = []
-    fastest, others = fastest_of(found.times), dict[str, list[float]]()
-    for each in found.times:
+    fastest, others = fastest_of(candidate_times.times), dict[str, list[float]]()
+    for each in candidate_times.times:
         if each.ms is not None and each is not fastest[each.candidate]:
             others.setdefault(each.candidate, []).append(each.ms)
-    for candidate in found.candidates:
+    for candidate in candidate_times.candidates:
         best = fastest.get(candidate.name)
         if best is None or best.ms is None:
             continue
@@ -241,18 +241,20 @@ def timed_candidates(found: CandidateTimes) -> list[TimedCandidate]:
                 ms=best.ms,
                 low=best.low or best.ms,
                 high=best.high or best.ms,
-                limit_ms=limit_ms(best, maybe=found.maybe) or best.ms,
+                limit_ms=limit_ms(best, maybe=candidate_times.maybe) or best.ms,
                 other_ms=tuple(others.get(candidate.name, ())),
                 top1=candidate.top1,
             )
         )
-    near = sorted(rows, key=lambda row: abs(math.log(row.limit_ms / found.budget.ms_per_image)))
+    near = sorted(
+        rows, key=lambda row: abs(math.log(row.limit_ms / candidate_times.budget.ms_per_image))
+    )
     return sorted(near[:MOST_ROWS], key=lambda row: row.ms)
 
 
-def budget_table(found: CandidateTimes) -> Table:
+def budget_table(candidate_times: CandidateTimes) -> Table:
     """A line for each of `timed_candidates`: its fastest time, and that of each precision."""
-    rows, times = timed_candidates(found), found.times
+    rows, times = timed_candidates(candidate_times), candidate_times.times
     precisions = [each for each in get_args(Precision) if any(t.precision == each for t in times)]
     published = any(row.top1 for row in rows)
     columns = ["candidate", *(["published top-1 %"] if published else [])]
@@ -268,11 +270,11 @@ def budget_table(found: CandidateTimes) -> Table:
         cells = [row.name, *top1, three_digits(row.ms), row.form]
         cells += [three_digits(row.low), three_digits(row.high)]
         cells += ["" if ms is None else three_digits(ms) for ms in by_precision]
-        band = row.band(found.budget)
+        band = row.band(candidate_times.budget)
         lines.append([*cells, BANDS[band] if band < len(BANDS) - 1 else ""])
     return table(columns, lines)
 
 
-def budget_figure(found: CandidateTimes) -> Figure:
+def budget_figure(candidate_times: CandidateTimes) -> Figure:
     """The picture of `budget_table`, see `report.budget_plot`; `budget_note` describes it."""
-    return scatter.budget_figure(timed_candidates(found), found.budget)
+    return scatter.budget_figure(timed_candidates(candidate_times), candidate_times.budget)

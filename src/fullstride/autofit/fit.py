@@ -102,16 +102,16 @@ def list_networks(job: FitJob, done: Results) -> Work:
 
 def compare_with_budget(job: FitJob, done: Results) -> Generator[str, None, CandidateTimes]:
     """The candidates with their times, and a picture of them. Raises ValueError if none fits."""
-    found = CandidateTimes(
+    candidate_times = CandidateTimes(
         candidates=done["candidates"],
         times=done["times"],
         budget=job.budget,
         maybe=job.settings.maybe,
     )
-    assert found.affordable
-    save_png(budget_figure(found), job.folder / BOUGHT)
+    assert candidate_times.affordable
+    save_png(budget_figure(candidate_times), job.folder / BOUGHT)
     yield from ()
-    return found
+    return candidate_times
 
 
 def plan_trainings(job: FitJob, done: Results) -> Work:
@@ -134,7 +134,7 @@ def after_teaching(done: Results) -> tuple[Outcome, CandidateTimes]:
 
 def end_fit(job: FitJob, done: Results) -> Generator[str, None, FitResults]:
     """Write the results and the page, and delete what losers have left."""
-    outcome, found = after_teaching(done)
+    outcome, candidate_times = after_teaching(done)
     job = chosen_images(job, done)
     results = FitResults(
         data_name=job.data.name,
@@ -142,8 +142,8 @@ def end_fit(job: FitJob, done: Results) -> Generator[str, None, FitResults]:
         percentile=job.settings.percentile,
         settings=read_json(job.folder / FIT.file),
         data=done["data"],
-        candidates=found.candidates,
-        times=found.times,
+        candidates=candidate_times.candidates,
+        times=candidate_times.times,
         plan=done["plan"],
         outcome=outcome,
         shipment=done["shipping"],
@@ -193,7 +193,10 @@ FIT = Study(
         Stage(
             "budget",
             compare_with_budget,
-            render=lambda found: [budget_table(found), budget_note(found)],
+            render=lambda candidate_times: [
+                budget_table(candidate_times),
+                budget_note(candidate_times),
+            ],
         ),
         Stage("plan", plan_trainings, FitPlan, plan_lines),
         Stage(

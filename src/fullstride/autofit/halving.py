@@ -149,7 +149,9 @@ class Outcome:
     failures: Mapping[str, str] = field(default_factory=dict)  # name -> why, in one line
 
 
-def run_halving(job: FitJob, plan: FitPlan, found: CandidateTimes) -> Generator[str, None, Outcome]:
+def run_halving(
+    job: FitJob, plan: FitPlan, candidate_times: CandidateTimes
+) -> Generator[str, None, Outcome]:
     """Train the candidates of `plan`, rung by rung; yields lines for people.
 
     Each candidate is a run in `trials/NAME`, which trains by one recipe to the end of the rung and
@@ -175,19 +177,21 @@ def run_halving(job: FitJob, plan: FitPlan, found: CandidateTimes) -> Generator[
 
     Raises ValueError if all candidates of a rung fail.
     """
-    families = {name: found.by_name[name].family for name in plan.candidates}
+    families = {name: candidate_times.by_name[name].family for name in plan.candidates}
     names, scores, failures = plan.candidates, list[RungScore](), dict[str, str]()
     ties = list[tuple[str, str, float]]()
-    metric = metric_of(job, found.by_name[names[0]])
+    metric = metric_of(job, candidate_times.by_name[names[0]])
     for rung in plan.rungs:
         yield f"rung {rung.number} of {len(plan.rungs)}: {len(names)} {rung.end}"
-        here, failed = yield from run_rung(job, plan, rung, [found.by_name[each] for each in names])
+        here, failed = yield from run_rung(
+            job, plan, rung, [candidate_times.by_name[each] for each in names]
+        )
         failures |= failed
         scores += here
-        ranked, by_time = rank(here, found.ms, metric)
+        ranked, by_time = rank(here, candidate_times.ms, metric)
         ties += by_time
         keep = rung.keep if rung is not plan.rungs[-1] else FINALISTS
-        names = tuple(survivors(ranked, keep, families, found.in_float))
+        names = tuple(survivors(ranked, keep, families, candidate_times.in_float))
         yield f"rung {rung.number}: {', '.join(names)}"
     return Outcome(
         scores=tuple(scores), finalists=names, ties=tuple(dict.fromkeys(ties)), failures=failures
@@ -296,7 +300,7 @@ class Teaching:
 
 
 def teach(
-    job: FitJob, plan: FitPlan, outcome: Outcome, found: CandidateTimes, left_s: float
+    job: FitJob, plan: FitPlan, outcome: Outcome, candidate_times: CandidateTimes, left_s: float
 ) -> Generator[str, None, Teaching]:
     """Train a teacher, and the best finalist once more with it, if both fit into `left_s` seconds.
 
@@ -306,11 +310,11 @@ def teach(
     the finalist's place if it is better on the validation split and not tied, by the rule of
     `run_halving`: the student is as fast, so that a tie is no reason for a second network.
     """
-    best = found.by_name[outcome.finalists[0]]
-    if not found.beyond:
+    best = candidate_times.by_name[outcome.finalists[0]]
+    if not candidate_times.beyond:
         return Teaching(reason="no candidate is beyond the budget")
     own = stored_time(job.folder, best) or measure_training(job, best)
-    chosen = yield from find_teacher(job, plan, found, own, left_s)
+    chosen = yield from find_teacher(job, plan, candidate_times, own, left_s)
     if chosen is None:
         return Teaching(reason="there is no time to train a teacher")
     teacher, time = chosen
@@ -348,12 +352,14 @@ def teach(
 
 
 def find_teacher(
-    job: FitJob, plan: FitPlan, found: CandidateTimes, own: TrainingTime, left_s: float
+    job: FitJob, plan: FitPlan, candidate_times: CandidateTimes, own: TrainingTime, left_s: float
 ) -> Generator[str, None, tuple[Candidate, TrainingTime] | None]:
     """The first teacher that fits into `left_s` seconds with a student whose time is `own`."""
-    side = found.by_name[own.candidate].resolution
-    others = [each for each in found.candidates if each.name in found.beyond]
-    order = sorted(by_promise(others, found.beyond), key=lambda each: each.resolution != side)
+    side = candidate_times.by_name[own.candidate].resolution
+    others = [each for each in candidate_times.candidates if each.name in candidate_times.beyond]
+    order = sorted(
+        by_promise(others, candidate_times.beyond), key=lambda each: each.resolution != side
+    )
     for each in order[:MOST_MEASURED]:
         time = stored_time(job.folder, each)
         if time is None:
@@ -367,7 +373,7 @@ def find_teacher(
 
 
 def with_student(
-    teaching: Teaching, outcome: Outcome, found: CandidateTimes
+    teaching: Teaching, outcome: Outcome, candidate_times: CandidateTimes
 ) -> tuple[Outcome, CandidateTimes]:
     """The outcome and the times with the student as the best finalist, if it is better.
 
@@ -375,11 +381,11 @@ def with_student(
     """
     student, scores = teaching.student, outcome.scores + teaching.scores
     if student is None or not teaching.is_better:
-        return replace(outcome, scores=scores), found
+        return replace(outcome, scores=scores), candidate_times
     finalists = tuple(dict.fromkeys((student.name, *outcome.finalists)))[:FINALISTS]
-    own = (each for each in found.times if each.candidate == outcome.finalists[0])
-    times = (*found.times, *(replace(each, candidate=student.name) for each in own))
+    own = (each for each in candidate_times.times if each.candidate == outcome.finalists[0])
+    times = (*candidate_times.times, *(replace(each, candidate=student.name) for each in own))
     return (
         replace(outcome, scores=scores, finalists=finalists),
-        replace(found, candidates=(*found.candidates, student), times=times),
+        replace(candidate_times, candidates=(*candidate_times.candidates, student), times=times),
     )

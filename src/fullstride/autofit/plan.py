@@ -192,7 +192,7 @@ class FitPlan:
 
 
 def make_plan(
-    job: FitJob, found: CandidateTimes, spent_s: float = 0.0
+    job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0
 ) -> Generator[str, None, FitPlan]:
     """Measure how long candidates within the budget train, and plan the rungs.
 
@@ -216,7 +216,7 @@ def make_plan(
     """
     hours = job.settings.limit_hours
     left_s = math.inf if hours is None else 3600 * hours - spent_s
-    order = by_promise(found.affordable, found.ms)
+    order = by_promise(candidate_times.affordable, candidate_times.ms)
     times, left_out, measured_s = yield from measure_all(job, order, left_s)
     if not times:
         name, why = next(iter(left_out.items()))
@@ -225,8 +225,8 @@ def make_plan(
         TrialCost(
             candidate=each,
             time=times[each.name],
-            is_float=each.name in found.in_float,
-            ship_s=FILES * (FILE_S + len(job.data.val) * found.ms[each.name] / 1e3),
+            is_float=each.name in candidate_times.in_float,
+            ship_s=FILES * (FILE_S + len(job.data.val) * candidate_times.ms[each.name] / 1e3),
         )
         for each in order
         if each.name in times

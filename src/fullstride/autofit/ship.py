@@ -72,15 +72,17 @@ class FinalScores:
 TEST_SCORES = Record(FinalScores, "the scores of the file that ships", ("path", "scores"))
 
 
-def ship(job: FitJob, outcome: Outcome, found: CandidateTimes) -> Generator[str, None, Shipment]:
+def ship(
+    job: FitJob, outcome: Outcome, candidate_times: CandidateTimes
+) -> Generator[str, None, Shipment]:
     """Export and score the finalists, measure all files in turn, and choose the one that ships.
 
     That is the file with the highest validation score among those that are within the budget when
     measured last; of ties (see `choose`) the fastest. Where noise may decide what is within the
     budget, files are measured again. If none is then, the fastest ships, and a note says so. Only
     the file that ships is scored on the test images, after the choice. Its copy in the folder is
-    called model. Forms that were too slow before training, by the times in `found`, are not
-    exported. For a device that is not here the times are these estimates.
+    called model. Forms that were too slow before training are not
+    exported. For a device that is not here the times are estimates.
 
     Files, their scores and their times are stored in the folder at once and read by a later call.
 
@@ -90,15 +92,17 @@ def ship(job: FitJob, outcome: Outcome, found: CandidateTimes) -> Generator[str,
     folder, device = job.folder, job.devices[0]
     records: list[FileRecord] = []
     for name in outcome.finalists:
-        own = [each for each in found.times if each.candidate == name]
-        records += yield from export_finalist(job, found.by_name[name], forms(job.settings, own))
+        own = [each for each in candidate_times.times if each.candidate == name]
+        records += yield from export_finalist(
+            job, candidate_times.by_name[name], forms(job.settings, own)
+        )
     ready = [each for each in records if not each.file.failure]
     if not ready:
         raise ValueError(no_file(records, outcome.finalists))
     if job.profile is None:
-        timed, environment = yield from measured(job, ready, found.times)
+        timed, environment = yield from measured(job, ready, candidate_times.times)
     else:
-        timed = estimated(ready, found.times, job.budget, job.settings.maybe)
+        timed = estimated(ready, candidate_times.times, job.budget, job.settings.maybe)
         environment = device_of(job.profile)
     metric = tasks.common_metric([tasks.load(str(folder / bundle_of(outcome.finalists[0])))])
     best = timed[choose(timed, metric)].file
