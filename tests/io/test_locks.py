@@ -162,3 +162,12 @@ def test_of_many_that_want_a_lock_of_a_killed_holder_one_at_a_time_has_it(path):
     assert most[0] == 1
     assert held[0] > 1
     assert files(path) == []
+
+
+def test_folders_that_a_lock_makes_go_with_it_unless_something_is_written_there(tmp_path):
+    with hold(tmp_path / "new" / "run" / ".lock"):
+        assert (tmp_path / "new" / "run").is_dir()
+    assert not (tmp_path / "new").exists()
+    with hold(tmp_path / "new" / "run" / ".lock"):
+        (tmp_path / "new" / "result").touch()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["result"]

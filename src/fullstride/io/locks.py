@@ -65,7 +65,8 @@ def hold(path: Path, *, lends: bool = False) -> Iterator["Lock"]:
 
     It is held by files `path`-1, `path`-2, ... A lock of a process of this machine that does not
     run any more is taken over at once, on Linux; any other one `TAKEOVER_S` after its last renewal.
-    With `lends`, the body may hold it again: a trial has the lock of the run that it trains.
+    With `lends`, the body may hold it again: a trial has the lock of the run that it trains. New
+    folders that the body leaves empty are removed.
 
     Raises `LockedError` where another process has it.
     """
@@ -73,6 +74,7 @@ def hold(path: Path, *, lends: bool = False) -> Iterator["Lock"]:
     if place in LENT:
         yield LENT[place]
         return
+    made = [folder for folder in place.parents if not folder.exists()]
     lock = _acquire(path)
     if lends:
         LENT[place] = lock
@@ -81,6 +83,9 @@ def hold(path: Path, *, lends: bool = False) -> Iterator["Lock"]:
     finally:
         LENT.pop(place, None)
         lock.release()
+        with suppress(OSError):  # one has content
+            for folder in made:
+                folder.rmdir()
 
 
 def find_holder(path: Path) -> Holder | None:
