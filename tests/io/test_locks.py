@@ -38,7 +38,7 @@ def path(tmp_path) -> Path:
 
 
 def files(path: Path) -> list[str]:
-    return sorted(each.name for each in path.parent.iterdir())
+    return sorted(each.name for each in path.parent.glob("*"))
 
 
 def lock_of_another_machine(path: Path, number: int, age_s: float, text: str | None = None) -> Path:
