@@ -271,8 +271,8 @@ def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
             values = read_png(root / name, name)
         except UnreadableImage:
             continue  # it is left out where it is used
-        kept = values != IGNORED
-        largest = max(largest, int(values.max(where=kept, initial=0)) if kept.any() else -1)
+        labelled = values != IGNORED
+        largest = max(largest, int(values.max(where=labelled, initial=0)) if labelled.any() else -1)
     if largest < 0:
         raise ValueError(f"no mask in {str(pairs.folder)!r} has a class: add some")
     if largest >= MAX_CLASSES:

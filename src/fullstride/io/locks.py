@@ -74,7 +74,7 @@ def hold(path: Path, *, lends: bool = False) -> Iterator["Lock"]:
     if place in LENT:
         yield LENT[place]
         return
-    made = [folder for folder in place.parents if not folder.exists()]
+    new_folders = [folder for folder in place.parents if not folder.exists()]
     lock = _acquire(path)
     if lends:
         LENT[place] = lock
@@ -84,7 +84,7 @@ def hold(path: Path, *, lends: bool = False) -> Iterator["Lock"]:
         LENT.pop(place, None)
         lock.release()
         with suppress(OSError):  # one has content
-            for folder in made:
+            for folder in new_folders:
                 folder.rmdir()
 
 

@@ -47,12 +47,12 @@ def stages(net: nn.Module) -> dict[str, list[nn.Module]]:
 
 def top_level(net: nn.Module, limit: float, prefix: str = "") -> dict[str, nn.Module]:
     """The children by path; in place of one with children and over `limit` modules, its own."""
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for name, child in net.named_children():
         large = [*child.children()] and len([*child.modules()]) > limit
         path = f"{prefix}{name}"
-        found |= top_level(child, limit, f"{path}.") if large else {path: child}
-    return found
+        modules |= top_level(child, limit, f"{path}.") if large else {path: child}
+    return modules
 
 
 # Images of two batches. Bytes that grow from one to the other are per image, others are fixed.

@@ -104,8 +104,8 @@ def create(
         base = base.scaled(width=width, depth=depth)
     changes = {"classes": classes, "in_channels": in_channels}
     changes |= {"resolution": resolution, "frames": frames}
-    given = {key: value for key, value in changes.items() if value is not None}
-    net = build(replace(base, **given))
+    changed = {key: value for key, value in changes.items() if value is not None}
+    net = build(replace(base, **changed))
     return net if efficiency == "plain" else fused_form.fused(net, name)
 
 

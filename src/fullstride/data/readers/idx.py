@@ -139,11 +139,11 @@ def _opened(path: Path, dimensions: int) -> Iterator[tuple[tuple[int, ...], Any]
             if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) < 4 + 4 * dimensions:
                 raise ValueError(f"it is no IDX file of bytes in {dimensions} dimensions")
             sizes = struct.unpack(f">{dimensions}I", head[4:])
-            size, given = math.prod(sizes), os.fstat(file.fileno()).st_size
+            size, file_bytes = math.prod(sizes), os.fstat(file.fileno()).st_size
             if not size or size > MAX_BYTES or any(side > MAX_SIDE for side in sizes[1:]):
                 raise ValueError(f"its sizes are {' x '.join(map(str, sizes))}")
-            if size > given * (MAX_DEFLATION if path.suffix == ".gz" else 1):
-                raise ValueError(f"it is cut short, {given:,} bytes for {size:,} values")
+            if size > file_bytes * (MAX_DEFLATION if path.suffix == ".gz" else 1):
+                raise ValueError(f"it is cut short, {file_bytes:,} bytes for {size:,} values")
             yield sizes, stream
     except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())

@@ -110,8 +110,8 @@ def invert(image: Any) -> Any:
 
 def solarize(image: Any, threshold: float) -> Any:
     """Invert values of at least `threshold`; 256 changes nothing."""
-    kept = round(threshold) > VALUES
-    return by_table(image, np.where(kept, VALUES, 255 - VALUES).astype(np.uint8))
+    below = round(threshold) > VALUES
+    return by_table(image, np.where(below, VALUES, 255 - VALUES).astype(np.uint8))
 
 
 def solarize_add(image: Any, added: float) -> Any:

@@ -52,7 +52,7 @@ def operator(name: str, schema: str) -> Callable[[Callable], CustomOpDef]:
 def set_gradient(name: str, select: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
     """Let `fullstride::NAME_backward` compute the gradient of `fullstride::NAME`.
 
-    Its arguments are told by the names in both schemas: gradients of the first results, whose names
+    The names in both schemas are its arguments: gradients of the first results, whose names
     begin with "grad", then arguments and results of the operator, which are saved. It returns the
     gradients of the first arguments, those of lists of tensors in a row. `select` may replace what
     is saved, by name.
@@ -68,11 +68,11 @@ def set_gradient(name: str, select: Callable[[dict[str, Any]], None] = lambda _:
     def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         results = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*results[count:])
-        given = dict(zip(names, (*inputs, *results), strict=True))
-        ctx.sizes = {key: len(given[key]) for key in given if kinds.get(key) == "List[Tensor]"}
-        select(given)
-        ctx.constants = {key: given[key] for key in saved if "Tensor" not in kinds[key]}
-        tensors = (given[key] for key in saved if key not in ctx.constants)
+        values = dict(zip(names, (*inputs, *results), strict=True))
+        ctx.sizes = {key: len(values[key]) for key in values if kinds.get(key) == "List[Tensor]"}
+        select(values)
+        ctx.constants = {key: values[key] for key in saved if "Tensor" not in kinds[key]}
+        tensors = (values[key] for key in saved if key not in ctx.constants)
         ctx.save_for_backward(
             *(each for value in tensors for each in (value if isinstance(value, list) else [value]))
         )
@@ -86,9 +86,9 @@ def set_gradient(name: str, select: Callable[[dict[str, Any]], None] = lambda _:
         tensors = iter(ctx.saved_tensors)
         rest = [ctx.constants[key] if key in ctx.constants else take(tensors, key) for key in saved]
         operator = getattr(torch.ops.fullstride, f"{name}_backward")
-        found = operator(*gradients[:count], *rest)
-        found = iter([found] if isinstance(found, Tensor) else found)
-        return tuple(take(found, each.name) for each in schema.arguments)
+        results = operator(*gradients[:count], *rest)
+        results = iter([results] if isinstance(results, Tensor) else results)
+        return tuple(take(results, each.name) for each in schema.arguments)
 
     register_autograd(f"fullstride::{name}", differentiate, setup_context=save)
 

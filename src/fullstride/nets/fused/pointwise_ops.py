@@ -166,19 +166,19 @@ def _(grad, y, x, gain, bias, batch_stats, means_nc, se, other, mask, slope, eps
     return [empty_map(saved), *empty_weights(gain, bias, *se), *grad_other]
 
 
-def select_saved(given: dict[str, Any]) -> None:
+def select_saved(values: dict[str, Any]) -> None:
     """The maps that are saved by `save`.
 
     The gradient of an `other` without a norm needs its shape alone, which is that of y.
     """
-    y, save, other = given["y"], given["save"], given["other"]
+    y, save, other = values["y"], values["save"], values["other"]
     if save == "int8":
-        given["x"] = given["x_int8"]
-        other = [given["other_int8"], *other[1:]]
-    if len(given["other"]) < 2 and save != "input":
-        other = [y for _ in given["other"]]
-    given["y"], given["other"] = None if save == "input" else y, list(other)
-    given["x"] = None if save == "output" else given["x"]
+        values["x"] = values["x_int8"]
+        other = [values["other_int8"], *other[1:]]
+    if len(values["other"]) < 2 and save != "input":
+        other = [y for _ in values["other"]]
+    values["y"], values["other"] = None if save == "input" else y, list(other)
+    values["x"] = None if save == "output" else values["x"]
 
 
 set_gradient("join", select_saved)
