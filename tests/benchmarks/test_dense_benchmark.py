@@ -93,7 +93,7 @@ def test_the_priors_are_those_of_the_maps(tmp_path):
 
 
 def test_peers_are_trained_and_scored_as_ours(tmp_path):
-    study = short("detection", steps=2, batch=4)
+    study = short("detection", steps=2, batch_size=4)
     study.write(tmp_path / "data")
     task = find_task("detect")
     data = task.open_data(str(tmp_path / "data"))

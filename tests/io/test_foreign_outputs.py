@@ -2,10 +2,10 @@
 
 import io
 import os
-from dataclasses import asdict, replace
-from inspect import signature
+from collections.abc import Iterator
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from PIL import Image
@@ -31,7 +31,7 @@ WORDS = {
     ("bench", "out", ".json"): "bench genet_tiny --device cpu --out",
     ("bench", "out", ""): "bench genet_tiny --device cpu --suite papers --quick --out",
     ("data bench", "out", ".json"): "data bench digits --model genet_tiny --out",
-    ("fit", "out", ""): "fit digits --budget-ms 9 --device rtx4090 --weights none --dry-run --out",
+    ("fit", "out", ""): "fit digits --budget-ms 9 --target rtx4090 --weights none --dry-run --out",
     ("measure calibrate", "out", ".json"): "measure calibrate --device cpu --out",
     ("measure calibrate", "times_out", ".json"): "measure calibrate --device cpu --times-out",
     ("choose", "out", ".png"): "choose --target rtx3090 --budget-ms 1 --out",
@@ -42,15 +42,16 @@ WORDS = {
     ("export", "out", ".pt2"): "export RUN --force --format auto --precision bf16 --out",
     ("export", "out", ""): "export RUN --force --out",
     ("study search", "out", ""): "study search digits --master genet_tiny --budget-ms 9 "
-    "--device t4 --out",
-    ("study scale", "out", ""): "study scale digits --models genet_tiny --device t4 "
-    "--train-device cpu --out",
+    "--target t4 --out",
+    ("study scale", "out", ""): "study scale digits --models genet_tiny --target t4 "
+    "--device cpu --out",
     ("study analyse", "out", ""): "study analyse resnet_rs --out",
     ("report", "out", ".html"): "report RUN --out",
     ("report", "picture", ".png"): "report RUN --picture",
 }
-INPUTS = {("report", "runs"), ("report", "bench"), ("study figures", "bench"), ("export", "times")}
-INPUTS |= {("predict", "nearest")}
+INPUTS = {(name, "bench") for name in ("report", "study figures", "export")}
+INPUTS |= {(name, "class_names") for name in ("validate", "predict", "export", "data label")}
+INPUTS |= {("choose", "measured"), ("measure estimate", "measured"), ("predict", "nearest")}
 # folders of any pictures, each of which is checked: tests/deploy/test_dense_files.py
 PICTURES = {("predict", "draw"), ("predict", "maps")}
 FOLDERS = [key for key in WORDS if not key[2]]
@@ -64,7 +65,7 @@ WRONG = {
     "bench": "bench gone --device cpu --out",
     "data bench": "data bench digits --model gone --out",
     "measure calibrate": "measure calibrate --device cpu --batches 0 --out",
-    "fit": "fit digits --budget-ms 9 --device gone --out",
+    "fit": "fit digits --budget-ms 9 --target gone --out",
     "study search": "study search digits --master gone --budget-ms 9 --out",
     "study scale": "study scale digits --models gone --out",
     "study analyse": "study analyse gone --out",
@@ -137,13 +138,17 @@ def identity(key: tuple[str, str, str]) -> str:
     return "-".join(key)
 
 
+def paths_of(command: Any) -> Iterator[str]:
+    """The parameters of a command, and the fields of its dataclasses, that are paths."""
+    for name, hint in get_type_hints(command).items():
+        if is_dataclass(hint):
+            yield from paths_of(hint)
+        elif hint is Path or Path in get_args(hint):
+            yield name
+
+
 def test_every_flag_with_a_path_is_an_output_of_this_table_or_an_input():
-    flags = set()
-    for command, function in COMMANDS.items():
-        hints = get_type_hints(function)
-        for name in signature(function).parameters:
-            if hints[name] is Path or Path in get_args(hints[name]):
-                flags.add((command, name))
+    flags = {(name, flag) for name, command in COMMANDS.items() for flag in paths_of(command)}
     assert flags - INPUTS - PICTURES == {key[:2] for key in WORDS}
     assert {key[0] for key in FOLDERS if key[1] == "out"} == set(MEMBERS)
 

@@ -136,7 +136,7 @@ def test_each_row_of_table_6_changes_one_thing_of_the_row_before():
         assert {key for key in row if row[key] != before[key]} == changed, name
         before = row
     last = RECIPES["resnet3d_rs"]
-    assert (last.batch, last.lr, last.epochs, last.weight_decay) == (1024, 0.8, 350, 4e-5)
+    assert (last.batch_size, last.lr, last.epochs, last.weight_decay) == (1024, 0.8, 350, 4e-5)
     assert (last.dropout, last.drop_path, last.label_smoothing) == (0.5, 0.1, 0.1)
     assert (last.ema_decay, last.bn_momentum, last.resolution) == (0.9999, 1.0, 224)
     # 73,682 steps, of which 1,050 are warmup

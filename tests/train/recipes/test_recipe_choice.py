@@ -249,7 +249,8 @@ def test_the_recipe_of_the_scaling_study_follows_width_and_resolution(capsys):
 def test_the_help_of_a_recipe_that_follows_the_images_says_for_how_many(capsys):
     for words, name in ((["--weights", "w"], "finetune"), ([], "scratch")):
         assert cli.run(["train", "photos", *words, "--recipe.help"]) == 0
-        first, *lines = capsys.readouterr().out.splitlines()
+        text = capsys.readouterr().out
+        first, *lines = text[text.index(f"\n{name} for") + 1 :].splitlines()
         assert first.startswith(f"{name} for 1,000 images")
         values = {line.split()[0]: line.split()[1] for line in lines}
         assert float(values["--recipe.lr"]) == RECIPES[name].lr

@@ -15,8 +15,8 @@ from fullstride.data.transforms.crop import Augmentation, train_view
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.multilabel import MultiLabel
 from fullstride.train.optimizer import build_optimizer
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import FINETUNE, RECIPES
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.recipe import SHORT_FLAGS, Recipe, field_help, saved_recipe
@@ -83,12 +83,12 @@ def test_a_named_recipe_trains_an_epoch(name, teacher, few_digits, tmp_path):
     recipe = replace(RECIPES[name], epochs=1, warmup_epochs=0, batch_size=32, resolution=16)
     if recipe.teacher:
         recipe = replace(recipe, teacher=teacher)
-    data, task = few_digits, None
+    data, task = few_digits, "classify"
     if name == "tresnet_multilabel":
-        data, task = data.with_targets(data.classes, lambda label: (label,)), MultiLabel()
+        data, task = data.with_targets(data.classes, lambda label: (label,)), "multilabel"
     weights = teacher if recipe.linear_probe else ""
-    settings = dict(task=task, weights=weights)
-    (row,) = run_training(tmp_path / "run", "genet_tiny", data, recipe, **settings)
+    options = RunOptions(task=task, weights=weights)
+    (row,) = run_training(tmp_path / "run", "genet_tiny", data, recipe, options)
     assert math.isfinite(row["loss"])
 
 
@@ -218,7 +218,8 @@ def test_only_commands_that_train_take_a_recipe(capsys):
 
 def test_the_help_of_a_recipe_names_every_field_with_its_value_and_meaning(capsys):
     assert run(["train", "--recipe", "genet", "--recipe.help"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    text = capsys.readouterr().out
+    lines = text[text.index("--recipe.") :].splitlines()
     assert [line.split()[0] for line in lines] == [
         f"--recipe.{field.name.replace('_', '-')}" for field in fields(Recipe)
     ]
