@@ -34,7 +34,7 @@ def main(out: str) -> None:
         data = task.open_data(str(folder))
         task = task.for_data(data)
         process = dict(rank=context.rank, world_size=context.world_size, collate=task.collate)
-        view = task.train_view(pre, Augmentation())
+        view = task.train_view(pre, Augmentation(), "pillow", ())
         batches = Batches(data.train, view, LoaderOptions(batch=8, shuffle=True, **process))
         torch.manual_seed(0)
         net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), classes=len(data.classes)))

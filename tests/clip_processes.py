@@ -33,7 +33,7 @@ def main(out: str) -> None:
         task = find_task("video").with_options(recipe)
         data = task.open_data(str(folder), SplitRule(keep_duplicates=True))
         process = dict(rank=context.rank, world_size=context.world_size, collate=task.collate)
-        view = task.train_view(pre, Augmentation(hflip_prob=0))
+        view = task.train_view(pre, Augmentation(hflip_prob=0), "pillow", ())
         batches = Doubles(
             Batches(data.train, view, LoaderOptions(batch=8, shuffle=True, **process))
         )

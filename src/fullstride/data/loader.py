@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,15 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fullstride.data.dataset import Images, UnreadableImage
 from fullstride.data.sampler import EpochSampler, LoaderOptions, check_groups
-from fullstride.data.transforms.crop import Augmentation, Source, test_view, to_input, train_view
+from fullstride.data.transforms.crop import (
+    Augmentation,
+    Decoder,
+    Sides,
+    Source,
+    test_view,
+    to_input,
+    train_view,
+)
 from fullstride.io.writing import allow_open_files
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -52,8 +60,8 @@ class TrainView:
 
     pre: Preprocessing
     augmentation: Augmentation = Augmentation()
-    decoder: Literal["pillow", "opencv"] = "pillow"  # opencv is faster, its pixels differ a little
-    sides: tuple[int, ...] = ()  # pixels a side in the first epochs; later `pre.resolution`
+    decoder: Decoder = "pillow"  # opencv is faster, its pixels differ a little
+    sides: Sides = ()  # pixels a side in the first epochs; later `pre.resolution`
 
     def __post_init__(self) -> None:
         if self.decoder not in ("pillow", "opencv"):
@@ -70,11 +78,7 @@ class TrainView:
     decodes_files: ClassVar[bool] = True
 
     def __call__(
-        self,
-        image: Source,
-        target: Any,
-        rng: np.random.Generator,
-        epoch: int = 0,
+        self, image: Source, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
         side = self.sides[epoch] if epoch < len(self.sides) else self.pre.resolution
         pre = replace(self.pre, resolution=side)

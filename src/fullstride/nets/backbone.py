@@ -7,6 +7,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+DropBy = Literal["block", "stage"]  # what stochastic depth drops at once
+
 
 class Masks(NamedTuple):
     """The random masks of one training step. None: nothing is dropped."""
@@ -139,11 +141,7 @@ class Backbone(nn.Module, ABC):
 
     @abstractmethod
     def regularise(
-        self,
-        *,
-        drop_path: float = 0.0,
-        by: Literal["block", "stage"] = "block",
-        dropout: float = 0.0,
+        self, *, drop_path: float = 0.0, by: DropBy = "block", dropout: float = 0.0
     ) -> None:
         """Set the rates of stochastic depth and of dropout."""
 

@@ -1,12 +1,11 @@
 """Builds networks from their specs: `Network(spec)`."""
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fullstride.nets.backbone import Backbone, Masks, input_shape
+from fullstride.nets.backbone import Backbone, DropBy, Masks, input_shape
 from fullstride.nets.layers import Head
 from fullstride.nets.spec import NetSpec, Stage
 
@@ -46,11 +45,7 @@ class Network(Backbone):
         return tuple(self._channels.values())
 
     def regularise(
-        self,
-        *,
-        drop_path: float = 0.0,
-        by: Literal["block", "stage"] = "block",
-        dropout: float = 0.0,
+        self, *, drop_path: float = 0.0, by: DropBy = "block", dropout: float = 0.0
     ) -> None:
         """Set the rates of stochastic depth and of dropout before the classifier.
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from fullstride.io.records import Bounds
-from fullstride.nets.backbone import Backbone, Masks
+from fullstride.nets.backbone import Backbone, DropBy, Masks
 
 Size = Annotated[int, Bounds(ge=1, le=65_536)]  # in files
 
@@ -186,11 +186,7 @@ class TimmNetwork(Backbone):
             self.train(training)
 
     def regularise(
-        self,
-        *,
-        drop_path: float = 0.0,
-        by: Literal["block", "stage"] = "block",
-        dropout: float = 0.0,
+        self, *, drop_path: float = 0.0, by: DropBy = "block", dropout: float = 0.0
     ) -> None:
         """Set the rates of timm's own layers, which draw the masks; 0 leaves timm's default."""
         if by == "stage" and drop_path:

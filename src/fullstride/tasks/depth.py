@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule
 from fullstride.data.readers.decode import Size
 from fullstride.data.readers.masks import MILLIMETRES, UnreadableImage
 from fullstride.data.targets import open_depths
-from fullstride.data.transforms.crop import Augmentation, check_decoder
+from fullstride.data.transforms.crop import Augmentation, Decoder, Sides, check_decoder
 from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
 from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
@@ -230,11 +230,7 @@ class Depth(Task):
         return replace(self, constant=priors.constant, rows=priors.rows)
 
     def train_view(
-        self,
-        pre: Preprocessing,
-        augmentation: Augmentation,
-        decoder: Literal["pillow", "opencv"] = "pillow",
-        sides: tuple[int, ...] = (),
+        self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides
     ) -> MaskTrainView:
         check_decoder(decoder)
         return MaskTrainView(pre, augmentation, self.jitter, sides, outside=OUTSIDE, divides=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.readers.decode import Size
 from fullstride.data.readers.masks import IGNORED
 from fullstride.data.targets import open_masks
-from fullstride.data.transforms.crop import Augmentation, check_decoder
+from fullstride.data.transforms.crop import Augmentation, Decoder, Sides, check_decoder
 from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
 from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
@@ -175,11 +175,7 @@ class Segment(Task):
         return open_masks(where, rule)
 
     def train_view(
-        self,
-        pre: Preprocessing,
-        augmentation: Augmentation,
-        decoder: Literal["pillow", "opencv"] = "pillow",
-        sides: tuple[int, ...] = (),
+        self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides
     ) -> MaskTrainView:
         check_decoder(decoder)
         return MaskTrainView(pre, augmentation, self.jitter, sides, outside=IGNORED)

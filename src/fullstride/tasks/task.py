@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache, cached_property
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, get_type_hints
+from typing import Annotated, Any, ClassVar, Protocol, Self, get_type_hints
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule, open_data
 from fullstride.data.loader import TestView, TrainView, View, class_indices
 from fullstride.data.readers.decode import Size
-from fullstride.data.transforms.crop import Augmentation
+from fullstride.data.transforms.crop import Augmentation, Decoder, Sides
 from fullstride.io.records import Bounds, from_json
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
@@ -268,11 +268,7 @@ class Task(ABC):
         return open_data(where, rule)
 
     def train_view(
-        self,
-        pre: Preprocessing,
-        augmentation: Augmentation,
-        decoder: Literal["pillow", "opencv"] = "pillow",
-        sides: tuple[int, ...] = (),
+        self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides
     ) -> View:
         """The transform of image and target in training."""
         return TrainView(pre, augmentation, decoder, sides)

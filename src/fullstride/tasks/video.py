@@ -2,12 +2,12 @@
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.targets import open_clips
 from fullstride.data.transforms.clips import ClipTestView, ClipTrainView, Starts, ViewsOfVideo
-from fullstride.data.transforms.crop import Augmentation
+from fullstride.data.transforms.crop import Augmentation, Decoder, Sides
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 
@@ -31,11 +31,7 @@ class Video(Classify):
         return open_clips(where, rule)
 
     def train_view(
-        self,
-        pre: Preprocessing,
-        augmentation: Augmentation,
-        decoder: Literal["pillow", "opencv"] = "pillow",
-        sides: tuple[int, ...] = (),
+        self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides
     ) -> ClipTrainView:
         if decoder != "pillow":
             raise ValueError(f"recipe.decoder {decoder} is for images: use pillow for videos")

@@ -29,6 +29,7 @@ from fullstride.data.transforms.crop import (
 )
 from fullstride.nets.preprocessing import Preprocessing
 
+ClipSource = Path | bytes | np.ndarray  # a file, its bytes, or decoded frames
 Starts = Literal["inclusive", "slowfast"]  # see `clip_starts`
 
 
@@ -59,11 +60,7 @@ class ClipTrainView:
                 )
 
     def __call__(
-        self,
-        image: Path | bytes | np.ndarray,
-        target: Any,
-        rng: np.random.Generator,
-        epoch: int = 0,
+        self, image: ClipSource, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
         """A video file, its bytes or a folder of frames -> uint8 (T, H, W, C)."""
         box: RandomBox = random_crop_box
@@ -95,11 +92,7 @@ class ClipTestView:
         _check_frames(self.pre)
 
     def __call__(
-        self,
-        image: Path | bytes | np.ndarray,
-        target: Any,
-        rng: np.random.Generator,
-        epoch: int = 0,
+        self, image: ClipSource, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
         """A video file, its bytes or a folder of frames -> uint8 (T, H, W, C)."""
         with open_video(image) as video:
@@ -134,11 +127,7 @@ class ViewsOfVideo:
             raise ValueError(f"{self.crops} crops of frames that are no crops: use 1")
 
     def __call__(
-        self,
-        image: Path | bytes | np.ndarray,
-        target: Any,
-        rng: np.random.Generator,
-        epoch: int = 0,
+        self, image: ClipSource, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
         with open_video(image) as video:
             span = self.pre.frames * self.pre.frame_stride

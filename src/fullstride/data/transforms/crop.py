@@ -106,6 +106,8 @@ MAX_PIXELS = 64 * 2**20
 # 47 and 51 dB from the whole image on average (docs/log.md); two kernels are 43 dB apart.
 TRAINING_OVERSAMPLING, TEST_OVERSAMPLING = 2.0, 3.0
 
+Decoder = Literal["pillow", "opencv"]
+Sides = tuple[int, ...]  # pixels a side in the first epochs, for resolutions that grow
 Source = Image.Image | Path | bytes  # a decoded image, or a file of one: its path or its bytes
 
 

@@ -18,6 +18,17 @@ from fullstride.nets.spec import NetSpec, Stage
 STYLE = Style(slope=1e-3, stem_slope=1e-2, blur=True, average_shortcut=True)
 
 
+def network(source: str, width: int, stages: tuple[Stage, ...]) -> NetSpec:
+    return NetSpec(
+        source=source,
+        stem=SpaceToDepthStem,
+        stem_width=width,
+        stages=stages,
+        style=STYLE,
+        init=init.tresnet,
+    )
+
+
 def tresnet(source: str, width: int, d1: int, d2: int, d3: int, d4: int) -> NetSpec:
     """Two stages of basic blocks, two of bottlenecks; squeeze-and-excitation in the first three."""
     basic = Stage(block=Basic, depth=d1, width=width, se=SE(at="out", ratio=1 / 4, least=64))
@@ -28,14 +39,7 @@ def tresnet(source: str, width: int, d1: int, d2: int, d3: int, d4: int) -> NetS
         replace(narrow, se=SE(at="inner", ratio=1 / 2, least=64)),
         replace(narrow, depth=d4, width=32 * width),
     )
-    return NetSpec(
-        source=source,
-        stem=SpaceToDepthStem,
-        stem_width=width,
-        stages=stages,
-        style=STYLE,
-        init=init.tresnet,
-    )
+    return network(source, width, stages)
 
 
 def tresnet_v2(source: str, width: int, *depths: int) -> NetSpec:
@@ -56,14 +60,7 @@ def tresnet_v2(source: str, width: int, *depths: int) -> NetSpec:
         )
         for i, depth in enumerate(depths)
     )
-    return NetSpec(
-        source=source,
-        stem=SpaceToDepthStem,
-        stem_width=width,
-        stages=stages,
-        style=STYLE,
-        init=init.tresnet,
-    )
+    return network(source, width, stages)
 
 
 def cars(v2: NetSpec) -> NetSpec:

@@ -13,7 +13,13 @@ from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.readers.decode import Size
 from fullstride.data.targets import open_boxes
 from fullstride.data.transforms.boxes import BoxTestView, BoxTrainView
-from fullstride.data.transforms.crop import Augmentation, check_decoder, view_geometry
+from fullstride.data.transforms.crop import (
+    Augmentation,
+    Decoder,
+    Sides,
+    check_decoder,
+    view_geometry,
+)
 from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
@@ -138,11 +144,7 @@ class Detect(Task):
         return open_boxes(where, rule)
 
     def train_view(
-        self,
-        pre: Preprocessing,
-        augmentation: Augmentation,
-        decoder: Literal["pillow", "opencv"] = "pillow",
-        sides: tuple[int, ...] = (),
+        self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides
     ) -> BoxTrainView:
         check_decoder(decoder)
         return BoxTrainView(pre, augmentation, self.box_augmentation, self.jitter, sides)
