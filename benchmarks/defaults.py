@@ -62,7 +62,7 @@ from fullstride.train.final_weights import with_precise_statistics
 from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.named import FINETUNE, finetune, scratch
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.scoring import score_images
+from fullstride.train.scoring import ScoringOptions, score_images
 
 OUTPUT = json_output("results of a benchmark", "environment", "cells")
 LITE0 = "timm/tf_efficientnet_lite0"
@@ -300,10 +300,12 @@ def score(cell: Cell, recipe: Recipe, seed: int, folder: Path) -> dict[str, floa
         nets = {"top1": last.average}
         if recipe.precise_bn:
             nets["precise_top1"] = with_precise_statistics(
-                last.average, task, data.train, pre, "cpu"
+                last.average, task, data.train, ScoringOptions(pre, "cpu")
             )
         for name, each in nets.items():
-            scores[name] = round(score_images(each, task, data.test, pre, "cpu")[0]["top1"], 3)
+            scores[name] = round(
+                score_images(each, task, data.test, ScoringOptions(pre, "cpu"))[0]["top1"], 3
+            )
     except FloatingPointError:  # too high a rate for the cell
         scores = {"top1": round(100 / len(data.classes), 3)}
     return {**scores, "cpu_s": round(time.process_time() - began, 1)}

@@ -55,7 +55,7 @@ from fullstride.train.distill import Teacher
 from fullstride.train.recipes import papers
 from fullstride.train.recipes.named import DIGITS, RECIPES
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
-from fullstride.train.scoring import score_images
+from fullstride.train.scoring import ScoringOptions, score_images
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")
 SHORT, LONG = 24, 93  # epochs, for 90 and 350 in the paper
@@ -186,7 +186,9 @@ def scores(job: tuple[Row, int]) -> tuple[Row, int, dict[str, float]]:
         )
     net = trained(row.network, recipe, data, teacher)
     top1 = {
-        part: score_images(net, Classify(), getattr(data, part), PRE, "cpu")[0]["top1"]
+        part: score_images(net, Classify(), getattr(data, part), ScoringOptions(PRE, "cpu"))[0][
+            "top1"
+        ]
         for part in ("val", "test")
     }
     return row, seed, {**top1, "cpu_s": round(time.process_time() - began, 1)}

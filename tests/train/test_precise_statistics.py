@@ -23,7 +23,7 @@ from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.scoring import FinalNetwork, score_images
+from fullstride.train.scoring import FinalNetwork, ScoringOptions, score_images
 
 SHORT = replace(
     DIGITS, epochs=2, warmup_epochs=0, resolution=16, batch_size=16, lr=0.01, dropout=0.5
@@ -36,9 +36,7 @@ def statistics(net: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def precise_of(start: PreparedRun, net, **how):
     data, task = start.data, start.task
-    return final_weights.with_precise_statistics(
-        net, task, data.train, start.pre, start.device, **how
-    )
+    return final_weights.with_precise_statistics(net, task, data.train, start.scoring, **how)
 
 
 def prepared(folder, data, **changes) -> PreparedRun:
@@ -234,5 +232,7 @@ def test_a_fresh_network_at_one_step_an_epoch_does_not_keep_the_initial_statisti
         recipe = replace(RECIPE, bn_momentum=momentum)
         net, pre, batches = trained(recipe, data)
         *_, last = train_epochs(net, Classify(), batches, recipe)
-        losses[momentum] = score_images(last.average, Classify(), data.val, pre, "cpu")[0]
+        losses[momentum] = score_images(
+            last.average, Classify(), data.val, ScoringOptions(pre, "cpu")
+        )[0]
     assert losses[0.1]["loss"] < losses[None]["loss"] / 5

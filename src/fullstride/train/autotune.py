@@ -94,9 +94,8 @@ def choose_efficiency(
     path = folder / "efficiency.json"
     entries = read_cache(path)
     if digest not in entries:
-        rates = measure_rates(
-            recipe, task, net, example, torch.device(device), recipe.batch_size // processes
-        )
+        batch = repeat(example, recipe.batch_size // processes)
+        rates = measure_rates(recipe, task, net, batch, torch.device(device))
         fastest = max(rates, key=rates.__getitem__)
         entries[digest] = CacheEntry(fastest, rates, environment)
         content = {key: asdict(entry) for key, entry in entries.items()}
@@ -135,21 +134,14 @@ def candidates(net: Backbone, device: torch.device) -> list[Efficiency]:
 
 
 def measure_rates(
-    recipe: Recipe,
-    task: Task,
-    net: Backbone,
-    example: Batch,
-    device: torch.device,
-    batch: int,
+    recipe: Recipe, task: Task, net: Backbone, batch: Batch, device: torch.device
 ) -> dict[Efficiency, float]:
     """Images/s by efficiency, of those whose batch fits into memory."""
     rates: dict[Efficiency, float] = {}
     out_of_memory = None
     for efficiency in candidates(net, device):
         try:
-            rates[efficiency] = rate(
-                recipe.with_efficiency(efficiency), task, net, example, device, batch
-            )
+            rates[efficiency] = rate(recipe.with_efficiency(efficiency), task, net, batch, device)
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
@@ -160,15 +152,8 @@ def measure_rates(
     return rates
 
 
-def rate(
-    recipe: Recipe,
-    task: Task,
-    net: Backbone,
-    example: Batch,
-    device: torch.device,
-    batch: int,
-) -> float:
-    """Images/s of training steps on the images of `example`, repeated: the median over blocks."""
+def rate(recipe: Recipe, task: Task, net: Backbone, batch: Batch, device: torch.device) -> float:
+    """Images/s of training steps on `batch`: the median over blocks."""
     learner = build_trainer(
         copy.deepcopy(net).to(device).train(),
         task,
@@ -177,7 +162,7 @@ def rate(
         None,
         SINGLE_PROCESS,
     )
-    return statistics.median(timed_steps(learner, repeat(example, batch), SECONDS))
+    return statistics.median(timed_steps(learner, batch, SECONDS))
 
 
 def timed_steps(learner: Trainer, batch: Batch, seconds: float) -> list[float]:

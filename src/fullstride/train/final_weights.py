@@ -20,18 +20,23 @@ from fullstride.io.writing import check_output
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import OUTPUT, Bundle, read_metadata
-from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.tasks import build_head
 from fullstride.tasks.classify import fit_temperature
 from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
 from fullstride.train.averages import BATCH_NORM
-from fullstride.train.compute import SINGLE_PROCESS, DistributedContext, numerics
+from fullstride.train.compute import SINGLE_PROCESS, numerics
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.named import MAX_PROBE_CLASSES
-from fullstride.train.scoring import FinalNetwork, averaged, quality, scoring_batches
+from fullstride.train.scoring import (
+    FinalNetwork,
+    ScoringOptions,
+    averaged,
+    quality,
+    scoring_batches,
+)
 
 # Measured anew with the final weights, on training images in evaluation views, batch statistics are
 # closer to what evaluation meets than those of augmented images in small batches ("precise BN":
@@ -62,8 +67,8 @@ def better_statistics(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
 
 def of_run(run: PreparedRun, net: Backbone) -> Backbone:
     """A copy of `net` whose batch statistics are those of the run's training images."""
-    how, frozen = (run.pre, run.device, run.workers, run.context), frozen_names(net, run.recipe)
-    return with_precise_statistics(net, run.task, run.data.train, *how, frozen=frozen)
+    frozen = frozen_names(net, run.recipe)
+    return with_precise_statistics(net, run.task, run.data.train, run.scoring, frozen=frozen)
 
 
 @torch.no_grad()
@@ -71,10 +76,7 @@ def with_precise_statistics(
     net: Backbone,
     task: Task,
     images: Images,
-    pre: Preprocessing,
-    device: torch.device | str,
-    workers: int = 0,
-    context: DistributedContext = SINGLE_PROCESS,
+    how: ScoringOptions,
     *,
     frozen: Collection[str] = (),
 ) -> Backbone:
@@ -88,7 +90,7 @@ def with_precise_statistics(
     number = min(len(images), STATISTICS_IMAGES)
     number -= number % task.scoring_batch if number > task.scoring_batch else 0
     some = images.subset([index * len(images) // number for index in range(number)])
-    batches = scoring_batches(task, some, pre, device, workers, context)
+    batches = scoring_batches(task, some, how)
     momenta = [norm.momentum for norm in norms]
     try:
         with numerics(tf32=False, benchmark=False, deterministic=False):
@@ -105,7 +107,7 @@ def with_precise_statistics(
         batches.close()
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
-    context.sync_buffers(precise)
+    how.context.sync_buffers(precise)
     return precise.eval()
 
 
@@ -264,18 +266,13 @@ def _singular(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @torch.inference_mode()
 def features(
-    net: Backbone,
-    task: Task,
-    images: Images,
-    pre: Preprocessing,
-    device: torch.device | str,
-    workers: int,
+    net: Backbone, task: Task, images: Images, how: ScoringOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs of the classifier (N, D) in float64, labels (N,) and indices (N,), of those images
     that can be read.
     """
-    net.to(device).eval()
-    batches = scoring_batches(task, images, pre, device, workers)
+    net.to(how.device).eval()
+    batches = scoring_batches(task, images, how)
     try:
         rows = [(net.embed(x).double().cpu(), y.cpu(), i.cpu()) for x, y, i in batches.epoch(0)]
     finally:
@@ -306,7 +303,7 @@ def save_probe(run: PreparedRun) -> None:
         return
     images, number = run.data.train, min(len(run.data.train), PROBE_IMAGES)
     some = images.subset([index * len(images) // number for index in range(number)])
-    inputs, labels, _ = features(net, run.task, some, run.pre, run.device, run.workers)
+    inputs, labels, _ = features(net, run.task, some, replace(run.scoring, context=SINGLE_PROCESS))
     probe = fit_probe(inputs.numpy(), labels.numpy(), classes)
     classifier = net.get_submodule(net.classifier)
     with torch.no_grad():

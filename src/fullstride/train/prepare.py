@@ -38,6 +38,7 @@ from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import (
     MAX_OUTPUTS,
     Evaluation,
+    ScoringOptions,
     fit_and_score,
     fit_on,
     score_batches,
@@ -210,6 +211,10 @@ class PreparedRun:
     workers: int
     context: DistributedContext
 
+    @property
+    def scoring(self) -> ScoringOptions:
+        return ScoringOptions(self.pre, self.device, self.workers, self.context)
+
     def plan(self, start: tuple[int, int]) -> TrainingPlan:
         """The plan of the run from `start`, the epochs and steps that have been taken."""
         return TrainingPlan(
@@ -235,7 +240,7 @@ class PreparedRun:
         task = task or self.task
         if images is self.data.val and self.val:
             return score_batches(net, task, self.val, self.context)
-        return score_images(net, task, images, self.pre, self.device, self.workers, self.context)
+        return score_images(net, task, images, self.scoring)
 
     def val_scores(self, net: Backbone) -> dict[str, float]:
         """The validation scores of `net`; none without images, or where they are not finite."""
@@ -251,7 +256,7 @@ class PreparedRun:
         It is the run's where it fits nothing or the recipe does not want it, and without a
         validation split.
         """
-        images, how = self.data.val, (self.pre, self.device, self.workers, self.context)
+        images = self.data.val
         if not self.val:
             return self.task, None
         if not (self.recipe.calibrate and self.task.has_fit):
@@ -260,7 +265,7 @@ class PreparedRun:
         if len(images) * classes <= MAX_OUTPUTS:
             result = fit_and_score(net, self.task, self.val, self.context)
             return result.task, result
-        task = fit_on(net, self.task, images, *how, classes=classes)
+        task = fit_on(net, self.task, images, self.scoring, classes=classes)
         return task, self.score(net, images, task)
 
     def close(self) -> None:
@@ -329,10 +334,11 @@ def prepare(
     batches, in_steps, pseudo_labels = run_batches(
         data, task, pre, recipe, device, workers, context
     )
-    val = scoring_batches(task, data.val, pre, device, workers, context) if data.val else None
+    how = ScoringOptions(pre, device, workers, context)
+    val = scoring_batches(task, data.val, how) if data.val else None
     resolved = recipe_here(in_steps, data, len(batches), device, saved)
     teacher = build_teacher(data, pre, resolved, device, options.teacher_cache)
-    resolved = with_passes(resolved, net, len(data.train), device, saved, context)
+    resolved = choose_passes(resolved, net, len(data.train), device, context)
     if resolved.efficiency == "auto":
         few = measurement_batches(data, task, pre, recipe, device, batch=8)
         efficiency = efficiency_here(resolved, task, net, few, device, saved, context)
@@ -433,23 +439,14 @@ def recipe_here(
     resolved = recipe_in_epochs(data, recipe)
     every = recipe.scored_every(resolved.epochs, steps_per_epoch)
     if saved:
-        resolved = replace(resolved, precision=saved.precision, channels_last=saved.channels_last)
+        resolved = replace(
+            resolved,
+            precision=saved.precision,
+            channels_last=saved.channels_last,
+            grad_accum_steps=resolved.grad_accum_steps or saved.grad_accum_steps,
+        )
         every = recipe.score_every_epochs or saved.score_every_epochs
     return on_device(replace(resolved, score_every_epochs=every), device)
-
-
-def with_passes(
-    resolved: Recipe,
-    net: Backbone,
-    images: int,
-    device: torch.device | str,
-    saved: run_folder.RunConfig | None,
-    context: DistributedContext,
-) -> Recipe:
-    """The recipe with the passes that a batch is divided into: those of `saved`, or that fit."""
-    if saved and not resolved.grad_accum_steps:
-        resolved = replace(resolved, grad_accum_steps=saved.grad_accum_steps)
-    return choose_passes(resolved, net, images, device, context)
 
 
 def efficiency_here(

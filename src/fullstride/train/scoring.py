@@ -131,19 +131,21 @@ def finite_scores(score: Score, images: int) -> dict[str, float]:
     return {**scores, "images": images}
 
 
-def score_images(
-    net: nn.Module,
-    task: Task,
-    images: Images,
-    pre: Preprocessing,
-    device: torch.device | str,
-    workers: int = 0,
-    context: DistributedContext = SINGLE_PROCESS,
-) -> Evaluation:
+@dataclass(frozen=True)
+class ScoringOptions:
+    """How images are read and where the network that is scored on them runs."""
+
+    pre: Preprocessing
+    device: torch.device | str
+    workers: int = 0
+    context: DistributedContext = SINGLE_PROCESS
+
+
+def score_images(net: nn.Module, task: Task, images: Images, how: ScoringOptions) -> Evaluation:
     """What `net` achieves on `images`."""
-    batches = scoring_batches(task, images, pre, device, workers, context)
+    batches = scoring_batches(task, images, how)
     try:
-        return score_batches(net, task, batches, context)
+        return score_batches(net, task, batches, how.context)
     finally:
         batches.close()
 
@@ -164,7 +166,8 @@ def score_bundle(
     if mirrored:
         net, task = MirrorAverage(net, task), task.uncalibrated()
     if views is None:
-        return score_images(net, task, images, bundle.preprocessing, device).with_interval()
+        how = ScoringOptions(bundle.preprocessing, device)
+        return score_images(net, task, images, how).with_interval()
     average = ViewAverage(net, task, views.pre)
     # one video at a time, whose views stay uint8: in float32 they would have four times the bytes
     batches = Batches(
@@ -245,46 +248,31 @@ def fit_and_score(
 
 
 def fit_on(
-    net: nn.Module,
-    task: Task,
-    images: Images,
-    pre: Preprocessing,
-    device: torch.device | str,
-    workers: int = 0,
-    context: DistributedContext = SINGLE_PROCESS,
-    *,
-    classes: int,
+    net: nn.Module, task: Task, images: Images, how: ScoringOptions, *, classes: int
 ) -> Task:
     """`task` fitted to the outputs of `net` for `images`, or as many as `MAX_OUTPUTS` permits."""
     number = min(len(images), max(1, MAX_OUTPUTS // classes))
     some = images.subset([index * len(images) // number for index in range(number)])
-    batches = scoring_batches(task, some, pre, device, workers, context)
+    batches = scoring_batches(task, some, how)
     try:
-        held, _ = count(net, HeldOutputs(), batches, context)
+        held, _ = count(net, HeldOutputs(), batches, how.context)
         assert isinstance(held, HeldOutputs)
         return held.fit(task)
     finally:
         batches.close()
 
 
-def scoring_batches(
-    task: Task,
-    images: Images,
-    pre: Preprocessing,
-    device: torch.device | str,
-    workers: int = 0,
-    context: DistributedContext = SINGLE_PROCESS,
-) -> Batches:
+def scoring_batches(task: Task, images: Images, how: ScoringOptions) -> Batches:
     """Batches of `images` to score networks on. A single batch needs no worker."""
     return Batches(
         images,
-        task.test_view(pre),
+        task.test_view(how.pre),
         LoaderOptions(
             batch=task.scoring_batch,
-            workers=workers if len(images) > task.scoring_batch else 0,
-            device=device,
-            rank=context.rank,
-            world_size=context.world_size,
+            workers=how.workers if len(images) > task.scoring_batch else 0,
+            device=how.device,
+            rank=how.context.rank,
+            world_size=how.context.world_size,
         ),
         collate=task.collate,
     )

@@ -11,7 +11,7 @@ from fullstride.tasks.classify import Classify
 from fullstride.train.batches import training_batches
 from fullstride.train.loop import train_epochs
 from fullstride.train.recipes.named import FINETUNE, MIN_STEPS, finetune, scratch
-from fullstride.train.scoring import score_images
+from fullstride.train.scoring import ScoringOptions, score_images
 
 COUNTS = sorted({round(10 ** (exponent / 8)) for exponent in range(57)})  # 1 to 10 million
 BY_IMAGES = pytest.mark.parametrize("by_images", [finetune, scratch])
@@ -63,7 +63,7 @@ def trained(recipe, data):
     *_, last = train_epochs(
         net, Classify(), training_batches(data, Classify(), pre, recipe), recipe
     )
-    return score_images(last.average, Classify(), data.test, pre, "cpu")[0]["top1"]
+    return score_images(last.average, Classify(), data.test, ScoringOptions(pre, "cpu"))[0]["top1"]
 
 
 @pytest.mark.slow
