@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fullstride.commands.estimating import calibrate, choose, estimate
-from fullstride.commands.fitting import fit
+from fullstride.commands.fitting import analyse_scale, fit, scale, search
 from fullstride.commands.measuring import bench, capacity, cost, zoo
-from fullstride.commands.scaling import analyse_scale, scale
-from fullstride.commands.searching import search
 from fullstride.commands.shipping import export, predict, pseudo_label, report
 from fullstride.commands.studying import bench_blocks, figures, rank
 from fullstride.commands.training import bench_data, pack, train, validate

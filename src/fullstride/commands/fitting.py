@@ -1,26 +1,38 @@
-"""The command that goes the whole way, from images and a budget to a file that ships."""
+"""The commands that find a network for images and a budget by many trainings."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from fullstride.autofit.settings import FitSettings
-from fullstride.commands.flags import RUN_HERE, SPLITS, Data, Options, Splits
+from fullstride.commands.flags import Data, SplitFlags
 from fullstride.io.console import print_parts
+from fullstride.search.settings import ScaleSettings, SearchSettings
+from fullstride.study.settings import StudyOptions
 from fullstride.train.recipes.choice import RecipeChoice
 
-Settings = Annotated[FitSettings, arg(name="")]  # the flags have the names of its fields
-DEFAULTS = FitSettings()
+if TYPE_CHECKING:
+    from fullstride.study.driver import Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyFlags(SplitFlags, StudyOptions):
+    """Where a study runs, and how the splits of its images are taken."""
+
+
+# the flags have the names of the fields
+Fit = Annotated[FitSettings, arg(name="")]
+Search = Annotated[SearchSettings, arg(name="")]
+Scale = Annotated[ScaleSettings, arg(name="")]
+Flags = Annotated[StudyFlags, arg(name="")]
+Source = Annotated[Positional[str], arg(metavar="SOURCE")]
+FIT, SEARCH, SCALE, FLAGS = FitSettings(), SearchSettings(), ScaleSettings(), StudyFlags()
 
 
 def fit(
-    data: Data,
-    out: Path,
-    recipe: RecipeChoice,
-    settings: Settings = DEFAULTS,
-    options: Options = RUN_HERE,
-    splits: Splits = SPLITS,
+    data: Data, out: Path, recipe: RecipeChoice, settings: Fit = FIT, flags: Flags = FLAGS
 ) -> None:
     """Find, train and ship the most accurate network that takes a given time per image.
 
@@ -31,9 +43,89 @@ def fit(
     Args:
         out: The folder of the fit: its trials, the file that ships, fit.json and report.html.
     """
-    from fullstride.autofit.fit import FIT
-    from fullstride.study.driver import render_event, run_study
+    from fullstride.autofit.fit import FIT as STUDY
 
     settings.budget()  # before the data are read
-    for event in run_study(FIT, splits.open(data), out, settings, recipe, options):
-        print_parts(render_event(FIT, event, out))
+    run(STUDY, data, out, recipe, settings, flags)
+
+
+def search(
+    data: Data, out: Path, recipe: RecipeChoice, settings: Search = SEARCH, flags: Flags = FLAGS
+) -> None:
+    """Search the most accurate network around a MasterNet that takes a given time per image.
+
+    Example: fullstride study search photos --master genet_tiny --budget-ms 0.3 --out runs/searched
+
+    After a stop, the same command goes on where it was. docs/search.md explains the stages.
+
+    Args:
+        out: The folder of the search: its trials, the results of its stages, and search.json.
+    """
+    from fullstride.search.llr.study import SEARCH as STUDY
+
+    settings.budget()  # before the data are read
+    run(STUDY, data, out, recipe, settings, flags)
+
+
+def scale(
+    data: Data, out: Path, recipe: RecipeChoice, settings: Scale = SCALE, flags: Flags = FLAGS
+) -> None:
+    """Train a network at several widths, depths and resolutions, and say what to scale next.
+
+    Example: fullstride study scale digits --models genet_tiny --out runs/scale
+
+    After a stop, the same command goes on where it was; with a larger grid it adds trainings.
+
+    Args:
+        out: The folder of the study: its trainings, scale.json, trainings.csv and report.html.
+    """
+    from fullstride.search.scale.study import SCALE as STUDY
+
+    run(STUDY, data, out, recipe, settings, flags)
+
+
+def run(
+    study: "Study", data: str, out: Path, recipe: RecipeChoice, settings: Any, flags: StudyFlags
+) -> None:
+    from fullstride.study.driver import render_event, run_study
+
+    for event in run_study(study, flags.open(data), out, settings, recipe, flags):
+        print_parts(render_event(study, event, out))
+
+
+def analyse_scale(
+    source: Source,
+    budget_ms: float | None = None,
+    target_epochs: float | None = None,
+    out: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Analyse finished trainings: the front, gains of each axis, the law, and the next step.
+
+    Example: fullstride study analyse resnet_rs
+
+    Args:
+        source: A folder of `study scale`, a CSV file as it writes one, or resnet_rs or
+            efficientnet for Table 7 of ResNet-RS.
+        budget_ms: The longest time that an image may take, in ms.
+        target_epochs: Epochs of the training that is to come; by default the longest here.
+        out: A folder for scale.json, trainings.csv, scale.png and report.html.
+        json: Print one JSON object with all numbers instead of lines.
+    """
+    from fullstride.io.records import to_json
+    from fullstride.search.scale import results as of_scale
+    from fullstride.search.scale.study import find_trainings
+
+    if out:
+        of_scale.check_outputs(out)
+    results = of_scale.analyse_trainings(
+        find_trainings(source), budget_ms=budget_ms, target_epochs=target_epochs
+    )
+    if out:
+        of_scale.write_results(out, results)
+    if json:
+        print(to_json(results))
+        return
+    print_parts(of_scale.console_parts(results))
+    if out:
+        print(out)

@@ -1,7 +1,7 @@
 """Flags that several commands share."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,7 +9,6 @@ from tyro.conf import Positional, arg
 
 from fullstride.io.console import report_ignored
 from fullstride.nets.preprocessing import LoadOptions
-from fullstride.study.settings import StudyOptions
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
@@ -92,15 +91,14 @@ class SplitFlags:
         from fullstride.data.dataset import SplitRule
         from fullstride.tasks import find_task
 
-        images = find_task(task).open_data(data, SplitRule(**asdict(self)))
+        rule = SplitRule(self.val, self.test, self.group, self.keep_duplicates)
+        images = find_task(task).open_data(data, rule)
         report_ignored(images.ignored, images.notes)
         return images
 
 
 Splits = Annotated[SplitFlags, arg(name="")]  # the flags have the names of its fields
 SPLITS = SplitFlags()
-Options = Annotated[StudyOptions, arg(name="")]
-RUN_HERE = StudyOptions()
 
 
 def refuse_flags(values: Mapping[str, Any], reason: str) -> None:
