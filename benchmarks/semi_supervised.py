@@ -26,7 +26,7 @@ from fullstride import tasks
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.readers.splits import SplitRule
 from fullstride.data.unlabelled import open_unlabelled
-from fullstride.deploy.offline import OfflineSettings, write_pseudo_labels
+from fullstride.deploy.offline import OfflineSettings, write_outputs
 from fullstride.io.writing import Output, atomic_write, begins_with, json_output
 from fullstride.measure.environment import Environment
 from fullstride.train import run, run_folder
@@ -78,8 +78,13 @@ def scores(seed: int, folder: Path, steps: int = STEPS, baselines: bool = True) 
     for index in others:
         pool().train.picture(index).save(photos / f"{index:04}.png")
     teacher, store = tasks.load(folder / "teacher"), folder / "labels"
-    write_pseudo_labels(
-        teacher, open_unlabelled(str(photos)), store, 10, OfflineSettings(batch=128)
+    write_outputs(
+        "pseudo_labels",
+        teacher,
+        open_unlabelled(str(photos)),
+        store,
+        10,
+        OfflineSettings(batch=128),
     )
     if baselines:
         result.append(top1(folder / "longer", few, **{**how, "steps": 2 * steps}))

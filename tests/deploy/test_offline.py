@@ -26,8 +26,7 @@ from fullstride.deploy.comparison import readable
 from fullstride.deploy.offline import (
     OfflineSettings,
     this_share,
-    write_predictions,
-    write_pseudo_labels,
+    write_outputs,
 )
 from fullstride.deploy.predict import predict, probabilities
 from fullstride.deploy.settings import ExportOptions
@@ -63,7 +62,9 @@ def photos(tmp_path) -> Path:
 
 
 def write(model, where, out, top=3, **settings):
-    return write_predictions(model, open_unlabelled(str(where)), out, top, settings_of(settings))
+    return write_outputs(
+        "predictions", model, open_unlabelled(str(where)), out, top, settings_of(settings)
+    )
 
 
 def same(ours: pa.Table, theirs: pa.Table) -> bool:
@@ -352,8 +353,9 @@ def labels_of(out: Path, best: list[tuple[int, float]], names: int = 3):
 def test_labels_are_the_teachers_probabilities_in_half_precision(tmp_path):
     model, data = tiny(), open_unlabelled("digits")
     data = replace(data, images=data.images.subset(range(99)))
-    write_pseudo_labels(model, data, tmp_path / "ten", 10, settings_of({"part_images": 999}))
-    write_pseudo_labels(model, data, tmp_path / "two", 2, settings_of({"part_images": 999}))
+    large = settings_of({"part_images": 999})
+    write_outputs("pseudo_labels", model, data, tmp_path / "ten", 10, large)
+    write_outputs("pseudo_labels", model, data, tmp_path / "two", 2, large)
     expected = probabilities(model, [each.view for each in readable(model, data.images)])
     rows = range(len(expected))
     ten, two = (read_pseudo_labels(tmp_path / name) for name in ("ten", "two"))

@@ -13,7 +13,7 @@ from fullstride import tasks
 from fullstride.data.dataset import open_data
 from fullstride.data.prediction_store import read_key
 from fullstride.data.unlabelled import open_unlabelled
-from fullstride.deploy.offline import write_pseudo_labels
+from fullstride.deploy.offline import write_outputs
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import run
@@ -31,7 +31,7 @@ SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch_size=16, resolution=16,
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("labels") / "store"
-    write_pseudo_labels(tiny(), open_unlabelled("digits"), out, 4, LARGE)
+    write_outputs("pseudo_labels", tiny(), open_unlabelled("digits"), out, 4, LARGE)
     return out
 
 
@@ -127,7 +127,8 @@ def test_a_run_resumes_bit_for_bit_and_only_with_the_same_labels(few_digits, sto
     assert config["recipe"] == {**asdict(recipe), **config["recipe"]}
     assert config["recipe"]["label_smoothing"] == 0.1
     other = tmp_path / "other"
-    write_pseudo_labels(
+    write_outputs(
+        "pseudo_labels",
         tiny(seed=1),
         open_unlabelled("digits"),
         other,
@@ -174,7 +175,8 @@ def test_labels_of_other_images_or_without_confident_ones_are_refused(few_digits
     for index in range(3):
         open_data("digits").train.picture(index).save(photos / f"{index}.png")
     out = tmp_path / "labels"
-    write_pseudo_labels(
+    write_outputs(
+        "pseudo_labels",
         tiny(),
         open_unlabelled(str(photos)),
         out,

@@ -11,15 +11,7 @@ import torch
 
 from fullstride.autofit.settings import Licence
 from fullstride.io.records import read_json
-from fullstride.nets import zoo
-from fullstride.nets.blocks import (
-    ConvStem,
-    DeepConvStem,
-    DeepStem,
-    PoolStem,
-    SpaceToDepthStem,
-    Stem,
-)
+from fullstride.nets import blocks, zoo
 from fullstride.nets.bundle import METADATA, read_metadata, spec_from_json
 from fullstride.nets.bundle import WEIGHTS as BUNDLE_WEIGHTS
 from fullstride.nets.families import SPECS
@@ -35,12 +27,12 @@ from fullstride.tables import PERMISSIVE, PretrainedNetwork, pretrained_networks
 
 
 RGB = 3  # channels that released weights take
-FAMILY_OF_STEM: dict[type[Stem], str] = {
-    SpaceToDepthStem: "tresnet",
-    DeepConvStem: "resnet_rs",
-    ConvStem: "genet",
-    PoolStem: "resnet",
-    DeepStem: "resnet_d",
+FAMILY_OF_STEM: dict[type[blocks.Stem], str] = {
+    blocks.SpaceToDepthStem: "tresnet",
+    blocks.DeepConvStem: "resnet_rs",
+    blocks.ConvStem: "genet",
+    blocks.PoolStem: "resnet",
+    blocks.DeepStem: "resnet_d",
 }
 
 

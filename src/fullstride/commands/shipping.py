@@ -1,6 +1,6 @@
 """Holds the commands that use trained networks: predict, export, report and label."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
@@ -129,7 +129,7 @@ class OfflineFlags:
 
     def write(
         self,
-        write: "Callable[..., Summary]",
+        kind: Literal["predictions", "pseudo_labels"],
         model: "Model",
         images: Sequence[str],
         out: Path,
@@ -137,7 +137,7 @@ class OfflineFlags:
         how: ModelFlags,
         tta: Literal["none", "flip"] = "none",
     ) -> "Summary":
-        """What `write`, of `deploy.offline`, did with the images, after printing it."""
+        """What `deploy.offline.write_outputs` did with the images, after printing it."""
         from fullstride.data.prediction_store import check_store
         from fullstride.deploy.offline import (
             OfflineSettings,
@@ -145,6 +145,7 @@ class OfflineFlags:
             open_images,
             this_device,
             this_share,
+            write_outputs,
         )
         from fullstride.measure.environment import choose_device
         from fullstride.report.console_lines import offline_lines
@@ -164,7 +165,7 @@ class OfflineFlags:
         data = open_images(images)
         report_ignored(data.ignored)
         with Bar() as bar:
-            summary = write(model, data, out, top, settings, bar.watch)
+            summary = write_outputs(kind, model, data, out, top, settings, bar.watch)
         report_skipped(summary.skipped)
         print_parts(offline_lines(summary, out))
         if summary.images and len(summary.skipped) == summary.images:
@@ -202,7 +203,6 @@ def predict(
         tta: With flip, the mean of the probabilities of an image and of its mirror image.
     """
     from fullstride.data.readers.folder import IMAGES, VIDEOS
-    from fullstride.deploy.offline import write_predictions
     from fullstride.deploy.predict import find_images, predict
     from fullstride.deploy.streaming import stream_all
     from fullstride.measure.environment import choose_device
@@ -212,7 +212,7 @@ def predict(
     outputs.check(videos)
     model = how.open(run)
     if outputs.out:
-        offline.write(write_predictions, model, images, outputs.out, top, how, tta)
+        offline.write("predictions", model, images, outputs.out, top, how, tta)
         return
     device = choose_device(how.device)
     kind = VIDEOS if videos.stream or model.preprocessing.frames else IMAGES
@@ -350,7 +350,6 @@ def pseudo_label(
             image is left out, as by --recipe.unlabelled-min-confidence.
         per_class: For the same: images of each class, as by --recipe.unlabelled-per-class.
     """
-    from fullstride.deploy.offline import write_pseudo_labels
     from fullstride.report.console_tables import pseudo_label_table
     from fullstride.train.distill import read_pseudo_labels, select
 
@@ -360,6 +359,6 @@ def pseudo_label(
             "more, 0 or more, and a number from 0 to 1"
         )
     model = how.open(teacher)
-    if not offline.write(write_pseudo_labels, model, images, out, top, how).missing:
+    if not offline.write("pseudo_labels", model, images, out, top, how).missing:
         chosen = select(read_pseudo_labels(out), min_confidence, per_class)
         console().print(pseudo_label_table(chosen))

@@ -298,7 +298,8 @@ class PredictionJob:
             current += 1
 
 
-def write_predictions(
+def write_outputs(
+    kind: Literal["predictions", "pseudo_labels"],
     model: Model,
     data: Unlabelled,
     out: Path,
@@ -306,52 +307,40 @@ def write_predictions(
     settings: OfflineSettings,
     watch: Watch = lambda batches: batches,
 ) -> Summary:
-    """Write the columns of the model's task, with the `top` most probable predictions.
+    """Write predictions: the columns of the model's task, with the `top` most probable ones.
 
-    A store is a folder of parts, of which one of the same job is continued, or a file for an `out`
-    that ends in .parquet, which one process writes and which is begun again after a stop. `watch`
-    may wrap the batches, to show progress.
+    As pseudo-labels, the indices of the `top` most probable classes and their probabilities in
+    fp16. A store is a folder of parts, of which one of the same job is continued, or a file for an
+    `out` that ends in .parquet, which one process writes and which is begun again after a stop.
+    `watch` may wrap the batches, to show progress.
 
     Raises ValueError for a network of clips, for predictions with places, which need the size of
-    each picture, and where `out` has something else, or predictions of another model, of other
-    images or by other arguments; FloatingPointError where an output is not finite.
+    each picture, for pseudo-labels of another task than classification, and where `out` has
+    something else, or predictions of another model, of other images or by other arguments;
+    FloatingPointError where an output is not finite.
     """
     task = task_of(model)
-    if task.has_places:
-        raise ValueError(
-            f"--out {out}: rows of the task {task.name} would have no places in the pictures: use "
-            "--json"
-        )
-    columns = partial(task.columns, classes=model.classes, top=top)
-    key = store_key(model, data, out, top, settings, "predictions")
+    if kind == "pseudo_labels":
+        if not task.single_label:
+            raise ValueError(f"a teacher for pseudo-labels has classes, not the task {task.name}")
+        columns = partial(pseudo_label_columns, top=top)
+    else:
+        if task.has_places:
+            raise ValueError(
+                f"--out {out}: rows of the task {task.name} would have no places in the pictures: "
+                "use --json"
+            )
+        columns = partial(task.columns, classes=model.classes, top=top)
+    key = store_key(model, data, out, top, settings, kind)
     return PredictionJob(model, data, columns, key, settings, watch).write(out)
 
 
-def write_pseudo_labels(
-    model: Model,
-    data: Unlabelled,
-    out: Path,
-    top: int,
-    settings: OfflineSettings,
-    watch: Watch = lambda batches: batches,
-) -> Summary:
-    """Write the indices of the `top` most probable classes and their probabilities in fp16.
-
-    As `write_predictions`. Raises ValueError for a model of another task than classification.
-    """
-    task = task_of(model)
-    if not task.single_label:
-        raise ValueError(f"a teacher for pseudo-labels has classes, not the task {task.name}")
-
-    def columns(probabilities_nk: Tensor) -> dict[str, np.ndarray]:
-        indices, values = most_probable_classes(probabilities_nk, top)
-        return {
-            "classes": indices.numpy().astype(np.int32),
-            "probabilities": values.numpy().astype(np.float16),
-        }
-
-    key = store_key(model, data, out, top, settings, "pseudo_labels")
-    return PredictionJob(model, data, columns, key, settings, watch).write(out)
+def pseudo_label_columns(probabilities_nk: Tensor, top: int) -> dict[str, np.ndarray]:
+    indices, values = most_probable_classes(probabilities_nk, top)
+    return {
+        "classes": indices.numpy().astype(np.int32),
+        "probabilities": values.numpy().astype(np.float16),
+    }
 
 
 def store_key(

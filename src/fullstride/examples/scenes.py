@@ -83,6 +83,7 @@ class Look(NamedTuple):
 
 
 LOOK = Look()
+Photographs = Sequence[np.ndarray]
 
 
 class Scene(NamedTuple):
@@ -113,11 +114,7 @@ def split_scene(
 
 
 def flat_scene(
-    rng: np.random.Generator,
-    digits: Digits,
-    photographs: Sequence[np.ndarray],
-    side: int,
-    look: Look = LOOK,
+    rng: np.random.Generator, digits: Digits, photographs: Photographs, side: int, look: Look
 ) -> Scene:
     """A square of a photograph with digits of random number, size, place and colour."""
     background = photograph_square(rng, photographs, side)
@@ -137,11 +134,7 @@ def flat_scene(
 
 
 def floor_scene(
-    rng: np.random.Generator,
-    digits: Digits,
-    photographs: Sequence[np.ndarray],
-    side: int,
-    look: Look = LOOK,
+    rng: np.random.Generator, digits: Digits, photographs: Photographs, side: int, look: Look
 ) -> Scene:
     """Digits that stand on a floor, which a level camera sees up to a horizon of random height."""
     horizon = rng.uniform(*HORIZONS) * side

@@ -69,10 +69,7 @@ class StageCost:
 
 
 def stage_costs(
-    net: Net,
-    resolution: int,
-    precision: Precision = "float16",
-    in_channels: int = 3,
+    net: Net, resolution: int, precision: Precision = "float16", in_channels: int = 3
 ) -> list[StageCost]:
     """One row per stage, in order. It runs on the meta device, so that nothing is computed."""
     net = on_meta(net)
@@ -90,10 +87,7 @@ def stage_costs(
 
 
 def operator_costs(
-    net: Net,
-    resolution: int,
-    precision: Precision = "float16",
-    in_channels: int = 3,
+    net: Net, resolution: int, precision: Precision = "float16", in_channels: int = 3
 ) -> list[OperatorCost]:
     """One row per operator that touches memory, in order, as if all tensors were of `precision`.
 

@@ -13,23 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from fullstride.nets.blocks import (
-    Basic,
-    Bottleneck,
-    ConvStem,
-    DeepConvStem,
-    DeepStem,
-    PoolStem,
-    SpaceToDepthStem,
-)
+from fullstride.nets import blocks
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 
 Pairs = Iterator[tuple[str, str]]
 
 # The convolutions of the blocks that other formats have, and the one with the stride (or blur).
-CONVS = {Basic: ("conv1", "conv2"), Bottleneck: ("conv1", "conv2", "conv3")}
-STRIDED = {Basic: "conv1", Bottleneck: "conv2"}
+CONVS = {blocks.Basic: ("conv1", "conv2"), blocks.Bottleneck: ("conv1", "conv2", "conv3")}
+STRIDED = {blocks.Basic: "conv1", blocks.Bottleneck: "conv2"}
 
 
 class BlockLocation(NamedTuple):
@@ -138,11 +130,11 @@ def timm(spec: NetSpec) -> Pairs:
     """timm's TResNet, GENet (`gernet`), ResNet-RS and ResNet; torchvision's ResNet too."""
     if spec.frames:
         return
-    if spec.stem is SpaceToDepthStem:
+    if spec.stem is blocks.SpaceToDepthStem:
         yield from timm_tresnet(spec)
-    elif spec.stem is ConvStem:
+    elif spec.stem is blocks.ConvStem:
         yield from timm_gernet(spec)
-    elif spec.stem in (PoolStem, DeepStem, DeepConvStem):
+    elif spec.stem in (blocks.PoolStem, blocks.DeepStem, blocks.DeepConvStem):
         yield from timm_resnet(spec)
 
 
@@ -165,13 +157,13 @@ def timm_gernet(spec: NetSpec) -> Pairs:
 
 
 def timm_resnet(spec: NetSpec) -> Pairs:
-    if spec.stem is PoolStem:
+    if spec.stem is blocks.PoolStem:
         yield from conv_norm("stem.conv", "conv1", "bn1")
     else:
         yield from conv_norm("stem.conv1", "conv1.0", "conv1.1")
         yield from conv_norm("stem.conv2", "conv1.3", "conv1.4")
         yield from conv_norm("stem.conv3", "conv1.6", "bn1")
-    if spec.stem is DeepConvStem:
+    if spec.stem is blocks.DeepConvStem:
         yield from conv_norm("stem.pool", "maxpool.0", "maxpool.1")
     first = 1 if spec.style.average_shortcut else 0
     down = f"downsample.{first}", f"downsample.{first + 1}"
@@ -183,9 +175,9 @@ def official(spec: NetSpec) -> Pairs:
     """The authors' own `.pth` files."""
     if spec.frames:
         return
-    if spec.stem is SpaceToDepthStem:
+    if spec.stem is blocks.SpaceToDepthStem:
         yield from official_tresnet(spec)
-    elif spec.stem is ConvStem:
+    elif spec.stem is blocks.ConvStem:
         yield from official_genet(spec)
 
 
@@ -216,7 +208,7 @@ def tf_resnet_rs(spec: NetSpec) -> Pairs:
 
     In a block the projection is created first.
     """
-    if spec.stem is not DeepConvStem or spec.frames:
+    if spec.stem is not blocks.DeepConvStem or spec.frames:
         return
     convs, norms = numbered("conv2d"), numbered("batch_normalization")
     for conv in ("conv1", "conv2", "conv3", "pool"):

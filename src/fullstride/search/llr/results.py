@@ -27,19 +27,23 @@ Structure = tuple[int, ...]  # the choice at each place
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredStructure:
-    """A time that was measured here."""
-
+class StructureOfVariant:
     structure: Structure
     resolution: int
     kernel: int
-    ms: float  # per image
-    low: float  # of nine in ten rounds
-    high: float
 
     @property
     def variant(self) -> Variant:
         return Variant(self.resolution, self.kernel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStructure(StructureOfVariant):
+    """A time that was measured here."""
+
+    ms: float  # per image
+    low: float  # of nine in ten rounds
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +114,9 @@ class Regression:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finalist:
+class Finalist(StructureOfVariant):
     """A structure of the selection."""
 
-    structure: Structure
-    resolution: int
-    kernel: int
     network: str  # its depths and widths, in words
     predicted: float  # score
     low: float  # of the 95 % prediction interval
@@ -126,10 +127,6 @@ class Finalist:
     measured: bool = False
     bound: str = ""  # what bounds the time, if it is an estimate
     at_bounds: tuple[str, ...] = ()  # places at the end of a range
-
-    @property
-    def variant(self) -> Variant:
-        return Variant(self.resolution, self.kernel)
 
 
 @dataclass(frozen=True, kw_only=True)

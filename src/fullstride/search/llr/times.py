@@ -114,32 +114,24 @@ def fit_profile(
 
     Its interval is that of each quarter of them, estimated by the other three.
     """
+    from fullstride.latency import fitting
     from fullstride.latency.calibrate import names_for
-    from fullstride.latency.fitting import (
-        PRIORS,
-        Parameters,
-        error,
-        fit,
-        interval,
-        left_out,
-        resolvable_ratio,
-    )
 
     device = choose_device("auto") if label is None else torch.device("cpu")
     machine, rough = machine_here(label, device)
-    priors = dict(PRIORS) | {"start_us": (20.0, SPREAD["start_us"])}
+    priors = dict(fitting.PRIORS) | {"start_us": (20.0, SPREAD["start_us"])}
     for name, value in rough.inference.numbers.items():
         priors[name] = (value, SPREAD.get(name, OTHER_SPREAD))
     work = prepare([operators_of(spec) for spec in specs], [batch] * len(specs), machine)
     seconds = np.array(ms) * batch / 1e3
-    parameters = Parameters(names_for(machine.runtime, device), priors)
-    numbers = fit(work, seconds, parameters)
+    parameters = fitting.Parameters(names_for(machine.runtime, device), priors)
+    numbers = fitting.fit(work, seconds, parameters)
     folds = np.arange(len(specs)) % FOLDS
     if len(specs) > FOLDS:
-        estimated = left_out(work, seconds, folds, parameters)
+        estimated = fitting.left_out(work, seconds, folds, parameters)
     else:
         estimated = times(work, numbers).total_s
-    low, high = interval(estimated, seconds, folds) if len(set(folds)) > 1 else (0.5, 2.0)
+    low, high = fitting.interval(estimated, seconds, folds) if len(set(folds)) > 1 else (0.5, 2.0)
     here = Environment.here(device)
     return Profile(
         name="here",
@@ -150,10 +142,10 @@ def fit_profile(
         sheet="that of a rough profile of such machines",
         inference=Fit(
             numbers=numbers,
-            error=max(error(estimated, seconds), 1e-3),
+            error=max(fitting.error(estimated, seconds), 1e-3),
             low=low,
             high=high,
-            resolvable_ratio=resolvable_ratio(estimated, seconds),
+            resolvable_ratio=fitting.resolvable_ratio(estimated, seconds),
             networks=len(specs),
             source=f"study search: networks of the space, {' '.join(label or (MODULE,))}",
             software=f"torch {here.torch}",
