@@ -134,7 +134,7 @@ def test_a_gpu_is_asked_to_compile_and_networks_of_timm_have_no_fused_form(
     name, device, efficiencies, rates
 ):
     recipe = replace(SHORT, efficiency="auto")
-    autotune.measure_rates(recipe, Classify(), zoo.create(name), EXAMPLE, torch.device(device), 8)
+    autotune.measure_rates(recipe, Classify(), zoo.create(name), EXAMPLE, torch.device(device))
     assert rates == efficiencies
 
 
@@ -162,7 +162,7 @@ def test_a_rate_is_of_real_steps_which_leave_the_network_as_it_was(cache):
     net = zoo.create("genet_tiny", in_channels=1)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     assert autotune.rate(
-        replace(SHORT, efficiency="fused"), Classify(), net, EXAMPLE, torch.device("cpu"), 8
+        replace(SHORT, efficiency="fused"), Classify(), net, EXAMPLE, torch.device("cpu")
     )
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert not net.is_fused
@@ -191,4 +191,4 @@ def test_without_an_efficiency_that_runs_the_error_is_told(error, monkeypatch):
     monkeypatch.setattr(autotune, "rate", rate)
     recipe, net = replace(SHORT, efficiency="auto"), zoo.create("timm/test_resnet")
     with pytest.raises(type(error), match=str(error)):
-        autotune.measure_rates(recipe, Classify(), net, EXAMPLE, torch.device("cpu"), 8)
+        autotune.measure_rates(recipe, Classify(), net, EXAMPLE, torch.device("cpu"))
