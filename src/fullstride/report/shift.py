@@ -13,7 +13,7 @@ from fullstride.report.console_tables import wilson
 from fullstride.tasks import build_head, task_of
 from fullstride.train import run_folder
 from fullstride.train.final_weights import features
-from fullstride.train.scoring import SplitScores, load_scores
+from fullstride.train.scoring import ScoringOptions, SplitScores, load_scores
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet, Images
@@ -79,12 +79,12 @@ def least_like_training(folder: Path, data: "DataSet", device: str) -> list[str]
     bundle = Bundle.load(folder, build_head)
     if isinstance(bundle.net, TimmNetwork) and not bundle.net.embeds:
         return []
-    how = (bundle.preprocessing, device, 0)
+    how = ScoringOptions(bundle.preprocessing, device)
 
     def embedded(images: "Images") -> tuple[torch.Tensor, list[str]]:
         number = min(len(images), MOST_IMAGES)
         some = images.subset([index * len(images) // number for index in range(number)])
-        inputs, _, indices = features(bundle.net, task_of(bundle), some, *how)
+        inputs, _, indices = features(bundle.net, task_of(bundle), some, how)
         return normalize(inputs), [some.names[index] for index in indices.tolist()]
 
     (train, _), (test, names) = embedded(data.train), embedded(data.test)
