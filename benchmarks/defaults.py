@@ -316,7 +316,7 @@ def changed(recipe: Recipe) -> dict[str, Any]:
     values = {
         field.name: getattr(recipe, field.name)
         for field in fields(recipe)
-        if getattr(recipe, field.name) != field.default
+        if getattr(recipe, field.name) not in (field.default, {})
     }
     return json.loads(json.dumps(values))
 

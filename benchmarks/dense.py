@@ -54,7 +54,7 @@ RECIPE = Recipe(
     ema_decay=0.99,
     clip_norm=10.0,
     resolution=SIDE,
-    head_width=32,
+    task_options={"head_width": 32},
     score_every_epochs=1000,
 )
 TITLE = "# Dense tasks: "
@@ -111,7 +111,7 @@ STUDIES = {
         {"ap50": "AP50", "ap": "AP"},
         ("ap50", 60.0, "no boxes"),
         scenes("digits"),
-        replace(RECIPE, head_width=64, lr=0.02, steps=400),
+        replace(RECIPE, task_options={"head_width": 64}, lr=0.02, steps=400),
     ),
     "segmentation": Study(
         "segment",
@@ -190,7 +190,7 @@ def study_rows(study: Study, folder: Path, with_peers: bool) -> Iterator[dict[st
         yield row(name, "ours", bundle.net, trained, data, bundle.preprocessing, seconds)
     if not with_peers:
         return
-    width, side = study.recipe.head_width, study.recipe.resolution
+    width, side = study.recipe.task_options["head_width"], study.recipe.resolution
     for name, build in peers(trained, len(data.classes), width, side).items():
         begin, pre = time.process_time(), bundle.preprocessing
         net = train_peer(build, data, trained, pre, study.recipe)
@@ -233,7 +233,8 @@ def page(content: Mapping[str, Any]) -> str:
         f"{where['device']}, {where['threads']} thread, torch {where['torch']}. Goal: "
         f"{study.columns[score]} of at least {wanted:.1f}.",
         f"{recipe['steps']} steps of {recipe['batch_size']} images of "
-        f"{recipe['resolution']} pixels, pyramids and heads of {recipe['head_width']} channels.",
+        f"{recipe['resolution']} pixels, pyramids and heads of "
+        f"{recipe['task_options']['head_width']} channels.",
         "",
         f"| network | {' | '.join(study.columns.values())} | training, s | test, ms an image "
         "| parameters, M |",

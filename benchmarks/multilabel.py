@@ -46,7 +46,11 @@ RECIPE = Recipe(
     ema_decay=0.99,
     scale=(1.0, 1.0),  # a crop would cut digits off
 )
-ASYMMETRIC = dict(loss="focal", focal_gamma=0.0, focal_gamma_negative=4.0, focal_shift=0.05)
+ASYMMETRIC = {
+    "loss": "focal",
+    "focal_gamma": 0.0,
+    "task_options": {"focal_gamma_negative": 4.0, "focal_shift": 0.05},
+}
 ROWS: Mapping[str, dict[str, Any]] = {
     "binary cross-entropy": {},
     "asymmetric loss": ASYMMETRIC,

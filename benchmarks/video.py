@@ -52,7 +52,7 @@ RECIPE = Recipe(
     scale=(1.0, 1.0),
     ratio=(1.0, 1.0),
     crop=1.0,
-    frame_stride=1,
+    task_options={"frame_stride": 1},
     score_every_epochs=1000,
 )
 TITLE = "# Motion"

@@ -26,7 +26,8 @@ from fullstride.train.scoring import evaluate
 def main(out: str) -> None:
     torch.set_num_threads(1)
     pre = Preprocessing(resolution=64, fit="pad")
-    recipe = Recipe(epochs=2, batch_size=8, lr=0.01, warmup_epochs=1, head_width=16, head_convs=1)
+    options = {"head_width": 16, "head_convs": 1}
+    recipe = Recipe(epochs=2, batch_size=8, lr=0.01, warmup_epochs=1, task_options=options)
     with init_distributed(torch.device("cpu")) as (context, _):
         folder = Path(f"{out}-data-{context.rank}")
         write_rectangles(folder, {"train": 16, "val": 5, "test": 1}, 64)

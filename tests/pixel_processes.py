@@ -40,7 +40,8 @@ def main(out: str) -> None:
         write_pictures(folder, {"train": 16, "val": 5, "test": 1}, (32, 24))
         results = []
         for name in ("segment", "depth"):
-            recipe = Recipe(epochs=2, batch_size=8, lr=0.01, warmup_epochs=1, head_width=8)
+            recipe = Recipe(epochs=2, batch_size=8, lr=0.01, warmup_epochs=1)
+            recipe = recipe.with_task_options({"head_width": 8})
             task = find_task(name).with_options(recipe)
             data = task.open_data(str(folder))
             task = task.for_data(data)

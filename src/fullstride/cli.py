@@ -13,7 +13,7 @@ from functools import partial
 from inspect import Parameter, cleandoc, signature
 from io import StringIO
 from textwrap import fill
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
@@ -39,6 +39,9 @@ from fullstride.train.recipes.choice import (
 from fullstride.train.recipes.named import BY_IMAGES, NOMINAL, RECIPES, default_recipe, find_recipe
 from fullstride.train.recipes.recipe import SHORT_FLAGS, Recipe, field_help
 
+if TYPE_CHECKING:
+    from fullstride.tasks.task import Task
+
 DESCRIPTION = (
     "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, "
     "ready to ship.\n\n"
@@ -48,6 +51,7 @@ DESCRIPTION = (
 RECIPE_ERROR = "Error parsing recipe: "  # the parser's, before our own message
 RESUMABLE = ("train", "fit", "study search", "study scale")
 SHOW_TRACEBACK = "FULLSTRIDE_TRACEBACK"  # environment variable, for reports of defects
+TASK_OPTION = "--task."  # how flags of the options of a task begin
 HELP, WHOLE_HELP, RECIPE_HELP = ("-h", "--help"), "--help-all", "--recipe.help"
 RecipeName = Annotated[
     str,
@@ -147,10 +151,11 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
         refuse_contradictions(arguments)
     if {*HELP, WHOLE_HELP, RECIPE_HELP} & set(arguments):
         return partial(print_help, name, arguments)
-    output = StringIO()
+    output, task = StringIO(), task_in(name, arguments)
     try:
         with redirect_stderr(output):
-            call = tyro.cli(deferred(command), args=arguments, prog=f"fullstride {name}")
+            typed = deferred(command, task=task)
+            call = tyro.cli(typed, args=arguments, prog=f"fullstride {name}")
     except SystemExit:
         message = without_frame(output.getvalue())
         is_about_recipe = message.startswith(RECIPE_ERROR)
@@ -162,6 +167,11 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     if source:
         find_recipe(source, NOMINAL)  # an unknown name is an error before data are read
     changes = {field: getattr(call.keywords["recipe"], field) for field in given_fields(arguments)}
+    if task:
+        values = call.keywords.pop("task_options")
+        options = {option: getattr(values, option) for option in given_options(arguments, task)}
+        task.read_options(options)
+        changes |= {"task_options": options} if options else {}
     return partial(call, recipe=RecipeChoice(source, changes))
 
 
@@ -209,21 +219,22 @@ def verbs(group: str) -> list[str]:
 
 def print_help(name: str, arguments: Sequence[str]) -> None:
     """Print the help of a command: its usual flags and the number of others, or all flags."""
-    command, recipe = COMMANDS[name], RECIPES["scratch"]
+    command, recipe, task = COMMANDS[name], RECIPES["scratch"], task_in(name, arguments)
     if takes_recipe(command):
         named = recipe_in(name, arguments)
         if RECIPE_HELP in arguments:
-            explain(named)
+            explain(named, task)
             return
         recipe = named.recipe
     prog, usual = f"fullstride {name}", USUAL.get(name)
+    if usual and task:
+        usual += "".join(f" {field.name}" for field in fields(task.options))
     flags = HelpFlags(name, None if WHOLE_HELP in arguments or not usual else usual.split())
     registry = ConstructorRegistry()
     registry.struct_rule(flags)
+    typed = deferred(command, recipe, flags.mark, task=task)
     try:
-        tyro.cli(
-            deferred(command, recipe, flags.mark), args=["--help"], prog=prog, registry=registry
-        )
+        tyro.cli(typed, args=["--help"], prog=prog, registry=registry)
     except SystemExit:
         if flags.hidden:
             print(f"{len(flags.hidden)} more flags: {prog} {WHOLE_HELP}")
@@ -277,16 +288,19 @@ def deferred(
     recipe: Recipe = RECIPES["scratch"],
     mark: Callable[[str, Any], Any] = lambda name, hint: hint,
     requires: bool = True,
+    task: "Task | None" = None,
 ) -> Callable[..., Any]:
     """A function with the arguments of `command` that returns the call instead of making it.
 
-    For an argument `recipe` there are `--recipe NAME` and a flag for each field.
+    For an argument `recipe` there are `--recipe NAME` and a flag for each field, and one for each
+    option of `task`.
 
     Args:
         command: The function.
         recipe: The defaults of the fields.
         mark: What changes the types of arguments that have a default, by their names.
         requires: Whether arguments without a default must be given; else they are None.
+        task: One that has options of its own.
     """
 
     def bind(**values: Any) -> Callable[[], None]:
@@ -305,6 +319,11 @@ def deferred(
         elif not requires:
             default, hint = None, optional(hint)
         parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+    if task:
+        values = task.read_options(recipe.task_options)
+        options = Parameter("task_options", Parameter.KEYWORD_ONLY, default=values)
+        kind = Annotated[task.options, tyro.conf.arg(name="task")]
+        parameters.append(options.replace(annotation=kind))
     bind.__dict__["__signature__"] = signature(bind).replace(parameters=parameters)
     bind.__annotations__ = {each.name: each.annotation for each in parameters}
     bind.__doc__ = joined_lines(command.__doc__ or "")
@@ -352,15 +371,46 @@ def number_in(word: str) -> float | str:
 
 def given_fields(words: Sequence[str]) -> list[str]:
     """The fields of a recipe that flags among `words` set, also to the value of the recipe."""
-    names = set()
-    for word in words:
-        flag = word.partition("=")[0].replace("_", "-")
-        prefix, _, name = flag.partition(".")
-        if prefix == "--recipe":
-            names |= {name.replace("-", "_"), name.removeprefix("no-").replace("-", "_")}
-        elif flag in SHORT_FLAGS:
-            names.add(SHORT_FLAGS[flag])
+    flags = {word.partition("=")[0].replace("_", "-") for word in words}
+    names = names_after("--recipe.", words) | {SHORT_FLAGS[flag] for flag in flags & {*SHORT_FLAGS}}
     return [field.name for field in fields(Recipe) if field.name in names]
+
+
+def given_options(words: Sequence[str], task: "Task") -> list[str]:
+    """The options of a task that flags among `words` set."""
+    names = names_after(TASK_OPTION, words)
+    return [field.name for field in fields(task.options) if field.name in names]
+
+
+def names_after(prefix: str, words: Sequence[str]) -> set[str]:
+    """The names of flags that begin with `prefix`, as in Python; of `no-NAME` also NAME."""
+    flags = [word.partition("=")[0].replace("-", "_") for word in words if word.startswith(prefix)]
+    names = {flag[len(prefix) :] for flag in flags}
+    return names | {name.removeprefix("no_") for name in names}
+
+
+def task_in(command: str, words: Sequence[str]) -> "Task | None":
+    """The task of `--task` where its options are given or are to be explained; else None.
+
+    It is imported only then, as that takes seconds. Raises ValueError for one without options.
+    """
+    given = [word for word in words if word.startswith(TASK_OPTION)]
+    places = [number for number, word in enumerate(words) if word.partition("=")[0] == "--task"]
+    asks = {*HELP, WHOLE_HELP, RECIPE_HELP} & set(words)
+    if not takes_recipe(COMMANDS[command]) or not (given or (asks and places)):
+        return None
+    from fullstride.tasks import find_task
+
+    name = DEFAULTS.task
+    if places:
+        _, equals, value = words[places[-1]].partition("=")
+        name = value if equals else "".join(words[places[-1] + 1 : places[-1] + 2])
+    task = find_task(name)
+    if fields(task.options):
+        return task
+    if given:
+        raise ValueError(f"{given[0]}: the task {name} has no options of its own: leave it out")
+    return None
 
 
 def recipe_in(name: str, words: Sequence[str]) -> NamedRecipe:
@@ -394,15 +444,28 @@ def recipe_in(name: str, words: Sequence[str]) -> NamedRecipe:
     return NamedRecipe(find_recipe(recipe, case), recipe, case)
 
 
-def explain(named: NamedRecipe) -> None:
-    """Print the names of recipes, and each field of one with its value, help and short flag."""
+def explain(named: NamedRecipe, task: "Task | None" = None) -> None:
+    """Print the names of recipes, and each field of one with its value, help and short flag.
+
+    The options of `task` follow.
+    """
     print(fill(f"recipes: {', '.join(RECIPES)}", 100, subsequent_indent="  "))
     if named.name in BY_IMAGES:
         images = f"{named.case.images:,} images"
         print(f"{named.name} for {images}: its numbers follow the data, and training prints them")
     short = {field: f" ({flag})" for flag, field in SHORT_FLAGS.items()}
-    for name, text in field_help().items():
-        value = getattr(named.recipe, name)
+    rows = [
+        (f"--recipe.{name.replace('_', '-'):22}", getattr(named.recipe, name), text, name)
+        for name, text in field_help().items()
+        if name != "task_options"
+    ]
+    if task:
+        options = task.read_options(named.recipe.task_options)
+        rows += [
+            (f"{TASK_OPTION}{name.replace('_', '-'):24}", getattr(options, name), text, "")
+            for name, text in field_help(task.options).items()
+        ]
+    for flag, value, text, name in rows:
         if isinstance(value, tuple):
             value = " ".join(f"{number:.4g}" for number in value)
-        print(f"--recipe.{name.replace('_', '-'):22} {value!s:>21}  {text}{short.get(name, '')}")
+        print(f"{flag} {value!s:>21}  {text}{short.get(name, '')}")

@@ -122,7 +122,12 @@ def test_the_stereo_pair_is_split_in_halves_with_metric_depths(tmp_path):
 def test_the_page_has_a_row_for_each_network_and_the_goal():
     content = {
         "study": "depth",
-        "recipe": {"steps": 5, "batch_size": 2, "resolution": 96, "head_width": 32},
+        "recipe": {
+            "steps": 5,
+            "batch_size": 2,
+            "resolution": 96,
+            "task_options": {"head_width": 32},
+        },
         "environment": {"date": "2026-11-23", "device": "x", "threads": 1, "torch": "2"},
         "rows": [
             {"name": "median of the row", "kind": "baseline", "scores": {"delta1": 40.0}},

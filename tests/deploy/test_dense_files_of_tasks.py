@@ -81,7 +81,7 @@ def test_a_user_trains_scores_predicts_exports_and_measures(task, run, tmp_path)
     data, out = tmp_path / "scenes", tmp_path / "run"
     kind = "floor" if task == "depth" else "digits"
     write_scenes(data, {"train": 12, "val": 4, "test": 4}, 64, seed=0, kind=kind)
-    fields = ("--epochs", 1, "--resolution", 64, "--recipe.head-width", 32)
+    fields = ("--epochs", 1, "--resolution", 64, "--task.head-width", 32)
     run("train", data, "--task", task, "--model", "resnet_rs_tiny", "--out", out, *fields)
     assert "test" in run("validate", out)
     folders = ["--draw", tmp_path / "drawn"]

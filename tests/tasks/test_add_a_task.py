@@ -4,7 +4,7 @@ import importlib.util
 import json
 import re
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
+from fullstride.train.recipes.recipe import saved_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_task.md"
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch_size=16, resolution=16, lr=0.01)
@@ -171,6 +172,50 @@ def test_what_needs_one_class_for_each_image_is_refused(changes, age, few_ages, 
                 tmp_path / "run", "genet_tiny", few_ages, recipe, RunOptions(task=age.Age.name)
             )
         )
+
+
+def test_the_pages_option_is_one_of_the_command_line_and_of_recipes(
+    age, few_ages, tmp_path, capsys
+):
+    words = ["train", "digits", "--task", "age", "--model", "genet_tiny", "--out", str(tmp_path)]
+    for flag in ("--help", "--help-all", "--recipe.help"):
+        assert cli.run(["train", "--task", "age", flag]) == 0
+        page = capsys.readouterr().out
+        assert "--task.beta" in page
+        assert "error in years from which" in page
+    assert cli.run(["train", "--help-all"]) == 0
+    assert "--task.beta" not in capsys.readouterr().out
+    choice = cli.parse([*words, "--task.beta", "5"]).keywords["recipe"]
+    assert choice.changes == {"task_options": {"beta": 5.0}}
+    recipe = replace(SHORT, steps=2, **choice.changes)
+    assert age.Age().with_options(recipe) == age.Age(beta=5.0)
+    assert saved_recipe(json.loads(json.dumps(asdict(recipe))), "it") == recipe
+    losses = [
+        next(run.train(tmp_path / name, "genet_tiny", few_ages, each, RunOptions(task="age")))[
+            "loss"
+        ]
+        for name, each in (("one", replace(SHORT, steps=2)), ("five", recipe))
+    ]
+    assert losses[1] < losses[0]
+    saved = json.loads((tmp_path / "five" / "run.json").read_text())
+    assert saved["recipe"]["task_options"] == {"beta": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--task", "age", "--task.beta", "0"], "beta is 0.0: use a finite number, above 0"),
+        (["--task", "age", "--task.alpha", "1"], "--task.alpha"),
+        (["--task=classify", "--task.beta", "1"], "the task classify has no options of its own"),
+        (["--task.beta", "1"], "--task.beta: the task classify has no options of its own"),
+        (["--task", "agee", "--task.beta", "1"], "no task named 'agee': choose from"),
+    ],
+)
+def test_options_that_the_task_does_not_have_are_refused_in_one_line(flags, message, age, capsys):
+    assert cli.run(["train", "digits", "--model", "genet_tiny", "--out", "x", *flags]) != 0
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_the_commands_know_the_task_of_a_run(age, few_ages, tmp_path, capsys):

@@ -230,8 +230,8 @@ def test_what_needs_one_class_for_each_image_is_refused(changes, few_labels, tmp
 
 
 def test_what_is_for_several_labels_is_refused_for_classes(few_digits, tmp_path):
-    recipe = replace(SHORT, loss="focal", focal_shift=0.05)
-    with pytest.raises(ValueError, match="^recipe.focal_shift .* the task classify "):
+    recipe = replace(SHORT, loss="focal", task_options={"focal_shift": 0.05})
+    with pytest.raises(ValueError, match="^recipe.task_options focal_shift: the task classify "):
         next(run.train(tmp_path / "run", "genet_tiny", few_digits, recipe))
 
 

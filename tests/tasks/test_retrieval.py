@@ -234,7 +234,11 @@ def test_splits_of_the_data_stay_and_known_classes_are_a_note():
 
 @pytest.mark.parametrize(
     "recipe",
-    [SHORT, TRIPLET, replace(TRIPLET, embedding_size=5, normalise_embedding=False)],
+    [
+        SHORT,
+        TRIPLET,
+        TRIPLET.with_task_options({"embedding_size": 5, "normalise_embedding": False}),
+    ],
     ids=["cross_entropy", "triplet", "projected"],
 )
 def test_a_run_resumes_bit_for_bit_and_its_bundle_gives_embeddings(recipe, things, tmp_path):
@@ -260,9 +264,10 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_gives_embeddings(recipe, thing
         embeddings = bundle.net(x)
         assert torch.equal(other.net(x), embeddings)
         raw = bundle.net.task_head.project(bundle.net.embed(x))
-    length = raw.norm(dim=1, keepdim=True) if recipe.normalise_embedding else 1
+    task = Retrieval().with_options(recipe)
+    length = raw.norm(dim=1, keepdim=True) if task.normalise_embedding else 1
     torch.testing.assert_close(embeddings, raw / length)
-    assert embeddings.shape[1] == (recipe.embedding_size or bundle.net.head.fc.in_features)
+    assert embeddings.shape[1] == (task.embedding_size or bundle.net.head.fc.in_features)
     assert (bundle.task, bundle.classes) == ("retrieval", data.classes)
 
 
@@ -448,7 +453,7 @@ def test_the_loss_is_cross_entropy_and_the_triplet_of_embeddings_as_they_are():
         (dict(mixup=0.2), "the task retrieval "),
         (dict(loss="bce"), "the task retrieval "),
         (dict(teacher="runs/x"), "the task retrieval "),
-        (dict(embedding_size=8), "set recipe.triplet"),
+        (dict(task_options={"embedding_size": 8}), "set recipe.triplet"),
     ],
 )
 def test_what_does_not_fit_retrieval_is_refused_before_there_is_a_folder(
@@ -462,14 +467,16 @@ def test_what_does_not_fit_retrieval_is_refused_before_there_is_a_folder(
 
 
 def test_classification_has_no_fields_of_embeddings(few_digits, tmp_path):
-    recipe = replace(SHORT, embedding_size=8)
-    with pytest.raises(ValueError, match=r"^recipe.embedding_size 8 .* the task classify "):
+    recipe = replace(SHORT, task_options={"embedding_size": 8})
+    with pytest.raises(
+        ValueError, match=r"^recipe.task_options embedding_size: the task classify "
+    ):
         next(run.train(tmp_path / "run", "genet_tiny", few_digits, recipe))
 
 
 def test_a_projected_embedding_is_exported(things, pictures, tmp_path):
     data = Retrieval().open_data(str(things))
-    recipe = replace(TRIPLET, embedding_size=6, normalise_embedding=False)
+    recipe = TRIPLET.with_task_options({"embedding_size": 6, "normalise_embedding": False})
     net, pre = prepare.initial_network("genet_tiny", Retrieval(), data, recipe)
     state = dict(embedding_size=6, normalise_embedding=False)
     net = settled(net, pre)
@@ -488,7 +495,7 @@ def test_a_step_is_the_same_in_the_fused_form(things):
     task, losses = Retrieval(), {}
     data = task.open_data(str(things))
     for efficiency in ("plain", "fused"):
-        recipe = replace(TRIPLET, efficiency=efficiency, embedding_size=6)
+        recipe = replace(TRIPLET, efficiency=efficiency, task_options={"embedding_size": 6})
         net, pre = prepare.initial_network("tresnet_tiny", task, data, recipe)
         batches = training_batches(data, task, pre, recipe)
         learner = build_trainer(net.train(), task, recipe, len(batches), None, SINGLE_PROCESS)
@@ -499,7 +506,7 @@ def test_a_step_is_the_same_in_the_fused_form(things):
 
 def test_networks_of_timm_retrieve_too(few_digits):
     data = replace(Retrieval().open_data("digits"), train=few_digits.train)
-    recipe = replace(TRIPLET, resolution=32, embedding_size=6)
+    recipe = replace(TRIPLET, resolution=32, task_options={"embedding_size": 6})
     task = Retrieval().with_options(recipe)
     net, _ = prepare.initial_network("timm/test_resnet", task, data, recipe)
     x = torch.rand(2, 1, 32, 32)
@@ -513,7 +520,7 @@ def test_networks_of_timm_retrieve_too(few_digits):
 def test_two_processes_score_all_images_as_one_does(things, tmp_path):
     words = ["-m", "fullstride", "train", str(things), "--task", "retrieval", "--device", "cpu"]
     words += ["--model", "genet_tiny", "--recipe.resolution", "16", "--recipe.batch-size", "16"]
-    words += ["--recipe.per-class", "4", "--recipe.triplet", "1", "--recipe.embedding-size", "6"]
+    words += ["--recipe.per-class", "4", "--recipe.triplet", "1", "--task.embedding-size", "6"]
     words += ["--recipe.steps", "2", "--recipe.warmup-epochs", "0", "--out", str(tmp_path / "run")]
     words += ["--ddp-timeout-s", "300"]  # a busy machine may stop a process for a minute
     torchrun(*words)

@@ -34,8 +34,7 @@ SHORT = Recipe(
     warmup_epochs=0,
     ema_decay=0.8,
     resolution=64,
-    head_width=16,
-    jitter=(0.8, 1.3),
+    task_options={"head_width": 16, "jitter": (0.8, 1.3)},
 )
 
 
@@ -252,9 +251,8 @@ def test_predictions_are_regions_of_the_picture_without_the_padding_of_the_view(
 
 @pytest.mark.parametrize("name", ["resnet_rs_voc_seg", "resnet_rs_nyu_depth"])
 def test_a_recipe_of_the_paper_trains_its_task(name, boxes, tmp_path):
-    recipe = replace(
-        RECIPES[name], steps=2, batch_size=8, resolution=32, warmup_epochs=0, head_width=8
-    )
+    recipe = replace(RECIPES[name], steps=2, batch_size=8, resolution=32, warmup_epochs=0)
+    recipe = recipe.with_task_options({"head_width": 8})
     task = tasks.find_task("depth" if "depth" in name else "segment")
     data = task.open_data(boxes.where)
     (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", data, recipe, RunOptions(task=task.name))
@@ -264,11 +262,12 @@ def test_a_recipe_of_the_paper_trains_its_task(name, boxes, tmp_path):
 
 def test_the_recipe_of_the_paper_is_for_this_task_alone(boxes):
     recipe = RECIPES["resnet_rs_voc_seg"]
-    assert (recipe.resolution, recipe.jitter, recipe.batch_size) == (512, (0.5, 2.0), 64)
+    assert (recipe.resolution, recipe.batch_size) == (512, 64)
+    assert recipe.task_options == {"jitter": (0.5, 2.0)}
     assert recipe.weight_decay == 1e-4
     assert recipe.schedule == "cosine"
     classify = tasks.find_task("classify")
-    with pytest.raises(ValueError, match=r"recipe\.head_width|recipe\.jitter"):
+    with pytest.raises(ValueError, match="recipe.task_options jitter: the task classify"):
         training_batches(classify.open_data("digits"), classify, Preprocessing(), recipe)
 
 

@@ -33,9 +33,15 @@ from fullstride.train.scoring import score_bundle
 NET = "resnet3d_rs_tiny"
 PRE = Preprocessing(resolution=32)
 SHORT = Recipe(
-    epochs=2, batch_size=4, lr=0.05, warmup_epochs=0.5, ema_decay=0.9, resolution=24, frames=4
+    epochs=2,
+    batch_size=4,
+    lr=0.05,
+    warmup_epochs=0.5,
+    ema_decay=0.9,
+    resolution=24,
+    task_options={"frames": 4},
 )
-FLAGS = ["--epochs", "1", "--batch-size", "4", "--resolution", "24", "--recipe.frames", "4"]
+FLAGS = ["--epochs", "1", "--batch-size", "4", "--resolution", "24", "--task.frames", "4"]
 
 
 @pytest.fixture(scope="module")
@@ -150,13 +156,14 @@ def test_a_network_that_takes_other_inputs_than_the_task_has_is_one_line(
 
 
 def test_frames_and_strides_are_those_of_the_recipe_or_of_the_weights_or_the_networks_own(data):
-    plain = replace(SHORT, frames=0)
+    plain = replace(SHORT, task_options={})
+    five = plain.with_task_options({"frames": 5})
     cases = [
         (plain, None, (8, 2)),
-        (replace(plain, frames=5, frame_stride=1), None, (5, 1)),
+        (five.with_task_options({"frame_stride": 1}), None, (5, 1)),
         (plain, make_bundle(Preprocessing(resolution=24, frames=6, frame_stride=3)), (6, 3)),
         (
-            replace(plain, frames=5),
+            five,
             make_bundle(Preprocessing(resolution=24, frames=6, frame_stride=3)),
             (5, 3),
         ),
@@ -168,15 +175,15 @@ def test_frames_and_strides_are_those_of_the_recipe_or_of_the_weights_or_the_net
 
 
 def test_scale_jitter_reaches_the_view_and_fields_of_clips_are_refused_for_images(data):
-    recipe = replace(SHORT, short_side=(24, 40), hflip_prob=0.7)
+    recipe = replace(SHORT, hflip_prob=0.7).with_task_options({"short_side": (24, 40)})
     task = Video().with_options(recipe)
     pre = Preprocessing(resolution=24, frames=4)
     batches = training_batches(data, task, pre, recipe)
     assert batches.view.short_side == (24, 40)
     assert batches.view.augmentation.hflip_prob == 0  # left would be right
     assert next(batches.epoch(0)).x.shape == (4, 3, 4, 24, 24)
-    with pytest.raises(ValueError, match=r"recipe.short_side .* clips"):
-        training_batches(data, tasks.find_task(), pre, replace(recipe, frames=0))
+    with pytest.raises(ValueError, match=r"recipe.task_options .*short_side.* the task classify"):
+        training_batches(data, tasks.find_task(), pre, recipe)
     for wrong in (dict(decoder="opencv"), dict(grow_from=16), dict(train_resolution_ratio=0.5)):
         with pytest.raises(ValueError, match="leave them out|pillow"):
             training_batches(data, task, pre, replace(recipe, **wrong))

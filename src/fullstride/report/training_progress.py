@@ -177,6 +177,8 @@ def changed_values(recipe: Recipe, other: Recipe) -> list[str]:
         for field in changed_fields(recipe, other)
         if field not in PRINTED
     }
+    options = values.pop("task_options", {})
+    values |= {name: x for name, x in options.items() if other.task_options.get(name) != x}
     return [
         f"{field} {value:.4g}" if isinstance(value, float) else f"{field} {value}"
         for field, value in values.items()

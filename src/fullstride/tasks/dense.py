@@ -3,7 +3,8 @@
 import colorsys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -15,10 +16,27 @@ from fullstride.data.readers.decode import Size
 from fullstride.data.readers.masks import IGNORED
 from fullstride.data.transforms.crop import view_geometry
 from fullstride.data.transforms.masks import nearest
+from fullstride.io.records import Bounds
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.task import full_precision
 
 FROM_NETWORK = (8, 16, 32)  # strides of the maps of a network that P3 to P5 are made of
+Factor = Annotated[float, Bounds(gt=0, le=4)]
+
+
+@dataclass(frozen=True)
+class DenseOptions:
+    """The options of all tasks of boxes and pixels."""
+
+    # channels of the pyramid and of what follows it
+    head_width: Annotated[int, Bounds(ge=1)] = 256
+    # in place of random resized crops: side of the whole picture, padded to a square, / side of the
+    # view, which is a random crop of it; the least and the largest
+    jitter: tuple[Factor, Factor] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.jitter[0] > self.jitter[1]:
+            raise ValueError(f"jitter {self.jitter}: use two rising numbers up to 4")
 
 
 class Pyramid(nn.Module):

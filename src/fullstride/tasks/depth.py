@@ -20,7 +20,14 @@ from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
 from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
-from fullstride.tasks.dense import PixelHead, depth_colours, on_picture, resize, stacked
+from fullstride.tasks.dense import (
+    DenseOptions,
+    PixelHead,
+    depth_colours,
+    on_picture,
+    resize,
+    stacked,
+)
 from fullstride.tasks.task import Metric, Task, full_precision, mean_over_processes
 
 # What is the depth of a pixel without looking at the picture? That of training, and of its row.
@@ -187,7 +194,14 @@ class DepthMap:
 
 
 @dataclass(frozen=True)
-class Depth(Task):
+class DepthOptions(DenseOptions):
+    """The options of the estimation of depths."""
+
+    max_depth: Metres = 0.0  # true depths above it, in metres, do not count; 0: all do
+
+
+@dataclass(frozen=True)
+class Depth(DepthOptions, Task):
     """Mean absolute error of the logarithm of depths; compared by delta1 in percent.
 
     The network's output is the logarithm in training, and its exponential in evaluation, so that
@@ -200,13 +214,11 @@ class Depth(Task):
     Training begins with the constant.
     """
 
-    head_width: Annotated[int, Bounds(ge=1)] = 256  # channels of the pyramid and the convolutions
-    jitter: tuple[float, float] = (1.0, 1.0)  # of the scale in training, see `MaskTrainView`
-    max_depth: Metres = 0.0  # true depths above it are not valid; 0: all are
     constant: Metres = 0.0  # median of the training depths; 0: not known
     rows: tuple[Metres, ...] = ()  # median of each row of training pictures, from the top
 
     name: ClassVar[str] = "depth"
+    options: ClassVar[type] = DepthOptions
     metric: ClassVar[Metric] = Metric("delta1", "delta1", "%")
     other_metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("delta2", "delta2", "%"),
@@ -215,7 +227,6 @@ class Depth(Task):
         Metric("rmse", "RMSE", "m", higher_is_better=False),
         Metric("loss", "loss", higher_is_better=False),
     )
-    recipe_fields: ClassVar[frozenset[str]] = frozenset({"jitter", "head_width", "max_depth"})
     default_recipe: ClassVar[str] = "dense"
     state_fields: ClassVar[tuple[str, ...]] = ("head_width", "max_depth", "constant", "rows")
     output_names: ClassVar[tuple[str, str]] = ("metres", "metres")

@@ -357,7 +357,18 @@ class LabelGuess:
 
 
 @dataclass(frozen=True)
-class MultiLabel(Task):
+class MultiLabelOptions:
+    """The options of the prediction of several labels; all are of the loss `focal`."""
+
+    # exponent of the probability of a label that an image does not have; None: focal_gamma
+    focal_gamma_negative: Annotated[float, Bounds(ge=0)] | None = None
+    # probability below which such a label costs nothing
+    focal_shift: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
+    focal_weight_gradient: bool = True  # let gradients flow through the powers
+
+
+@dataclass(frozen=True)
+class MultiLabel(MultiLabelOptions, Task):
     """`multilabel_focal` on a binary problem for each label; compared by the mAP in percent.
 
     Of the losses of recipes, cross_entropy and bce are exponents of 0, and focal has those of
@@ -366,15 +377,13 @@ class MultiLabel(Task):
 
     objective: Literal["cross_entropy", "bce", "focal"] = "cross_entropy"  # a recipe's `loss`
     focal_gamma: float = 2.0
-    focal_gamma_negative: float | None = None  # None: that of `focal_gamma`
-    focal_shift: float = 0.0
-    focal_weight_gradient: bool = True
     class_weights: Literal["none", "balanced", "sqrt"] = "none"
     class_counts: tuple[int, ...] = ()  # training images with each label, for `class_weights`
     labels: int = 0  # K
     thresholds: tuple[Threshold, ...] = ()  # of the probability of each label; (): 0.5 for all
 
     name: ClassVar[str] = "multilabel"
+    options: ClassVar[type] = MultiLabelOptions
     metric: ClassVar[Metric] = Metric("map", "mAP", "%")
     other_metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("cf1", "CF1", "%"),
@@ -388,8 +397,8 @@ class MultiLabel(Task):
         Metric("loss", "loss", higher_is_better=False),
     )
     recipe_fields: ClassVar[frozenset[str]] = frozenset(
-        ("loss", "class_weights", "mixup", "cutmix", "focal_gamma_negative", "focal_shift")
-    ) | {"focal_weight_gradient"}
+        {"loss", "class_weights", "mixup", "cutmix"}
+    )
     state_fields: ClassVar[tuple[str, ...]] = ("thresholds",)
 
     def with_options(self, recipe: Any) -> "MultiLabel":

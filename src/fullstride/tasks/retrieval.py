@@ -279,7 +279,17 @@ class Embedding:
 
 
 @dataclass(frozen=True)
-class Retrieval(Task):
+class RetrievalOptions:
+    """The options of retrieval."""
+
+    # numbers of an embedding, by a layer that the triplet loss trains; 0: those that the classifier
+    # takes
+    embedding_size: Annotated[int, Bounds(ge=0)] = 0
+    normalise_embedding: bool = True  # embeddings have length 1, but not in the loss
+
+
+@dataclass(frozen=True)
+class Retrieval(RetrievalOptions, Task):
     """Cross-entropy over the training classes and, with `triplet`, a triplet loss of embeddings.
 
     The network's outputs in evaluation are embeddings: the input of the classifier or, with
@@ -292,14 +302,13 @@ class Retrieval(Task):
     label_smoothing: float = 0.0  # probability taken from the true class and spread over all
     triplet: float = 0.0  # weight of the triplet loss; 0: off
     triplet_form: TripletForm = "weighted"
-    embedding_size: Annotated[int, Bounds(ge=0)] = 0  # D; 0: that of the classifier's input
-    normalise_embedding: bool = True
 
     name: ClassVar[str] = "retrieval"
+    options: ClassVar[type] = RetrievalOptions
     metric: ClassVar[Metric] = METRICS[0]
     other_metrics: ClassVar[tuple[Metric, ...]] = METRICS[1:]
     recipe_fields: ClassVar[frozenset[str]] = frozenset(
-        {"triplet", "per_class", "balanced_sampling", "embedding_size", "normalise_embedding"}
+        {"triplet", "per_class", "balanced_sampling"}
     )
     state_fields: ClassVar[tuple[str, ...]] = ("embedding_size", "normalise_embedding")
     open_classes: ClassVar[bool] = True
@@ -312,8 +321,8 @@ class Retrieval(Task):
         task = super().with_options(recipe)
         if task.embedding_size and not task.triplet:
             raise ValueError(
-                f"recipe.embedding_size {task.embedding_size} is a layer that the triplet loss "
-                "trains: set recipe.triplet and recipe.per_class too"
+                f"recipe.task_options embedding_size {task.embedding_size} is a layer that the "
+                "triplet loss trains: set recipe.triplet and recipe.per_class too"
             )
         return task
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,10 +16,10 @@ from fullstride.data.readers.masks import IGNORED
 from fullstride.data.targets import open_masks
 from fullstride.data.transforms.crop import Augmentation, Decoder, Sides, check_decoder
 from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
-from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.tasks.dense import (
+    DenseOptions,
     PixelHead,
     class_colours,
     class_picture,
@@ -148,24 +148,21 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class Segment(Task):
+class Segment(DenseOptions, Task):
     """Cross-entropy of the pixels, at the size of the input; compared by the mIoU in percent.
 
     Pixels of class `IGNORED` are left out. The loss is the mean over the other pixels of the batch,
     in all processes. Scores are those of the pixels of the view, without its padding.
     """
 
-    head_width: Annotated[int, Bounds(ge=1)] = 256  # channels of the pyramid and the convolutions
-    jitter: tuple[float, float] = (1.0, 1.0)  # of the scale in training, see `MaskTrainView`
-
     name: ClassVar[str] = "segment"
+    options: ClassVar[type] = DenseOptions
     metric: ClassVar[Metric] = Metric("miou", "mIoU", "%")
     other_metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("pixel_accuracy", "pixel accuracy", "%"),
         Metric("mean_accuracy", "mean accuracy", "%"),
         Metric("loss", "loss", higher_is_better=False),
     )
-    recipe_fields: ClassVar[frozenset[str]] = frozenset({"jitter", "head_width"})
     default_recipe: ClassVar[str] = "dense"
     state_fields: ClassVar[tuple[str, ...]] = ("head_width",)
     view_fit: ClassVar[Fit | None] = "pad"

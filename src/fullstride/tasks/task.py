@@ -161,15 +161,23 @@ class Score(Protocol):
 
 
 @dataclass(frozen=True)
-class Task(ABC):
-    """Everything that depends on the task. The fields of a subclass are its options.
+class NoOptions:
+    """The options of a task without options of its own."""
 
-    An option that a recipe has too takes the recipe's value in training. Instances are pickled to
-    the workers of data loaders.
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """Everything that depends on the task, whose fields are its options and what is fitted.
+
+    A field that a recipe has too, such as `label_smoothing`, takes the recipe's value in training.
+    Fields that only this task has are those of `options`, which a task inherits: recipes set them
+    in `task_options`, and command lines by `--task.NAME`. Instances are pickled to the workers of
+    data loaders.
     """
 
     name: ClassVar[str]  # in `TASKS`, in run.json and in bundle.json
     metric: ClassVar[Metric]  # that runs are compared by, unless their recipe has another
+    options: ClassVar[type] = NoOptions  # the dataclass of the task's own options, a base of it
     other_metrics: ClassVar[tuple[Metric, ...]] = ()
     # whether a target is the index of one class, which mixup, CutMix, teachers, batches by class
     # and int8 files require
@@ -194,9 +202,23 @@ class Task(ABC):
     max_difference: ClassVar[float] = 1e-4
 
     def with_options(self, recipe: Any) -> Self:
-        """The task with the options that `recipe` has."""
+        """The task with the options that `recipe` has. Raises ValueError for those of others."""
         names = [field.name for field in fields(self) if hasattr(recipe, field.name)]
-        return replace(self, **{name: getattr(recipe, name) for name in names})
+        own = self.read_options(recipe.task_options)
+        return replace(self, **{name: getattr(recipe, name) for name in names}, **vars(own))
+
+    def read_options(self, values: Mapping[str, Any]) -> Any:
+        """The `options` with `values` by name. Raises ValueError for others and for misfits."""
+        names = [field.name for field in fields(self.options)]
+        if others := [name for name in values if name not in names]:
+            has = f"has the options {', '.join(names)}" if names else "has no options of its own"
+            raise ValueError(f"recipe.task_options {', '.join(others)}: the task {self.name} {has}")
+        return from_json(self.options, dict(values), "recipe.task_options")
+
+    @property
+    def clip(self) -> tuple[int, int]:
+        """Frames of a clip, and from one to the next; 0: those of the weights or the network."""
+        return 0, 0
 
     def metrics(self, first: Metric) -> tuple[Metric, ...]:
         """All metrics of the task, beginning with `first`."""

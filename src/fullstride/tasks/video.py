@@ -2,30 +2,48 @@
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.targets import open_clips
 from fullstride.data.transforms.clips import ClipTestView, ClipTrainView, Starts, ViewsOfVideo
 from fullstride.data.transforms.crop import Augmentation, Decoder, Sides
+from fullstride.io.records import Bounds
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
+from fullstride.tasks.task import Count
+
+Pixels = Annotated[int, Bounds(ge=1)]
 
 
 @dataclass(frozen=True)
-class Video(Classify):
+class VideoOptions:
+    """The options of the classification of videos."""
+
+    frames: Count = 0  # of a clip; 0: those of the weights, or the network's own
+    # from a frame of a clip to the next one, in frames of the video; 0: that of the weights, or 2
+    frame_stride: Count = 0
+    # in place of random resized crops: least and most pixels of the shorter side, which is drawn
+    # for each clip, of which a random square is cropped (scale jitter)
+    short_side: tuple[Pixels, Pixels] | None = None
+
+
+@dataclass(frozen=True)
+class Video(VideoOptions, Classify):
     """Classification of clips: a random one of a video in training, that in its middle in scores.
 
     Losses, scores and predictions are those of `Classify`.
     """
 
-    short_side: tuple[int, int] | None = None  # scale jitter in training, see `ClipTrainView`
-
     name: ClassVar[str] = "video"
+    options: ClassVar[type] = VideoOptions
     takes_clips: ClassVar[bool] = True
-    recipe_fields: ClassVar[frozenset[str]] = frozenset({"frames", "frame_stride", "short_side"})
     default_recipe: ClassVar[str] = "video"
     scoring_batch: ClassVar[int] = 8
+
+    @property
+    def clip(self) -> tuple[int, int]:
+        return self.frames, self.frame_stride
 
     def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         return open_clips(where, rule)

@@ -28,23 +28,6 @@ if TYPE_CHECKING:
 # Fields that need the index of one class for each image; by default they are off.
 SINGLE_LABEL_FIELDS = {"mixup", "cutmix", "teacher", "triplet", "per_class"}
 SINGLE_LABEL_FIELDS |= {"loss", "class_weights", "balanced_sampling", "unlabelled"}
-# Fields that only tasks with them in `recipe_fields` use, and what they are for.
-TASK_FIELDS = {
-    "focal_gamma_negative": "several labels of an image",
-    "focal_shift": "several labels of an image",
-    "focal_weight_gradient": "several labels of an image",
-    "embedding_size": "embeddings",
-    "normalise_embedding": "embeddings",
-    "frames": "clips",
-    "frame_stride": "clips",
-    "short_side": "clips",
-    "jitter": "boxes and masks",
-    "box_augmentation": "boxes",
-    "head_width": "boxes or pixels",
-    "max_depth": "depths",
-    "head_convs": "boxes",
-    "detector": "boxes",
-}
 
 
 def training_batches(
@@ -99,15 +82,11 @@ def check_task(task: Task, recipe: Recipe) -> None:
             f"recipe.unlabelled {recipe.unlabelled} has images, and the task {task.name} clips: "
             "leave it out"
         )
+    task.with_options(recipe)
     for field in fields(recipe):
         name, value = field.name, getattr(recipe, field.name)
         if value == field.default or name in task.recipe_fields:
             continue
-        if name in TASK_FIELDS:
-            raise ValueError(
-                f"recipe.{name} {value} is for {TASK_FIELDS[name]}, which the task {task.name} "
-                "does not have: leave it out"
-            )
         if name in SINGLE_LABEL_FIELDS and not task.single_label:
             raise ValueError(
                 f"recipe.{name} {value} requires one class for each image, which "

@@ -99,7 +99,9 @@ def initial_network(
     """
     check_input(model, task)
     resolution = recipe.resolution or (start and start.preprocessing.resolution)
-    frames = (recipe.frames or (start and start.preprocessing.frames)) if task.takes_clips else 0
+    task = task.with_options(recipe)
+    frames, stride = task.clip
+    frames = (frames or (start and start.preprocessing.frames)) if task.takes_clips else 0
     channels = max(data.channels, start.preprocessing.channels) if start else data.channels
     torch.manual_seed(recipe.seed)
     net = zoo.create(
@@ -113,7 +115,7 @@ def initial_network(
     )
     if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
         net.check_size(net.spec.resolution, net.spec.resolution)
-    net.task_head = task.with_options(recipe).head(net)
+    net.task_head = task.head(net)
     if net.task_head is not None and recipe.pad_channels:
         raise ValueError(
             f"recipe.pad_channels: the head of the task {task.name} cannot be padded: leave it out"
@@ -146,7 +148,7 @@ def initial_network(
         fit=recipe.fit or task.view_fit or pre.fit,
         draft=recipe.draft is not False,
         frames=net.spec.frames,
-        frame_stride=recipe.frame_stride or (pre if pre.frames else own).frame_stride,
+        frame_stride=stride or (pre if pre.frames else own).frame_stride,
     )
 
 

@@ -92,8 +92,7 @@ RECIPE = Recipe(
     ema_decay=0.9,
     clip_norm=10.0,
     resolution=64,
-    head_width=16,
-    head_convs=1,
+    task_options={"head_width": 16, "head_convs": 1},
     score_every_epochs=6,
 )
 
@@ -160,8 +159,8 @@ def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
 
 @pytest.mark.parametrize("name", ["tresnet_fcos", "dense"])
 def test_a_named_recipe_trains_a_step(name, rectangles, tmp_path):
-    small = dict(steps=1, resolution=64, batch_size=8, head_width=16, head_convs=1)
-    recipe = replace(RECIPES[name], **small)
+    recipe = replace(RECIPES[name], steps=1, resolution=64, batch_size=8)
+    recipe = recipe.with_task_options({"head_width": 16, "head_convs": 1})
     few = replace(rectangles, test=rectangles.test.subset(range(1, 3)))
     (row,) = run.train(
         tmp_path / "run", "resnet_rs_tiny", few, recipe, RunOptions(task=DETECT.name)

@@ -27,9 +27,7 @@ SHORT = Recipe(
     warmup_epochs=0,
     ema_decay=0.5,
     resolution=64,
-    detector="faster_rcnn",
-    head_width=16,
-    head_convs=1,
+    task_options={"detector": "faster_rcnn", "head_width": 16, "head_convs": 1},
     clip_norm=5.0,
 )
 HOW = RunOptions(task=Detect.name)
@@ -76,9 +74,11 @@ def test_a_run_resumes_bit_for_bit(trained, boxes, tmp_path):
 
 def test_the_recipe_of_the_paper_trains(boxes, tmp_path):
     recipe = RECIPES["resnet_rs_voc"]
-    assert (recipe.resolution, recipe.jitter, recipe.batch_size) == (896, (0.5, 2.0), 32)
+    assert (recipe.resolution, recipe.batch_size) == (896, 32)
+    assert recipe.task_options == {"jitter": (0.5, 2.0), "detector": "faster_rcnn"}
     assert (recipe.weight_decay, recipe.schedule) == (1e-4, "cosine")
-    small = replace(recipe, steps=2, batch_size=4, resolution=64, head_width=8, warmup_epochs=0)
+    small = replace(recipe, steps=2, batch_size=4, resolution=64, warmup_epochs=0)
+    small = small.with_task_options({"head_width": 8})
     (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, small, HOW)
     assert np.isfinite(row["loss"])
 
@@ -109,14 +109,16 @@ def test_a_file_has_the_detections_of_pytorch(trained, boxes, tmp_path):
 @pytest.mark.slow
 def test_two_processes_train_and_score(boxes, tmp_path):
     words = ["train", boxes.where, "--task", "detect", "--model", "resnet_rs_tiny"]
-    words += ["--recipe.detector", "faster_rcnn", "--recipe.head-width", "8", "--epochs", "1"]
-    words += ["--recipe.head-convs", "1", "--resolution", "64", "--batch-size", "8"]
+    words += ["--task.detector", "faster_rcnn", "--task.head-width", "8", "--epochs", "1"]
+    words += ["--task.head-convs", "1", "--resolution", "64", "--batch-size", "8"]
     status, errors = run_two(*words, "--out", str(tmp_path / "run"), "--lr", "0.01")
     assert status == 0, errors
     assert np.isfinite(tasks.load(tmp_path / "run").scores["test"]["ap50"])
 
 
 def test_passes_of_a_batch_have_their_own_targets(boxes, tmp_path):
-    recipe = replace(SHORT, steps=2, grad_accum_steps=4, box_augmentation="ssd", jitter=(0.6, 1.5))
+    recipe = replace(SHORT, steps=2, grad_accum_steps=4).with_task_options(
+        {"box_augmentation": "ssd", "jitter": (0.6, 1.5)}
+    )
     (row,) = run.train(tmp_path / "run", "resnet_rs_tiny", boxes, recipe, HOW)
     assert np.isfinite(row["loss"])

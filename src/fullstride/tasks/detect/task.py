@@ -23,6 +23,7 @@ from fullstride.data.transforms.crop import (
 from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
+from fullstride.tasks.dense import DenseOptions
 from fullstride.tasks.detect.average_precision import (
     DetectionScore,
     ObjectScore,
@@ -90,7 +91,19 @@ COCO_METRICS = (
 
 
 @dataclass(frozen=True)
-class Detect(Task):
+class DetectOptions(DenseOptions):
+    """The options of detection."""
+
+    # fcos with the assignment of ATSS, in one stage (arXiv:1904.01355), or faster_rcnn
+    detector: Literal["fcos", "faster_rcnn"] = "fcos"
+    # convolutions of classes, and of boxes, on each level of the pyramid
+    head_convs: Annotated[int, Bounds(ge=0)] = 4
+    # flip, or ssd with photometric distortion, zoom-out and IoU crops too (arXiv:1512.02325)
+    box_augmentation: Literal["flip", "ssd"] = "flip"
+
+
+@dataclass(frozen=True)
+class Detect(DetectOptions, Task):
     """FCOS with the assignment of ATSS, see `detection_loss`, or Faster R-CNN, whose head computes
     its losses with the targets; compared by VOC's AP50 in percent.
 
@@ -98,20 +111,13 @@ class Detect(Task):
     scores need the extra `detection`.
     """
 
-    detector: Literal["fcos", "faster_rcnn"] = "fcos"
-    head_width: Annotated[int, Bounds(ge=1)] = 256  # channels of the pyramid and the convolutions
-    head_convs: Annotated[int, Bounds(ge=0)] = 4  # of classes, and of boxes, on each level
     box_weight: float = 2.0  # of the loss of boxes
-    box_augmentation: Literal["flip", "ssd"] = "flip"
-    jitter: tuple[float, float] = (1.0, 1.0)  # of the scale in training, see `BoxTrainView`
     labels: int = 0  # K
 
     name: ClassVar[str] = "detect"
+    options: ClassVar[type] = DetectOptions
     metric: ClassVar[Metric] = Metric("ap50", "AP50", "%")
     other_metrics: ClassVar[tuple[Metric, ...]] = COCO_METRICS
-    recipe_fields: ClassVar[frozenset[str]] = frozenset(
-        {"detector", "head_width", "head_convs", "box_augmentation", "jitter"}
-    )
     default_recipe: ClassVar[str] = "dense"
     state_fields: ClassVar[tuple[str, ...]] = ("detector", "head_width", "head_convs")
     output_names: ClassVar[tuple[str, str]] = ("detections", "detections")

@@ -110,7 +110,7 @@ class RecipeChoice:
                     f"the run has recipe {saved.name}, not {self.source}: give another --out, or "
                     "the same arguments"
                 )
-            recipe = replace(saved.recipe, **self.changes)
+            recipe = replace(saved.recipe, **with_all_options(saved.recipe, self.changes))
             return NamedRecipe(recipe, saved.name or self.source, case)
         name = self.source or default_recipe(case)
         follows = name in BY_IMAGES
@@ -156,6 +156,7 @@ def with_changes(
     recipe that follows the images keeps its number of images and the span of its weight average: in
     images where the batch changes, as a share of training where the length does.
     """
+    changes = with_all_options(recipe, changes)
     replace(RecipeFields(**vars(recipe)), **changes)
     batch = changes.get("batch_size", recipe.batch_size)
     values: dict[str, Any] = {"steps": recipe.steps, "images": recipe.images}
@@ -177,6 +178,14 @@ def with_changes(
         span = batch / recipe.batch_size / longer
         values.setdefault("ema_decay", recipe.ema_decay**span if recipe.ema_decay else 0.0)
     return replace(recipe, **values)
+
+
+def with_all_options(recipe: Recipe, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`changes`, whose options of the task are beside those that only `recipe` has."""
+    options = changes.get("task_options")
+    if not options:
+        return changes
+    return {**changes, "task_options": {**recipe.task_options, **options}}
 
 
 def length_in_images(

@@ -84,9 +84,11 @@ TRESNET_MULTILABEL = Recipe(
     warmup_epochs=0,
     loss="focal",
     focal_gamma=0.0,
-    focal_gamma_negative=4.0,
-    focal_shift=0.05,
-    focal_weight_gradient=False,
+    task_options={
+        "focal_gamma_negative": 4.0,
+        "focal_shift": 0.05,
+        "focal_weight_gradient": False,
+    },
     label_smoothing=0.0,
     ema_decay=0.9997,
     scale=(1.0, 1.0),
@@ -118,7 +120,7 @@ TRESNET_FCOS = Recipe(
     warmup_epochs=0.1,
     label_smoothing=0.0,
     ema_decay=0.0,
-    box_augmentation="ssd",
+    task_options={"box_augmentation": "ssd"},
     resolution=800,
 )
 
@@ -198,7 +200,7 @@ RESNET_RS_VOC_SEG = replace(
     lr=0.08,
     schedule="cosine",
     warmup_epochs=2,
-    jitter=(0.5, 2.0),
+    task_options={"jitter": (0.5, 2.0)},
     resolution=512,
 )
 
@@ -211,14 +213,15 @@ RESNET_RS_VOC = replace(
     batch_size=32,
     lr=0.04,
     resolution=896,
-    detector="faster_rcnn",
     clip_norm=10.0,
-)
+).with_task_options({"detector": "faster_rcnn"})
 
 # Depth on NYUv2 (the same table): 640 pixels, scale jitter [0.5, 2], batches of 64, 10,000 to
 # 40,000 steps. The loss is not stated, nor are the limit of depths, the learning rate and the
 # steps: ours, the limit that of the sensor.
-RESNET_RS_NYU_DEPTH = replace(RESNET_RS_VOC_SEG, lr=0.04, resolution=640, max_depth=10.0)
+RESNET_RS_NYU_DEPTH = replace(RESNET_RS_VOC_SEG, lr=0.04, resolution=640).with_task_options(
+    {"max_depth": 10.0}
+)
 
 # The baseline of the additive study of clips, arXiv:2103.07579 Table 6: 3D ResNet-50 on
 # Kinetics-400, clips of 32 frames, every second one of a video. Batch, learning rate

@@ -3,10 +3,11 @@
 import inspect
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from tyro.conf import arg
+from tyro.conf import Fixed, Suppress, arg
 
 from fullstride.io.records import Bounds, check_bounds, from_json
 from fullstride.nets.efficiency import is_fused, short_precision
@@ -20,12 +21,12 @@ MAX_NUMBER = 1e12  # larger numbers are typing errors, and some would make a loo
 
 def check_size(recipe: Any) -> None:
     """Raises ValueError for a number beyond `MAX_NUMBER`, infinity or NaN."""
-    for field in fields(recipe):
-        value = getattr(recipe, field.name)
+    options = {f"task_options.{name}": value for name, value in recipe.task_options.items()}
+    for name, value in {**vars(recipe), **options}.items():
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and not -MAX_NUMBER <= number <= MAX_NUMBER:
                 raise ValueError(
-                    f"recipe.{field.name} {str(value)[:20]}: use numbers up to {MAX_NUMBER:g}"
+                    f"recipe.{name} {str(value)[:20]}: use numbers up to {MAX_NUMBER:g}"
                 )
 
 
@@ -41,9 +42,6 @@ def check_batch(recipe: Any) -> None:
             f"recipe.triplet {recipe.triplet:g} compares unmixed images of one class: set "
             "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
         )
-    low, high = recipe.jitter
-    if not low <= high <= 4:
-        raise ValueError(f"recipe.jitter {recipe.jitter}: use two rising numbers up to 4")
 
 
 def check_length(recipe: Any) -> None:
@@ -210,13 +208,6 @@ class Recipe:
     # for bce: targets above it, after smoothing and mixing, become 1 and all others 0; 0: off
     bce_threshold: BelowOne = 0.0
     focal_gamma: NonNegative = 2.0  # for focal: exponent of (1 - probability of the class)
-    # for focal with several labels: exponent of the probability of a label that an image does not
-    # have; None: focal_gamma
-    focal_gamma_negative: NonNegative | None = None
-    # for focal with several labels: probability below which such a label costs nothing
-    focal_shift: BelowOne = 0.0
-    # for focal with several labels: let gradients flow through the powers
-    focal_weight_gradient: bool = True
     # weight of an image in the loss: 1 / images of its class, or the square root of that
     class_weights: Literal["none", "balanced", "sqrt"] = "none"
     # how often a class is drawn: 0: as often as it occurs, 1: each equally often, between:
@@ -251,18 +242,10 @@ class Recipe:
     triplet: NonNegative = 0.0  # weight of the soft-margin triplet loss that is added; 0: off
     triplet_form: Literal["weighted", "batch_hard"] = "weighted"  # of all pairs, or the hardest
     per_class: Count = 0  # images per class in a batch, for the triplet loss; 0: any
-    # for retrieval: numbers of an embedding, by a layer that the triplet loss trains; 0: those that
-    # the classifier takes
-    embedding_size: Count = 0
-    normalise_embedding: bool = True  # for retrieval: embeddings have length 1, but not in the loss
-
-    # for boxes and pixels: channels of the pyramid and of what follows it
-    head_width: PositiveInt = 256
-    max_depth: NonNegative = 0.0  # for depths: true ones above, in metres, do not count; 0: all do
-    # for boxes: fcos with the assignment of ATSS, in one stage (arXiv:1904.01355), or faster_rcnn
-    detector: Literal["fcos", "faster_rcnn"] = "fcos"
-    # for boxes: convolutions of classes, and of boxes, on each level of the pyramid
-    head_convs: Count = 4
+    # options of the task by name, such as {"head_width": 32} of detect; `--task.head-width` sets it
+    task_options: Annotated[Mapping[str, Any], Fixed, Suppress] = field(
+        default_factory=dict, hash=False
+    )
 
     # pixels per side; None: the network's default
     resolution: Annotated[PositiveInt | None, short_flag("resolution")] = None
@@ -283,19 +266,6 @@ class Recipe:
     ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)  # random resized crop: width / height
     # random rotation by up to this angle in either direction
     rotation_degrees: Annotated[float, Bounds(ge=0, le=180)] = 0.0
-    # for clips: frames of one; 0: those of the weights, or the network's own
-    frames: Count = 0
-    # for clips: from a frame to the next one, in frames of the video; 0: that of the weights, or 2
-    frame_stride: Count = 0
-    # for clips, in place of random resized crops: least and most pixels of the shorter side, which
-    # is drawn for each clip, of which a random square is cropped (scale jitter)
-    short_side: tuple[PositiveInt, PositiveInt] | None = None
-    # for boxes and masks, in place of random resized crops: side of the whole picture, padded to a
-    # square, / side of the view, which is a random crop of it
-    jitter: tuple[Positive, Positive] = (1.0, 1.0)
-    # for boxes: flip, or ssd with photometric distortion, zoom-out and IoU crops too
-    # (arXiv:1512.02325)
-    box_augmentation: Literal["flip", "ssd"] = "flip"
     # probability of a horizontal flip; not applied where a mirrored image changes its class
     hflip_prob: Probability = 0.5
     # resize the crop with bilinear or bicubic interpolation at random, not with the network's; the
@@ -341,6 +311,11 @@ class Recipe:
     seed: Count = 0  # of initialization, shuffling and all other random draws
 
     def __post_init__(self) -> None:
+        set_options = {  # JSON has lists in place of tuples
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in self.task_options.items()
+        }
+        object.__setattr__(self, "task_options", set_options)
         check_size(self)
         check_bounds(self, "recipe.")
         check_batch(self)
@@ -359,9 +334,13 @@ class Recipe:
         values = (
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)
-            if getattr(self, field.name) != field.default
+            if getattr(self, field.name) not in (field.default, {})
         )
         return f"Recipe({', '.join(values)})"
+
+    def with_task_options(self, options: Mapping[str, Any]) -> "Recipe":
+        """The recipe with these options of the task beside its others."""
+        return replace(self, task_options={**self.task_options, **options})
 
     @property
     def measures_statistics(self) -> bool:
@@ -447,18 +426,19 @@ def in_eights(side: float) -> int:
 # How are recipes read from JSON, and what is the help of their fields?
 
 
-def field_help() -> dict[str, str]:
+def field_help(kind: type = Recipe) -> dict[str, str]:
     """The help of each field: the comment beside or above it, and the bounds of its type."""
-    text, comment = {}, ""
-    for line in inspect.getsource(Recipe).splitlines():
-        field = re.match(r"    (\w+): .*?(?:  # (.*))?$", line)
-        if field:
-            text[field[1]], comment = field[2] or comment.strip(), ""
-        elif line.startswith("    # "):
-            comment += line[5:]
-        elif line.startswith("    def "):
-            break
-    for name, hint in get_type_hints(Recipe, include_extras=True).items():
+    text: dict[str, str] = {}
+    for base in filter(is_dataclass, reversed(kind.__mro__)):
+        comment = ""
+        for line in inspect.getsource(base).splitlines():
+            if line.startswith("    def "):
+                break
+            if match := re.match(r"    (\w+): .*?(?:  # (.*))?$", line):
+                text[match[1]], comment = match[2] or comment.strip(), ""
+            elif line.startswith("    # "):
+                comment += line[5:]
+    for name, hint in get_type_hints(kind, include_extras=True).items():
         if limits := bounds_of(hint):
             text[name] += f" ({limits[0]})"
     return text
