@@ -259,7 +259,8 @@ class HelpFlags:
         values = VALUES.get(f"{self.command} {name}", VALUES.get(name))
         if values and kind in (str, str | None, tuple[str, ...]):
             hint = Annotated[hint, tyro.conf.arg(metavar=values)]
-        if self.usual is None or name in self.usual or is_dataclass(kind):
+        never = name == "task_options"  # which has flags of its own
+        if never or self.usual is None or name in self.usual or is_dataclass(kind):
             return hint
         self.hidden.add((name, owner))
         return Annotated[hint, tyro.conf.Suppress]
