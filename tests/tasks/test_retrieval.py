@@ -441,7 +441,7 @@ def test_embeddings_of_another_size_are_refused(gallery):
 def test_the_loss_is_cross_entropy_and_the_triplet_of_embeddings_as_they_are():
     x, labels = random_embeddings(12, 3)
     logits = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
-    task = Retrieval(0.1, triplet=0.5, triplet_form="batch_hard")
+    task = Retrieval(label_smoothing=0.1, triplet=0.5, triplet_form="batch_hard")
     expected = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
     expected += 0.5 * batch_hard_triplet(x, labels)
     assert task.loss((logits, x), labels).item() == pytest.approx(expected.item())

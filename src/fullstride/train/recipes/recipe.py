@@ -429,7 +429,7 @@ def in_eights(side: float) -> int:
 def field_help(kind: type = Recipe) -> dict[str, str]:
     """The help of each field: the comment beside or above it, and the bounds of its type."""
     text: dict[str, str] = {}
-    for base in filter(is_dataclass, reversed(kind.__mro__)):
+    for base in (each for each in reversed(kind.__mro__) if is_dataclass(each)):
         comment = ""
         for line in inspect.getsource(base).splitlines():
             if line.startswith("    def "):
