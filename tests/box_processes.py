@@ -34,16 +34,20 @@ def main(out: str) -> None:
         task = find_task("detect").with_options(recipe)
         data = task.open_data(str(folder))
         task = task.for_data(data)
-        process = dict(rank=context.rank, world_size=context.world_size, collate=task.collate)
+        process = dict(rank=context.rank, world_size=context.world_size)
         view = task.train_view(pre, Augmentation(), "pillow", ())
-        batches = Batches(data.train, view, LoaderOptions(batch=8, shuffle=True, **process))
+        batches = Batches(
+            data.train, view, LoaderOptions(batch=8, shuffle=True, **process), collate=task.collate
+        )
         torch.manual_seed(0)
         net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), classes=len(data.classes)))
         net.task_head = task.head(net)
         epochs = list(train_epochs(net.double(), task, Doubles(batches), recipe, context=context))
         torch.manual_seed(1)  # the same in each process; so short a training finds nothing
         torch.nn.init.normal_(epochs[-1].average.task_head.classes.weight, std=0.3)
-        tests = Batches(data.val, task.test_view(pre), LoaderOptions(batch=2, **process))
+        tests = Batches(
+            data.val, task.test_view(pre), LoaderOptions(batch=2, **process), collate=task.collate
+        )
         scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
         if context.is_rank_zero:
             Path(out).write_text(json.dumps([[epoch.loss for epoch in epochs], scores]))

@@ -32,15 +32,22 @@ def main(out: str) -> None:
         recipe = Recipe(epochs=2, batch_size=8, lr=0.01, warmup_epochs=1)
         task = find_task("video").with_options(recipe)
         data = task.open_data(str(folder), SplitRule(keep_duplicates=True))
-        process = dict(rank=context.rank, world_size=context.world_size, collate=task.collate)
+        process = dict(rank=context.rank, world_size=context.world_size)
         view = task.train_view(pre, Augmentation(hflip_prob=0), "pillow", ())
         batches = Doubles(
-            Batches(data.train, view, LoaderOptions(batch=8, shuffle=True, **process))
+            Batches(
+                data.train,
+                view,
+                LoaderOptions(batch=8, shuffle=True, **process),
+                collate=task.collate,
+            )
         )
         torch.manual_seed(0)
         net = FrozenNorms(replace(zoo.spec("resnet3d_rs_tiny"), classes=4)).double()
         epochs = list(train_epochs(net, task, batches, recipe, context=context))
-        tests = Batches(data.val, task.test_view(pre), LoaderOptions(batch=2, **process))
+        tests = Batches(
+            data.val, task.test_view(pre), LoaderOptions(batch=2, **process), collate=task.collate
+        )
         scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
         if context.is_rank_zero:
             Path(out).write_text(json.dumps([[epoch.loss for epoch in epochs], scores]))

@@ -45,17 +45,27 @@ def main(out: str) -> None:
             task = find_task(name).with_options(recipe)
             data = task.open_data(str(folder))
             task = task.for_data(data)
-            process = dict(rank=context.rank, world_size=context.world_size, collate=task.collate)
+            process = dict(rank=context.rank, world_size=context.world_size)
             # pictures of other sizes in the view have other numbers of pixels that count
             view = replace(task, jitter=(0.5, 1.5)).train_view(pre, Augmentation(), "pillow", ())
-            batches = Batches(data.train, view, LoaderOptions(batch=8, shuffle=True, **process))
+            batches = Batches(
+                data.train,
+                view,
+                LoaderOptions(batch=8, shuffle=True, **process),
+                collate=task.collate,
+            )
             torch.manual_seed(0)
             net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), classes=len(data.classes)))
             net.task_head = task.head(net)
             epochs = list(
                 train_epochs(net.double(), task, Doubles(batches), recipe, context=context)
             )
-            tests = Batches(data.val, task.test_view(pre), LoaderOptions(batch=2, **process))
+            tests = Batches(
+                data.val,
+                task.test_view(pre),
+                LoaderOptions(batch=2, **process),
+                collate=task.collate,
+            )
             scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
             results.append([[epoch.loss for epoch in epochs], scores])
         if context.is_rank_zero:

@@ -395,10 +395,10 @@ def task_in(command: str, words: Sequence[str]) -> "Task | None":
 
     It is imported only then, as that takes seconds. Raises ValueError for one without options.
     """
-    given = [word for word in words if word.startswith(TASK_OPTION)]
+    flags = [word for word in words if word.startswith(TASK_OPTION)]
     places = [number for number, word in enumerate(words) if word.partition("=")[0] == "--task"]
     asks = {*HELP, WHOLE_HELP, RECIPE_HELP} & set(words)
-    if not takes_recipe(COMMANDS[command]) or not (given or (asks and places)):
+    if not takes_recipe(COMMANDS[command]) or not (flags or (asks and places)):
         return None
     from fullstride.tasks import find_task
 
@@ -409,8 +409,8 @@ def task_in(command: str, words: Sequence[str]) -> "Task | None":
     task = find_task(name)
     if fields(task.options):
         return task
-    if given:
-        raise ValueError(f"{given[0]}: the task {name} has no options of its own: leave it out")
+    if flags:
+        raise ValueError(f"{flags[0]}: the task {name} has no options of its own: leave it out")
     return None
 
 

@@ -143,9 +143,9 @@ def _acquire(path: Path) -> Lock:
     try:
         with file:
             file.write(text)
-    except OSError:  # the disk is full
+    except OSError as error:  # the disk is full, which a write says without the path
         own.unlink(missing_ok=True)
-        raise
+        raise OSError(error.errno, error.strerror, str(own)) from None
     others = [each for each in _claims(path) if each != own]
     if holder := next(filter(None, map(_holder_of, others)), None):
         own.unlink(missing_ok=True)
