@@ -21,7 +21,7 @@ from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, RECIPES
 from fullstride.train.recipes.recipe import Recipe
 
-WIDTH = 440  # characters of a repr
+WIDTH = 420  # characters of a repr
 SHORT = dict(steps=2, resolution=16, batch_size=16)
 
 

@@ -86,8 +86,8 @@ def test_a_wrong_value_in_a_checkpoint_is_one_line_or_leaves_training_as_it_is(n
     recipe = RECIPES[name]
     valid, fresh = state_of(recipe), learner(recipe)
     refused = 0
-    for number, path in enumerate(places(valid)):
-        for change in ([], *([value] for value in VALUES))[number % 2 :: 2]:
+    for path in places(valid):
+        for change in ([], *([value] for value in VALUES)):
             data, lines = changed(valid, path, *change), [""]
             try:
                 fresh.resume(data)
@@ -98,7 +98,7 @@ def test_a_wrong_value_in_a_checkpoint_is_one_line_or_leaves_training_as_it_is(n
                 raise AssertionError(f"{path} {change}: {type(error).__name__} {error}") from error
             assert len(lines) == 1, path
     count = len(list(places(valid)))
-    assert refused > 2.5 * count  # of 8 values, some are valid where a number or object is
+    assert refused > 5 * count  # of 16 values, some are valid where a number or object is
     assert fresh.resume(valid)[:2] == (1, 2)
     fresh.net.train()
     assert math.isfinite(step(fresh, 6))

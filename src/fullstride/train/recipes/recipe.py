@@ -330,13 +330,14 @@ class Recipe:
             )
 
     def __repr__(self) -> str:
-        """The fields that differ from their defaults."""
-        values = (
+        """The fields that differ from their defaults, the options of the task in a second line."""
+        values = [
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)
-            if getattr(self, field.name) not in (field.default, {})
-        )
-        return f"Recipe({', '.join(values)})"
+            if field.name != "task_options" and getattr(self, field.name) != field.default
+        ]
+        options = f",\n  task_options={self.task_options!r}" if self.task_options else ""
+        return f"Recipe({', '.join(values)}{options})"
 
     def with_task_options(self, options: Mapping[str, Any]) -> "Recipe":
         """The recipe with these options of the task beside its others."""
