@@ -335,7 +335,7 @@ def main() -> None:
         trainings=25 if words.quick else None,
         measured=8 if words.quick else 16,
         whole=min(4, words.whole) if words.quick else words.whole,
-        top=3 if words.quick else 5,
+        finalists=3 if words.quick else 5,
     )
     recipe = RecipeChoice("scratch", {"epochs": case.epochs, "batch_size": case.batch})
     own_ms = master_ms(data, settings, words.work)

@@ -152,7 +152,8 @@ def search(
 ) -> Trainings:
     """One at a time around `master`, then what the additive model proposes."""
     space = table_space(master)
-    structures = first_design(space, rng, control_each=False).structures
+    design = first_design(space, rng, control_each=False)
+    structures = np.concatenate([space.start[None], design.structures])
     scores = table.train(structures, rng)
     while len(structures) < trainings:
         model = fit(space, structures, scores)

@@ -44,7 +44,7 @@ SETTINGS = SearchSettings(
     depth_steps=1,
     most_widths=3,
     count=20_000,
-    top=3,
+    finalists=3,
     whole=2,
     winners=1,
     tune_epochs=1.0,
@@ -107,7 +107,7 @@ def test_what_training_a_block_again_costs_is_no_gain_of_its_changes(data):
         each = slopes[place.name, "log width"]
         assert each.value == pytest.approx(2.0, abs=5 * each.standard_error)
         assert each.standard_error < 0.3
-    compared = replace(job.settings, reference="master")
+    compared = replace(job.settings, baseline="master")
     own = replace(job, settings=compared)
     wrong = model_of(own, master_score(80.0), planted_tunings(own, 2.0, 7.0, 0.05, rng))
     assert wrong.noise > 10 * model.noise, "the paper's reference takes the drop for noise"

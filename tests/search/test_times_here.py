@@ -67,7 +67,7 @@ def job():
         kernel_sizes=(),
         most_widths=4,
         count=20_000,
-        top=3,
+        finalists=3,
         format="onnx",
     )
     return SearchJob(folder=Path("unused"), data=data, settings=settings)

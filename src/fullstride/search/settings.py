@@ -28,7 +28,7 @@ class Method:
     - `regression`: ours is a Bayesian additive model of depth and log width, with a prior and a
       term for each other type; by the paper's, least squares without an intercept, a change of type
       alone is worth nothing, and its effect is taken for one of depth or width.
-    - `reference`: a block that is trained again has another score than the MasterNet even if
+    - `baseline`: a block that is trained again has another score than the MasterNet even if
       nothing was changed, lower or higher by the length of the tuning, so ours compares with a
       control of the same place; the paper with the MasterNet.
     - `design`: ours spreads the samples over the choices, which narrows the slopes' errors; the
@@ -46,7 +46,7 @@ class Method:
     """
 
     regression: Literal["bayesian", "paper"] = "bayesian"
-    reference: Literal["control", "master"] = "control"
+    baseline: Literal["control", "master"] = "control"
     design: Literal["spread", "random"] = "spread"
     kernels: Literal["network", "block"] = "network"
     next: Next = "thompson"
@@ -59,7 +59,7 @@ class Method:
 OURS = Method()
 PAPER = Method(
     regression="paper",
-    reference="master",
+    baseline="master",
     design="random",
     kernels="block",
     next="none",
@@ -91,7 +91,7 @@ class SearchSettings(BudgetSettings):
     # Regression: bayesian, or the paper's without an intercept and with linear widths.
     regression: Literal["bayesian", "paper"] | None = None
     # What trained-again blocks are compared with: a control of the same place, or the MasterNet.
-    reference: Literal["control", "master"] | None = None
+    baseline: Literal["control", "master"] | None = None
     # Samples of a place: spread over its choices, or random.
     design: Literal["spread", "random"] | None = None
     # Kernels 3 and 5 for the whole network, or for each block.
@@ -131,7 +131,7 @@ class SearchSettings(BudgetSettings):
     final_epochs: Share | None = None
     # Structures that each selection compares, and how many of the best are measured.
     count: Positive = 1_000_000
-    top: Positive = 10
+    finalists: Positive = 10
     # Networks that are measured here before the search, to which a profile is fitted.
     measured: Annotated[int, Bounds(ge=6)] = 16
     seed: int = 0

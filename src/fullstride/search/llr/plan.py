@@ -235,17 +235,14 @@ def profile_of(job: SearchJob, measured: list[MeasuredStructure]) -> Profile:
 
 def design_of(job: SearchJob) -> Design:
     """The first design: one change at a time, with a control of each place."""
-    method, samples = job.method, job.settings.samples
-    is_controlled = method.reference == "control"
-    design = first_design(
+    is_controlled, samples = job.method.baseline == "control", job.settings.samples
+    return first_design(
         job.space,
         generator(job, SAMPLE),
         per_place=samples if is_controlled else samples + 1,
         control_each=is_controlled,
-        spread=method.design == "spread",
+        spread=job.method.design == "spread",
     )
-    about = design.places >= 0  # by the paper there is no control
-    return Design(design.structures[about], design.places[about])
 
 
 def random_structures(job: SearchJob) -> np.ndarray:

@@ -60,9 +60,9 @@ OUTPUT = json_output("the results of a search", "best", "val", "test")
 PLAN = ("plan.json",)
 # Arguments that change no time of a network.
 COUNTED = (
-    "budget_ms", "images_per_s", "clock", "preset", "regression", "reference", "design", "next",
+    "budget_ms", "images_per_s", "clock", "preset", "regression", "baseline", "design", "next",
     "winners", "tuning", "final", "samples", "trainings", "whole", "tune", "tune_epochs",
-    "final_epochs", "count", "top",
+    "final_epochs", "count", "finalists",
 )  # fmt: skip
 
 

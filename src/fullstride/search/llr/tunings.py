@@ -164,7 +164,7 @@ def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> A
     scores = np.append(master.score, scores)
     groups = np.array([0, *(each.place - WHOLE for each in scored)])
     tuned = groups > 0
-    if job.method.reference == "master":
+    if job.method.baseline == "master":
         groups[:] = 0
     if WHOLE not in {each.place for each in scored}:  # all that is known is by tunings
         tuned = None
@@ -297,7 +297,7 @@ def select_in(
         model.gains(),
         tables,
         budget.ms_per_image / ratio,
-        top=job.settings.top,
+        top=job.settings.finalists,
         count=job.settings.count,
         rng=generator(job, SELECT, number),
     )

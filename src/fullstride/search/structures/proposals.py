@@ -11,13 +11,12 @@ from typing import Literal
 
 import numpy as np
 
+from fullstride.measure.budget import pareto_front
 from fullstride.search.structures.additive import AdditiveModel
 from fullstride.search.structures.space import Place, Space, distinct, values
 
-# The best structures within a budget: random ones, improved by a local search.
-#
-# The value of a structure is the sum of its choices' gains; its time is whatever `Costs` says.
-
+# The best structures within a budget: random ones, improved by a local search. The value of a
+# structure is the sum of its choices' gains; of equal values the shorter time is better.
 
 Costs = Callable[[np.ndarray], np.ndarray]  # (n, M) structures -> (n,) ms per image
 
@@ -59,7 +58,9 @@ def select(
     """
     best = Best(gains, costs, budget, max(top, PARENTS))
     if space.size <= count:
-        best.add(space.all())
+        every = space.all()
+        for begin in range(0, len(every), CHUNK):
+            best.add(every[begin : begin + CHUNK])
     else:
         for n in [CHUNK] * (count // CHUNK) + [count % CHUNK]:
             best.add(space.random(rng, n))
@@ -71,7 +72,7 @@ def select(
     rows = best.structures[:top]
     return Selection(
         structures=rows,
-        values=best.values[:top],
+        values=values(gains, rows),
         ms=costs(rows),
         bounds=tuple(space.active_bounds(row) for row in rows),
         compared=best.compared,
@@ -79,34 +80,26 @@ def select(
 
 
 class Best:
-    """The `size` structures with the largest values within the budget, of all that were added."""
+    """The `size` best structures within the budget, of all that were added."""
 
     def __init__(self, gains: Sequence[np.ndarray], costs: Costs, budget: float, size: int):
         self.gains, self.costs, self.budget, self.size = gains, costs, budget, size
         self.structures = np.empty((0, len(gains)), int)
-        self.values = np.empty(0)
         self.compared = 0
 
     def add(self, structures: np.ndarray) -> None:
-        for i in range(0, len(structures), CHUNK):
-            self.add_chunk(structures[i : i + CHUNK])
-
-    def add_chunk(self, structures: np.ndarray) -> None:
         self.compared += len(structures)
-        value = values(self.gains, structures)
-        if len(self.values) == self.size:  # times of the others would change nothing
-            structures = structures[value > self.values[-1]]
-            if not len(structures):
-                return
-        structures = structures[self.costs(structures) <= self.budget]
-        if len(structures) > COPIES * self.size:
-            value = values(self.gains, structures)
-            first = np.argpartition(-value, COPIES * self.size)[: COPIES * self.size]
-            structures = structures[first]
-        every = distinct(np.concatenate([self.structures, structures]))
-        value = values(self.gains, every)
-        order = np.argsort(-value, kind="stable")[: self.size]
-        self.structures, self.values = every[order], value[order]
+        if len(self.structures) == self.size:  # times of the others would change nothing
+            least = values(self.gains, self.structures[-1:])
+            structures = structures[values(self.gains, structures) >= least]
+        inside = structures[self.costs(structures) <= self.budget]
+        inside = self.in_order(inside)[: COPIES * self.size]
+        every = distinct(np.concatenate([self.structures, inside]))
+        self.structures = self.in_order(every)[: self.size]
+
+    def in_order(self, structures: np.ndarray) -> np.ndarray:
+        """The best first, as `measure.budget.best` chooses."""
+        return structures[np.lexsort((self.costs(structures), -values(self.gains, structures)))]
 
 
 def fastest(space: Space, costs: Costs) -> np.ndarray:
@@ -146,12 +139,8 @@ def pair_moves(structure: np.ndarray, near: np.ndarray, best: Best) -> np.ndarra
     gain = values(best.gains, near)
     pairs = []
     for other in np.unique(place):
-        own = np.flatnonzero(place == other)
-        own = own[np.argsort(change[own], kind="stable")]
-        # The most valuable of the changes that take as long as each, or less.
-        leader = np.maximum.accumulate(gain[own])
-        first = np.flatnonzero(np.append(True, leader[1:] > leader[:-1]))
-        own = own[first]
+        changes = np.flatnonzero(place == other)
+        own = np.array(pareto_front(changes, change.__getitem__, gain.__getitem__))
         rest = np.flatnonzero(place != other)
         for reserve in RESERVES:
             room = best.budget * (1 - reserve) - ms - change[rest]
@@ -185,10 +174,9 @@ def first_design(
     """One change at a time: `per_place` samples of each place and class of block.
 
     The first sample of a place is its control, the MasterNet's own structure, whose block is
-    trained again like all others; with `control_each=False`, for structures that are trained whole,
-    a single control stands at the front, of place -1. The first sample of another class differs
-    from the MasterNet in the least; it shows what the class alone is worth. A class with fewer
-    choices has each of them once.
+    trained again like all others; without `control_each` there is none. The first sample of another
+    class differs from the MasterNet in the least; it shows what the class alone is worth. A class
+    with fewer choices has each of them once.
 
     The samples of a class are spread over its choices, the ends of the ranges first; with
     `spread=False` they are drawn uniformly, as in the paper. The same generator gives the same
@@ -196,18 +184,14 @@ def first_design(
     """
     if per_place < 2:
         raise ValueError(f"{per_place} samples of a place: use at least 2, of which 1 is a control")
-    rows, places = [space.start], [-1]
+    rows, places = list[np.ndarray](), list[int]()
     for i, place in enumerate(space.places):
-        if control_each:
-            rows.append(space.start)
+        control = [place.start] if control_each else []
+        for choice in [*control, *place_samples(place, rng, per_place, spread)]:
+            rows.append(space.start.copy())
+            rows[-1][i] = choice
             places.append(i)
-        for choice in place_samples(place, rng, per_place, spread):
-            row = space.start.copy()
-            row[i] = choice
-            rows.append(row)
-            places.append(i)
-    begin = 1 if control_each else 0
-    return Design(np.array(rows[begin:]), np.array(places[begin:]))
+    return Design(np.array(rows), np.array(places))
 
 
 def place_samples(place: Place, rng: np.random.Generator, count: int, spread: bool) -> list[int]:
@@ -224,26 +208,21 @@ def place_samples(place: Place, rng: np.random.Generator, count: int, spread: bo
             samples.append(int(nearest))
         number = min(count - 1, len(members))
         if spread:
-            samples += farthest(points, members, int(nearest), number, rng)
+            samples += farthest(points, rng.permutation(members), int(nearest), number)
         else:
             samples += rng.choice(members, number, replace=False).tolist()
     return samples
 
 
-def farthest(
-    points: np.ndarray, members: np.ndarray, first: int, count: int, rng: np.random.Generator
-) -> list[int]:
-    """`count` of `members`, each the farthest from `first` and those before; ties by the draw."""
-    members = rng.permutation(members)
-    distance = np.linalg.norm(points[members] - points[first], axis=1)
-    chosen = []
+def farthest(points: np.ndarray, members: np.ndarray, last: int, count: int) -> list[int]:
+    """`count` of `members`, each the farthest from the first `last` and the ones before it."""
+    distance, chosen = np.full(len(members), np.inf), list[int]()
     for _ in range(count):
-        index = int(distance.argmax())
-        chosen.append(int(members[index]))
-        distance = np.minimum(
-            distance, np.linalg.norm(points[members] - points[members[index]], axis=1)
-        )
-        distance[index] = -1
+        to_last = np.linalg.norm(points[members] - points[last], axis=1)
+        distance = np.minimum(distance, to_last)
+        distance[np.isin(members, chosen)] = -1
+        last = int(members[distance.argmax()])
+        chosen.append(last)
     return chosen
 
 
