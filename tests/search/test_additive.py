@@ -32,7 +32,7 @@ def trainings(space, planted, structures, noise, seed) -> np.ndarray:
 
 def covered(model: AdditiveModel, truth: np.ndarray) -> np.ndarray:
     """Whether each coefficient's interval of 95 % has its true value."""
-    errors = np.array([row.standard_error for row in model.coefficients()])
+    errors = np.array([row.standard_error for row in model.slopes()])
     return np.abs(model.mean - truth) <= stats.norm.ppf(0.975) * errors
 
 
@@ -180,7 +180,7 @@ def test_the_papers_fit_is_one_least_squares_fit_for_each_place_and_type():
     rng = np.random.default_rng(1)
     scores = 90 + rng.normal(0, 1, len(design.places))
     model = fit_paper(space, design.structures, scores, 90.5)
-    rows = {(row.place, row.term): row for row in model.coefficients()}
+    rows = {(row.place, row.term): row for row in model.slopes()}
     master = space.spec(space.start)
     squares, spare = 0.0, 0
     for i, stage in enumerate(master.stages, 1):

@@ -101,7 +101,7 @@ def test_what_training_a_block_again_costs_is_no_gain_of_its_changes(data):
     job = job_of(data, replace(SETTINGS, samples=9, most_widths=9))
     rng = np.random.default_rng(0)
     model = model_of(job, master_score(80.0), planted_tunings(job, 2.0, 7.0, 0.05, rng))
-    slopes = {(each.place, each.term): each for each in model.coefficients()}
+    slopes = {(each.place, each.term): each for each in model.slopes()}
     assert model.reference == pytest.approx(80, abs=0.1)
     for place in job.space.places:
         each = slopes[place.name, "log width"]
@@ -196,8 +196,8 @@ def test_a_search_ends_with_a_network_within_the_budget(whole, data):
     assert results.best.finalist.ms <= 0.47
     # The space has it, and it is what the row of choices says.
     space = net_space(find_master(SETTINGS, data), depth_steps=1, most_widths=3, kernels=(3,))
-    structure = space.structure_of(replace(net.spec, resolution=32))
-    assert tuple(structure.tolist()) == results.best.finalist.structure
+    chosen = space.spec(np.array(results.best.finalist.structure), net.spec.resolution)
+    assert replace(chosen, source="") == replace(net.spec, source="")
     assert results.test["images"] == 20
     assert json.loads((folder / "search.json").read_text())["val"] == results.val
 

@@ -95,6 +95,7 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
     rows = result_of(measured(job, [(tuple(row), variant) for row in structures.tolist()]))
     times = DeviceTimes(profile=wrong, measured=tuple(rows))
     master = TunedScore(spec={}, seed=0, score=80.0, loss=1, correct="", epochs=1, seconds=1)
+    monkeypatch.setattr(tunings, "model_of", lambda *_: LargerIsBetter(job.space))
     chosen = result_of(tunings.select_all(job, master, times, ()))
     assert all(true(job.spec(each.structure, variant)) > own_ms for each in chosen)
     inside = result_of(tunings.measure_finalists(job, master, times, (), chosen))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fullstride.latency.profiles import Profile
+from fullstride.search.structures.additive import Slope
 
 
 class Variant(NamedTuple):
@@ -90,16 +91,6 @@ class Tuning:
     place: int  # that was exchanged; -1: all of them; `WHOLE`: trained from random weights
     score: float | None = None  # in percent, as the recipe's metric
     failure: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slope:
-    """A pseudo-gradient: points for one unit of the term, with everything else as it is."""
-
-    place: str
-    term: str
-    value: float
-    standard_error: float | None  # None: not determined
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,6 @@ from fullstride.search.llr.results import (
     DeviceTimes,
     Finalist,
     Regression,
-    Slope,
     Structure,
     Tuning,
     Variant,
@@ -178,15 +177,7 @@ def regress(
     model = model_of(job, master, tunings)
     yield f"fitted to {len(tunings)} tunings"
     return Regression(
-        slopes=tuple(
-            Slope(
-                place=each.place,
-                term=each.term,
-                value=each.value,
-                standard_error=each.standard_error if math.isfinite(each.standard_error) else None,
-            )
-            for each in model.coefficients()
-        ),
+        slopes=model.slopes(),
         reference=model.reference,
         noise=model.noise if math.isfinite(model.noise) else None,
         tunings=len(tunings),
@@ -312,7 +303,7 @@ def select_in(
         np.nan_to_num(errors, posinf=100.0).tolist(),
         (ratio * selection.ms).tolist(),
         rows,
-        selection.bounds,
+        map(job.space.active_bounds, selection.structures),
         strict=True,
     ):
         reach = NORMAL_95 * error

@@ -31,13 +31,13 @@ AGREEMENTS, RATIOS = (0.0, 0.5, 0.9, 0.99), (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
-class Coefficient:
-    """The pseudo-gradient of one term: points of score for one unit of its feature."""
+class Slope:
+    """A pseudo-gradient: points for one unit of the term, with everything else as it is."""
 
     place: str
     term: str
     value: float
-    standard_error: float
+    standard_error: float | None  # None: not determined
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,11 +75,12 @@ class AdditiveModel:
         score = self.reference + features @ self.mean
         return score, np.sqrt(np.maximum(variance, 0) + self.noise**2)
 
-    def coefficients(self) -> list[Coefficient]:
+    def slopes(self) -> tuple[Slope, ...]:
         """The pseudo-gradients with standard errors."""
         errors = np.sqrt(np.diag(self.covariance))
-        rows = zip(self.space.terms, self.mean.tolist(), errors.tolist(), strict=True)
-        return [Coefficient(*names, value, error) for names, value, error in rows]
+        known = [error if np.isfinite(error) else None for error in errors.tolist()]
+        rows = zip(self.space.terms, self.mean.tolist(), known, strict=True)
+        return tuple(Slope(*names, value, error) for names, value, error in rows)
 
 
 def fit(

@@ -35,7 +35,6 @@ class Selection:
     structures: np.ndarray  # (k, M)
     values: np.ndarray  # (k,) predicted gains over the MasterNet
     ms: np.ndarray  # (k,) per image
-    bounds: tuple[tuple[str, ...], ...]  # of each: where it stands at the end of a range
     compared: int  # structures of which these are the best
 
 
@@ -70,13 +69,7 @@ def select(
         shortest = costs(fastest(space, costs)[None])[0]
         raise ValueError(f"nothing fits {budget:.4g} ms: the fastest takes {shortest:.4g} ms")
     rows = best.structures[:top]
-    return Selection(
-        structures=rows,
-        values=values(gains, rows),
-        ms=costs(rows),
-        bounds=tuple(space.active_bounds(row) for row in rows),
-        compared=best.compared,
-    )
+    return Selection(rows, values(gains, rows), costs(rows), best.compared)
 
 
 class Best:

@@ -14,12 +14,9 @@ import numpy as np
 from fullstride.nets.blocks import Basic, Bottleneck
 from fullstride.nets.spec import NetSpec, Stage
 
-# A space has places with choices; a structure is one choice for each place.
-#
 # Structures are rows of choice indices, so that millions of them are arrays. The numbers that a
 # linear model of the accuracy sees of a choice are its features, which are zero for the MasterNet's
 # own choice: their coefficients are then gains over the MasterNet.
-
 
 MOST_LISTED = 2_000_000  # structures that `Space.all` lists
 
@@ -103,10 +100,6 @@ class Space:
             rows[end - size : end, i] = np.arange(size)
         return rows[(rows != structure).any(axis=1)]
 
-    def active_bounds(self, structure: np.ndarray) -> tuple[str, ...]:
-        """Where `structure` stands at the end of a range. Choices without an order have none."""
-        return ()
-
 
 def values(gains: Sequence[np.ndarray], structures: np.ndarray) -> np.ndarray:
     """The sums of the gains, one array of choices for each place: (n, M) structures -> (n,)."""
@@ -166,28 +159,6 @@ class NetSpace(Space):
         )
         own = replace(self.master, resolution=spec.resolution)
         return own if spec == own else replace(spec, source=SOURCE)
-
-    def structure_of(self, spec: NetSpec) -> np.ndarray:
-        """The structure, (M,), whose network is `spec`, at any resolution.
-
-        Raises ValueError if the space has no such network.
-        """
-        row = []
-        choices = net_choices(spec)
-        for place, options, choice in zip(self.places, self.options, choices, strict=False):
-            if choice not in options:
-                raise ValueError(f"{place.name} is {choice}, which the search space does not have")
-            row.append(options.index(choice))
-        structure = np.array(row)
-        same = len(choices) == len(self.places) and (
-            replace(self.spec(structure, spec.resolution), source="") == replace(spec, source="")
-        )
-        if not same:
-            raise ValueError(
-                "the network differs from the MasterNet in more than depths, widths, kernels, "
-                "ratios and types of its super-blocks, which the search space does not have"
-            )
-        return structure
 
     def with_kernel(self, kernel: int) -> "NetSpace":
         """The space with `kernel` in every stage. Places, structures and features stay."""
