@@ -23,7 +23,7 @@ from fullstride.search.scale.analysis import RegimeAnalysis, analyse
 from fullstride.search.scale.finished import table_7
 from fullstride.search.scale.study import SCALE
 from fullstride.search.settings import ScaleSettings
-from fullstride.study.driver import render_event, run_study, to_jsonable
+from fullstride.study.driver import render_event, run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.train.recipes.choice import RecipeChoice
 
@@ -49,15 +49,12 @@ def main() -> None:
         parts[name] = event.result
     results = dict(
         environment=asdict(Environment.here("cpu")),
-        digits={name: to_jsonable(part) for name, part in parts.items()},
+        digits=parts,
         steps=list(steps(parts["part"].regimes, parts["whole"].regimes)),
-        table_7={
-            family: to_jsonable(analyse(table_7(family)))
-            for family in ("resnet_rs", "efficientnet")
-        },
+        table_7={family: analyse(table_7(family)) for family in ("resnet_rs", "efficientnet")},
     )
     with atomic_write(arguments.out, OUTPUT) as temporary:
-        temporary.write_text(json.dumps(results, indent=1))
+        temporary.write_text(json.dumps(results, indent=1, default=asdict))
 
 
 def steps(
@@ -70,7 +67,7 @@ def steps(
         errors = {point.name: point.error for point in after.points}
         yield dict(
             epochs=before.epochs,
-            step=to_jsonable(before.next),
+            step=before.next,
             measured_gain=errors[before.best] - errors[before.next.name],
         )
 

@@ -64,7 +64,6 @@ from fullstride.study.driver import (
     run_stage,
     run_study,
     saved_stage,
-    to_jsonable,
 )
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import local_devices
@@ -372,7 +371,7 @@ def main() -> None:
         master_ms=own_ms,
         master_val=master.score,
         budget_ms=SHARE * own_ms,
-        networks=to_jsonable(networks),
+        networks=[asdict(row) for row in networks],
         spearman=spearman,
         random=random,
         seconds=read_seconds(folder),

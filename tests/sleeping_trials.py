@@ -66,7 +66,7 @@ def executor(name: str, folder: Path) -> Executor:
         return LocalExecutor(("cpu", "cpu"))
     if name == "ray":
         options = StudyOptions(executor="ray", trial_cores=1, device="cpu")
-        return find_executor(options, folder)
+        return find_executor(options, folder, ())
     options = StudyOptions(executor="slurm", trial_cores=1, slurm_hours=0.1)
     return ClusterExecutor(SlurmEngine(folder, options, gpus=0, cluster="local"), "cpu", 1)
 

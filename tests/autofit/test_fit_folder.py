@@ -11,12 +11,12 @@ from fullstride.autofit.fit import FIT, fit
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
 from fullstride.io.locks import LockedError
+from fullstride.io.records import to_json
 from fullstride.study.driver import (
     create_or_resume,
     read_seconds,
     run_stage,
     saved_stage,
-    to_jsonable,
 )
 
 SETTINGS = FitSettings(budget_ms=5, call_batch=2, candidates=("genet_tiny",), resolutions=(32, 48))
@@ -107,7 +107,8 @@ def test_before_training_other_arguments_delete_what_they_change(
     settings = SETTINGS if other else replace(SETTINGS, **changes)
     note = create(folder, data, settings)
     config = json.loads((folder / "fit_config.json").read_text())
-    assert (config["settings"], config["fingerprint"]) == (to_jsonable(settings), data.fingerprint)
+    stored = json.loads(to_json(settings))
+    assert (config["settings"], config["fingerprint"]) == (stored, data.fingerprint)
     assert all(("images" if other else name) in note for name in changes)
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")}
     assert there == (RESULTS | MEASURED) - deleted | {"fit_config.json"}

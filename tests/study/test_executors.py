@@ -180,7 +180,7 @@ def test_the_local_executor_has_one_process_per_gpu_or_two_cores(monkeypatch, tm
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert local_devices() == ("cpu",) * 4
-    executor = find_executor(StudyOptions(device="cpu"), tmp_path)
+    executor = find_executor(StudyOptions(device="cpu"), tmp_path, local_devices("cpu"))
     assert isinstance(executor, LocalExecutor)
     assert executor.devices == ("cpu",) * 4
     with pytest.raises(ValueError, match="cuda:1 is not here"):
@@ -218,27 +218,27 @@ def test_an_executor_whose_package_is_missing_names_its_extra(
 ):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ValueError, match=words):
-        find_executor(StudyOptions(executor=executor, device="cpu"), tmp_path)
+        find_executor(StudyOptions(executor=executor, device="cpu"), tmp_path, ())
 
 
 def test_a_ray_cluster_that_does_not_answer_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")  # the port that discards, where nobody listens
     with pytest.raises(ValueError, match="ray start --head.*refused") as caught:
-        find_executor(StudyOptions(executor="ray", device="cpu"), tmp_path)
+        find_executor(StudyOptions(executor="ray", device="cpu"), tmp_path, ())
     assert "\n" not in str(caught.value)
 
 
 def test_a_cluster_chooses_the_gpu(tmp_path):
     with pytest.raises(ValueError, match="cuda or cpu"):
-        find_executor(StudyOptions(executor="ray", device="cuda:1"), tmp_path)
+        find_executor(StudyOptions(executor="ray", device="cuda:1"), tmp_path, ())
 
 
 def test_without_slurm_its_executor_is_one_line(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="no srun") as caught:
-        find_executor(StudyOptions(executor="slurm"), tmp_path / "study")
+        find_executor(StudyOptions(executor="slurm"), tmp_path / "study", ())
     assert "\n" not in str(caught.value)
 
 
@@ -254,7 +254,7 @@ def test_options_of_slurm_reach_its_script(tmp_path, monkeypatch):
     settings = StudyOptions(
         executor="slurm", trial_cores=3, slurm_hours=1.5, slurm_options=("partition=gpu", "qos=low")
     )
-    executor = find_executor(settings, tmp_path / "study")
+    executor = find_executor(settings, tmp_path / "study", ())
     assert not (tmp_path / "study").exists(), "the study creates its folder"
     executor.submit(SLEEP, trials_in(tmp_path / "study", 3))
     script = (tmp_path / "bin" / "sbatch.sh").read_text()

@@ -1,8 +1,7 @@
 """Runs a study: a list of stages, whose results are files of one folder, under one lock."""
 
-import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -13,8 +12,8 @@ from rich.table import Table
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.readers.splits import SplitRule
 from fullstride.io.locks import hold
-from fullstride.io.records import from_json, read_json
-from fullstride.io.writing import Output, atomic_write, check_output, json_output
+from fullstride.io.records import Record, from_json, to_json
+from fullstride.io.writing import check_output
 from fullstride.study.executors import find_executor
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import (
@@ -33,8 +32,6 @@ DEFAULTS = StudyOptions()
 LOCK = ".study.lock"
 SECONDS = "seconds.json"
 PLAN = "plan"  # the stage that a dry run ends with
-STAGE_OUTPUT = json_output("the result of a stage of a study", "stage", "result")
-SECONDS_OUTPUT = json_output("the seconds of the stages of a study", "seconds")
 
 Work = Generator[str, None, Any]  # yields lines for people and returns a result
 Results = Mapping[str, Any]  # of the stages that have ended, by their names
@@ -117,8 +114,10 @@ class Study:
         return f"{self.noun}_config.json"
 
     @property
-    def output(self) -> Output:
-        return json_output(f"the settings of a {self.noun}", "settings", "fingerprint")
+    def record(self) -> "Record[StudyConfig]":
+        """Of its file."""
+        noun = f"the settings of a {self.noun}"
+        return Record(StudyConfig, noun, ("settings", "fingerprint"))
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def run_study(
     )
     job.check()
     if not options.dry_run:
-        job = replace(job, executor=find_executor(options, folder, study.cores_per_trial))
+        job = replace(job, executor=find_executor(options, folder, devices))
     check_folder(study, folder)  # before anything is written there
     with hold(folder / LOCK):
         if note := create_or_resume(study, job):
@@ -220,7 +219,7 @@ class StudyConfig:
 def check_folder(study: Study, folder: Path) -> None:
     """Raises ValueError, in one line, for a folder of something else than such a study."""
     path = folder / study.file
-    check_output(path, study.output)
+    check_output(path, study.record.output)
     if path.exists() or not folder.is_dir():
         return
     names = sorted(each.name for each in folder.iterdir() if not each.name.startswith(LOCK))
@@ -239,7 +238,7 @@ def create_or_resume(study: Study, job: StudyJob) -> str:
     Raises ValueError, in one line, for other arguments later.
     """
     data, path, note = job.data, job.folder / study.file, ""
-    settings = to_jsonable(job.settings)
+    settings = asdict(job.settings)
     config = StudyConfig(
         data=data.where,
         fingerprint=data.fingerprint,
@@ -247,10 +246,11 @@ def create_or_resume(study: Study, job: StudyJob) -> str:
         rule=data.rule,
         settings={name: settings[name] for name in study.identity or settings},
         recipe=str(job.recipe.source),
-        changes=to_jsonable(job.recipe.changes),
+        changes=job.recipe.changes,
     )
-    if path.exists():
-        changes = differences(from_json(StudyConfig, read_json(path), str(path)), config)
+    config = from_json(StudyConfig, to_json(config), str(path))  # its tuples are lists in a file
+    if saved := study.record.find(path):
+        changes = differences(saved, config)
         if not changes:
             return ""
         words = "; ".join(changes.values())
@@ -263,8 +263,7 @@ def create_or_resume(study: Study, job: StudyJob) -> str:
         for pattern in {p for name in changes for p in study.changed_by.get(name, study.changed)}:
             for result in job.folder.glob(pattern):
                 result.unlink()
-    with atomic_write(path, study.output) as temporary:
-        temporary.write_text(json.dumps(to_jsonable(config), indent=1))
+    study.record.save(path, config)
     return note
 
 
@@ -280,22 +279,30 @@ def differences(saved: StudyConfig, config: StudyConfig) -> dict[str, str]:
     }
 
 
-def to_jsonable(value: Any) -> Any:
-    """Dataclasses, and tuples of them, as JSON has them."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
-    return json.loads(json.dumps(value, default=asdict))
+@dataclass(frozen=True)
+class StageResult:
+    """The file of a stage that has ended."""
+
+    stage: str
+    result: Any
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """The file of the seconds of all stages, over all calls."""
+
+    seconds: dict[str, float]
+
+
+STAGE_RECORD = Record(StageResult, "the result of a stage of a study", ("stage", "result"))
+SECONDS_RECORD = Record(Seconds, "the seconds of the stages of a study", ("seconds",))
 
 
 def saved_stage(folder: Path, name: str, kind: Any) -> Any:
     """The result of a stage that has ended; None before."""
     path = folder / f"{name}.json"
-    if not path.exists():
-        return None
-    content = read_json(path)
-    if not isinstance(content, Mapping) or "result" not in content:
-        raise ValueError(f"{path} has no result: delete it, and the stage runs again")
-    return from_json(kind, content["result"], f"{path}: result")
+    saved = STAGE_RECORD.find(path)
+    return saved and from_json(kind, saved.result, f"{path}: result")
 
 
 def run_stage(folder: Path, name: str, kind: Any, work: Work) -> Work:
@@ -309,23 +316,19 @@ def run_stage(folder: Path, name: str, kind: Any, work: Work) -> Work:
     began = perf_counter()
     try:
         result = yield from work
-    finally:  # the time that a stage took, over all calls
+    finally:
         seconds = read_seconds(folder)
         seconds[name] = seconds.get(name, 0.0) + perf_counter() - began
-        with atomic_write(folder / SECONDS, SECONDS_OUTPUT) as temporary:
-            temporary.write_text(json.dumps({"seconds": seconds}, indent=1))
+        SECONDS_RECORD.save(folder / SECONDS, Seconds(seconds))
     write_stage(folder, name, result)
-    return from_json(kind, to_jsonable(result), name)  # as a study that is resumed reads it
+    return saved_stage(folder, name, kind)  # as a study that is resumed reads it
 
 
 def write_stage(folder: Path, name: str, result: Any) -> None:
-    with atomic_write(folder / f"{name}.json", STAGE_OUTPUT) as temporary:
-        temporary.write_text(json.dumps({"stage": name, "result": to_jsonable(result)}, indent=1))
+    STAGE_RECORD.save(folder / f"{name}.json", StageResult(name, result))
 
 
 def read_seconds(folder: Path) -> dict[str, float]:
     """The seconds of each stage so far."""
-    path = folder / SECONDS
-    if not path.exists():
-        return {}
-    return from_json(dict[str, dict[str, float]], read_json(path), str(path))["seconds"]
+    saved = SECONDS_RECORD.find(folder / SECONDS)
+    return saved.seconds if saved else {}

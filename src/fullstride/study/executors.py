@@ -19,14 +19,12 @@ from fullstride.io.writing import cores
 from fullstride.study.processes import share_cores
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import (
-    CORES_PER_TRIAL,
     POLL_S,
     Ended,
     Executor,
     LocalExecutor,
     Trial,
     TrialKind,
-    local_devices,
     run_trial,
 )
 
@@ -316,21 +314,13 @@ class SlurmEngine:
         job.cancel(check=False)
 
 
-def find_executor(
-    options: StudyOptions, folder: Path, cores_per_trial: int | None = CORES_PER_TRIAL
-) -> Executor:
-    """Where the trials of the study in `folder` run.
+def find_executor(options: StudyOptions, folder: Path, devices: Sequence[str]) -> Executor:
+    """Where the trials of the study in `folder` run, by default on `devices` of this machine.
 
-    Args:
-        options: From the command line.
-        folder: Of the study, where Slurm's scripts and logs are stored.
-        cores_per_trial: Of trials on the CPU of this machine, see `local_devices`.
-
-    Raises ValueError, in one line, for a device that is not here, without a cluster or without the
-    package that its extra installs.
+    Raises ValueError, in one line, without a cluster or the package that its extra installs.
     """
     if options.executor == "local":
-        return LocalExecutor(local_devices(options.device, cores_per_trial))
+        return LocalExecutor(devices)
     if options.device not in ("auto", "cuda", "cpu"):
         raise ValueError(
             f"--device {options.device} on a cluster, which chooses a free GPU for each trial: "

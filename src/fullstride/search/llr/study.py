@@ -14,8 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from fullstride.data.dataset import DataSet
-from fullstride.io.records import read_json, to_json
-from fullstride.io.writing import atomic_write, json_output
+from fullstride.io.records import Record, read_json
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.training_progress import duration
 from fullstride.search.block_tuning import TunedScore
@@ -56,7 +55,7 @@ from fullstride.study.driver import (
 )
 
 RESULTS = "search.json"
-OUTPUT = json_output("the results of a search", "best", "val", "test")
+RECORD = Record(SearchResults, "the results of a search", ("best", "val", "test"))
 PLAN = ("plan.json",)
 # Arguments that change no time of a network.
 COUNTED = (
@@ -125,10 +124,8 @@ def end_search(job: SearchJob, done: Results) -> Generator[str, None, SearchResu
         test_images=len(job.data.test),
         seconds=read_seconds(job.folder),
     )
-    with atomic_write(job.folder / RESULTS, OUTPUT) as temporary:
-        temporary.write_text(to_json(results))
     yield from ()
-    return results
+    return RECORD.save(job.folder / RESULTS, results)
 
 
 # What people see of the results.
