@@ -10,7 +10,6 @@ from fullstride.data.dataset import open_data
 from fullstride.latency.devices import CPU
 from fullstride.latency.estimator import Estimator
 from fullstride.nets import zoo
-from fullstride.search.block_tuning import TunedScore
 from fullstride.search.llr import tunings
 from fullstride.search.llr.plan import SearchJob
 from fullstride.search.llr.results import DeviceTimes, MeasuredStructure
@@ -80,9 +79,7 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
     def measured(job, rows):
         yield "measuring"
         return [
-            MeasuredStructure(
-                structure=tuple(structure), resolution=32, kernel=0, ms=ms, low=ms, high=ms
-            )
+            MeasuredStructure(tuple(structure), variant, ms, ms, ms)
             for structure, ms in ((row, true(job.spec(row, variant))) for row, variant in rows)
         ]
 
@@ -94,11 +91,10 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
     job = replace(job, settings=replace(job.settings, budget_ms=own_ms))
     rows = result_of(measured(job, [(tuple(row), variant) for row in structures.tolist()]))
     times = DeviceTimes(profile=wrong, measured=tuple(rows))
-    master = TunedScore(spec={}, seed=0, score=80.0, loss=1, correct="", epochs=1, seconds=1)
-    monkeypatch.setattr(tunings, "model_of", lambda *_: LargerIsBetter(job.space))
-    chosen = result_of(tunings.select_all(job, master, times, ()))
+    model = LargerIsBetter(job.space)
+    chosen = result_of(tunings.select_all(job, model, times))
     assert all(true(job.spec(each.structure, variant)) > own_ms for each in chosen)
-    inside = result_of(tunings.measure_finalists(job, master, times, (), chosen))
+    inside = result_of(tunings.measure_finalists(job, model, times, chosen))
     assert inside
     for each in inside:
         assert each.measured
@@ -106,7 +102,7 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
         assert each.ms <= own_ms
     tiny = replace(job, settings=replace(job.settings, budget_ms=own_ms / 1e3))
     with pytest.raises(ValueError, match="when it is measured"):
-        result_of(tunings.measure_finalists(tiny, master, times, (), chosen))
+        result_of(tunings.measure_finalists(tiny, model, times, chosen))
 
 
 def test_a_budget_that_estimates_leave_unused_is_used_after_the_measurement(job, monkeypatch):
@@ -117,9 +113,7 @@ def test_a_budget_that_estimates_leave_unused_is_used_after_the_measurement(job,
     def measured(job, rows):
         yield "measuring"
         return [
-            MeasuredStructure(
-                structure=tuple(structure), resolution=32, kernel=0, ms=ms, low=ms, high=ms
-            )
+            MeasuredStructure(tuple(structure), variant, ms, ms, ms)
             for structure, ms in (
                 (row, estimates(job.spec(row, variant)) / 2) for row, variant in rows
             )
@@ -131,10 +125,9 @@ def test_a_budget_that_estimates_leave_unused_is_used_after_the_measurement(job,
     job = replace(job, settings=replace(job.settings, budget_ms=own_ms))
     rows = [(tuple(job.space.start.tolist()), variant)]
     times = DeviceTimes(profile=CPU, measured=tuple(result_of(measured(job, rows))))
-    master = TunedScore(spec={}, seed=0, score=80.0, loss=1, correct="", epochs=1, seconds=1)
-    monkeypatch.setattr(tunings, "model_of", lambda *_: LargerIsBetter(job.space))
-    chosen = result_of(tunings.select_all(job, master, times, ()))
-    inside = result_of(tunings.measure_finalists(job, master, times, (), chosen))
+    model = LargerIsBetter(job.space)
+    chosen = result_of(tunings.select_all(job, model, times))
+    inside = result_of(tunings.measure_finalists(job, model, times, chosen))
     assert max(each.ms for each in chosen) == pytest.approx(own_ms, rel=0.1)  # as estimated
     assert max(each.ms for each in inside) == pytest.approx(own_ms, rel=0.1)  # as measured
     assert inside[0].predicted > chosen[0].predicted

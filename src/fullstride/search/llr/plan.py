@@ -1,6 +1,6 @@
 """The job of a search, the times of its networks, and the plan of its trainings."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,6 @@ from fullstride.search.settings import Method, SearchSettings
 from fullstride.search.structures.proposals import Design, fastest, first_design
 from fullstride.search.structures.space import NetSpace, net_space
 from fullstride.study.driver import StudyJob
-from fullstride.study.trials import Trial, TrialKind
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.final_weights import STATISTICS_IMAGES
 from fullstride.train.prepare import prepare
@@ -124,6 +123,11 @@ class SearchJob(StudyJob):
         stages = [stage.kernel for stage in self.space.master.stages]
         return Variant(side, next((k for k in kernels if stages.count(k) == len(stages)), 0))
 
+    @property
+    def start(self) -> Structure:
+        """The MasterNet's own structure."""
+        return tuple(self.space.start.tolist())
+
     def space_of(self, variant: Variant) -> NetSpace:
         return self.space.with_kernel(variant.kernel) if variant.kernel else self.space
 
@@ -148,13 +152,6 @@ class SearchJob(StudyJob):
             space, side = self.space_of(variant), variant.resolution
             self.cache[variant] = LatencyTables(space, profile, batch, side, clock)
         return self.cache[variant]
-
-    def run_named(
-        self, kind: TrialKind, trials: Mapping[str, Trial]
-    ) -> Generator[str, None, dict[str, Any]]:
-        """The result of each trial by its name, or a `Failure`."""
-        results = yield from self.run(kind, [*trials.values()])
-        return dict(zip(trials, results, strict=True))
 
 
 def find_master(settings: SearchSettings, data: DataSet) -> NetSpec:
@@ -194,9 +191,7 @@ def time_networks(job: SearchJob) -> Generator[str, None, DeviceTimes]:
     """The profile of the device; here one that is fitted to networks that are measured."""
     if not job.settings.is_here:
         return DeviceTimes(profile=load_profile(job.settings.target))
-    rows: list[tuple[Structure, Variant]] = [
-        (tuple(job.space.start.tolist()), each) for each in job.variants
-    ]
+    rows: list[tuple[Structure, Variant]] = [(job.start, each) for each in job.variants]
     count = max(job.settings.measured, len(rows) + 6)
     others = job.space.random(generator(job, MEASURE), count - len(rows)).tolist()
     for number, row in enumerate(others):
@@ -211,18 +206,10 @@ def measure_structures(
     """The times here of untrained networks."""
     specs = [job.spec(structure, variant) for structure, variant in rows]
     label = find_label(job.settings.format)
-    scratch = job.folder / "times"
-    times = yield from measure_specs(specs, job.budget.batch, label, scratch)
+    times = yield from measure_specs(specs, job.budget.batch, label, job.folder / "times")
     return [
-        MeasuredStructure(
-            structure=structure,
-            resolution=variant.resolution,
-            kernel=variant.kernel,
-            ms=time.ms,
-            low=time.low,
-            high=time.high,
-        )
-        for (structure, variant), time in zip(rows, times, strict=True)
+        MeasuredStructure(*row, time.ms, time.low, time.high)
+        for row, time in zip(rows, times, strict=True)
     ]
 
 
@@ -289,58 +276,57 @@ def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, Search
 
     Raises ValueError, with the shortest time, where no structure is within the budget.
     """
-    budget, master_ms, fastest_ms = job.budget, dict[str, float](), dict[str, float]()
+    limit_ms, master_ms, fastest_ms = (
+        job.budget.ms_per_image,
+        dict[str, float](),
+        dict[str, float](),
+    )
     for variant in job.variants:
         tables = job.tables(times.profile, variant)
         master_ms[variant.name] = float(tables(job.space.start[None])[0])
-        fastest_ms[variant.name] = float(tables(fastest(job.space, tables)[None])[0])
-    if min(fastest_ms.values()) > budget.ms_per_image:
+        fastest_ms[variant.name] = fastest_in(job, times.profile, variant)
+    if min(fastest_ms.values()) > limit_ms:
         raise ValueError(
-            f"nothing fits {budget}: the fastest structure takes "
+            f"nothing fits {job.budget}: the fastest structure takes "
             f"{min(fastest_ms.values()):.4g} ms: give a larger budget, a smaller MasterNet or "
             "--resolutions"
         )
     yield "measuring the training of the MasterNet"
-    run = measure_steps(job)
-    design = design_of(job)
-    tables = job.tables(times.profile, job.home)
-    relative = float(tables(design.structures).mean() / master_ms[job.home.name])
-    recipe, images = training_recipe(job), len(job.data.train)
+    run, recipe, design = measure_steps(job), training_recipe(job), design_of(job)
+    tables, home_ms = job.tables(times.profile, job.home), master_ms[job.home.name]
     whole_s = seconds_of(job, run, recipe, recipe)
-    tuned = tuning_choice(job).changes
-    tuning = replace(tuning_recipe(images, recipe), **tuned)
+    tuning = replace(tuning_recipe(len(job.data.train), recipe), **tuning_choice(job).changes)
+    relative = float(tables(design.structures).mean() / home_ms)
     tune_s = TEACHER * relative * seconds_of(job, run, recipe, tuning)
-    further = further_tunings(job, design)
+    count, further = len(design.places), further_tunings(job, design)
     random = random_structures(job)
-    random_s = float(tables(random).sum() / master_ms[job.home.name]) * whole_s
-    inside = [each for each in job.variants if fastest_ms[each.name] <= budget.ms_per_image]
+    random_s = float(tables(random).sum() / home_ms) * whole_s
+    inside = [each for each in job.variants if fastest_ms[each.name] <= limit_ms]
     sides = [(each.resolution / job.home.resolution) ** 2 for each in inside]
-    winner_s = [job.method.winners * whole_s * side for side in sides]
+    winners = job.method.winners
     rows = [
-        PlannedTrainings(stage="master", trainings=1, seconds=whole_s),
-        PlannedTrainings(
-            stage="design", trainings=len(design.places), seconds=len(design.places) * tune_s
-        ),
-        PlannedTrainings(stage="sequential", trainings=further, seconds=further * tune_s),
-        PlannedTrainings(
-            stage="winners",
-            trainings=job.method.winners * len(inside),
-            seconds=sum(winner_s),
-        ),
+        PlannedTrainings("master", 1, whole_s),
+        PlannedTrainings("design", count, count * tune_s),
+        PlannedTrainings("whole", len(random), random_s),
+        PlannedTrainings("sequential", further, further * tune_s),
+        PlannedTrainings("winners", winners * len(inside), winners * whole_s * sum(sides)),
     ]
-    if len(random):
-        rows.insert(2, PlannedTrainings(stage="whole", trainings=len(random), seconds=random_s))
     if job.method.final:
         final = final_choice(job, job.home).resolve(case_of(job.data)).recipe
-        seconds = seconds_of(job, run, recipe, final)
-        rows.append(PlannedTrainings(stage="final", trainings=1, seconds=seconds))
+        rows.append(PlannedTrainings("final", 1, seconds_of(job, run, recipe, final)))
     return SearchPlan(
         structures=float(job.space.size) * len(job.variants),
         master_ms=master_ms,
         fastest_ms=fastest_ms,
-        trainings=tuple(rows),
+        trainings=tuple(row for row in rows if row.trainings or row.stage != "whole"),
         devices=len(job.devices),
     )
+
+
+def fastest_in(job: SearchJob, profile: Profile, variant: Variant) -> float:
+    """The time of an image that no structure of a variant is below, in ms."""
+    tables = job.tables(profile, variant)
+    return float(tables(fastest(job.space, tables)[None])[0])
 
 
 def final_choice(job: SearchJob, variant: Variant) -> RecipeChoice:
@@ -356,7 +342,7 @@ def measure_steps(job: SearchJob) -> RunTimes:
     with scratch_folder(job.folder / "steps") as scratch:
         model: Path = scratch / "spec.json"
         with atomic_write(model, SPEC_OUTPUT) as temporary:
-            temporary.write_text(job.spec(tuple(job.space.start.tolist()), job.home).to_json())
+            temporary.write_text(job.spec(job.start, job.home).to_json())
         begin = perf_counter()
         run = prepare(
             scratch / "run",

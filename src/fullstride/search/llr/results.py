@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fullstride.latency.profiles import Profile
 from fullstride.search.structures.additive import Slope
 
 
-class Variant(NamedTuple):
+@dataclass(frozen=True)
+class Variant:
     """What is chosen outside of the structures: each is searched with the same regression."""
 
     resolution: int  # pixels a side
@@ -27,21 +28,12 @@ class Variant(NamedTuple):
 Structure = tuple[int, ...]  # the choice at each place
 
 
-@dataclass(frozen=True, kw_only=True)
-class StructureOfVariant:
-    structure: Structure
-    resolution: int
-    kernel: int
-
-    @property
-    def variant(self) -> Variant:
-        return Variant(self.resolution, self.kernel)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredStructure(StructureOfVariant):
+@dataclass(frozen=True)
+class MeasuredStructure:
     """A time that was measured here."""
 
+    structure: Structure
+    variant: Variant
     ms: float  # per image
     low: float  # of nine in ten rounds
     high: float
@@ -55,7 +47,7 @@ class DeviceTimes:
     measured: tuple[MeasuredStructure, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PlannedTrainings:
     """Trainings of one stage."""
 
@@ -82,14 +74,14 @@ class SearchPlan:
 WHOLE = -2
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Tuning:
     """A finished tuning or training, as the regression sees it."""
 
     trial: str  # its folder
     structure: Structure
     place: int  # that was exchanged; -1: all of them; `WHOLE`: trained from random weights
-    score: float | None = None  # in percent, as the recipe's metric
+    score: float | None  # in percent, as the recipe's metric
     failure: str = ""
 
 
@@ -105,9 +97,11 @@ class Regression:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finalist(StructureOfVariant):
+class Finalist:
     """A structure of the selection."""
 
+    structure: Structure
+    variant: Variant
     network: str  # its depths and widths, in words
     predicted: float  # score
     low: float  # of the 95 % prediction interval
@@ -120,7 +114,7 @@ class Finalist(StructureOfVariant):
     at_bounds: tuple[str, ...] = ()  # places at the end of a range
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Winner:
     """A finalist that was trained to the end."""
 

@@ -32,6 +32,7 @@ from fullstride.search.llr.tunings import (
     best_of,
     bundle_path,
     measure_finalists,
+    model_of,
     regress,
     run_design,
     run_whole,
@@ -103,12 +104,12 @@ def tune_sequentially(job: SearchJob, done: Results) -> Work:
 
 
 def select_structures(job: SearchJob, done: Results) -> Work:
-    return select_all(job, done["master"], done["times"], tunings_of(done))
+    return select_all(job, model_of(job, done["master"], tunings_of(done)), done["times"])
 
 
 def measure_selection(job: SearchJob, done: Results) -> Work:
-    tunings = tunings_of(done)
-    return measure_finalists(job, done["master"], done["times"], tunings, done["selection"])
+    model = model_of(job, done["master"], tunings_of(done))
+    return measure_finalists(job, model, done["times"], done["selection"])
 
 
 def end_search(job: SearchJob, done: Results) -> Generator[str, None, SearchResults]:
@@ -219,7 +220,7 @@ def closing_lines(results: SearchResults, folder: Path) -> Parts:
     best = results.best.finalist
     how = "measured" if best.measured else "estimated"
     lines = [
-        f"network  {best.network} at {best.resolution} pixels",
+        f"network  {best.network} at {best.variant.resolution} pixels",
         f"time     {three_digits(best.ms)} ms an image, {how}",
         f"validation  {results.val:.2f} %, the best of several",
     ]

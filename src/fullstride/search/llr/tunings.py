@@ -10,6 +10,7 @@ import numpy as np
 from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
+from fullstride.measure.budget import best, within
 from fullstride.nets import zoo
 from fullstride.search.block_tuning import (
     TRAINING,
@@ -23,6 +24,7 @@ from fullstride.search.llr.plan import (
     SearchJob,
     describe,
     design_of,
+    fastest_in,
     final_choice,
     further_tunings,
     generator,
@@ -43,22 +45,21 @@ from fullstride.search.llr.results import (
     Winner,
 )
 from fullstride.search.structures.additive import AdditiveModel, fit, fit_paper
-from fullstride.search.structures.proposals import fastest, next_structures, select
+from fullstride.search.structures.proposals import next_structures, select
 from fullstride.study.driver import run_stage
 from fullstride.study.trials import Failure, Trial
-from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
 
 AT_ONCE = 4  # trainings between two fits of the model
-PROPOSE = 3  # purpose of random draws, beside those of `search_plan`
-MASTER = "master"
+# Purposes of random draws, beside those of `plan`.
+PROPOSE, SELECT = 3, 4
+MASTER, FINAL = "master", "final"  # trials
 
 
 def train_master(job: SearchJob) -> Generator[str, None, TunedScore]:
     """Train the MasterNet; its validation score is what everything is compared with."""
-    trial = whole_trial(job, MASTER, tuple(job.space.start.tolist()))
-    results = yield from job.run_named(TRAINING, {MASTER: trial})
-    score = results[MASTER]
+    trial = whole_trial(job, MASTER, job.start, job.home)
+    (score,) = yield from job.run(TRAINING, [trial])
     if isinstance(score, Failure):
         raise ValueError(
             f"the MasterNet was not trained: {score.failure}; delete {trial.result} to try again"
@@ -67,78 +68,65 @@ def train_master(job: SearchJob) -> Generator[str, None, TunedScore]:
 
 
 def whole_trial(
-    job: SearchJob,
-    name: str,
-    structure: Structure,
-    variant: Variant | None = None,
-    recipe: RecipeChoice | None = None,
+    job: SearchJob, name: str, structure: Structure, variant: Variant, final: bool = False
 ) -> Trial:
-    """A training from random weights, by default as the MasterNet's."""
-    return training_trial(
-        job.trial_folder(name),
-        NetworkTraining(
-            spec=job.spec(structure, variant or job.home),
-            data=job.data,
-            recipe=recipe or master_choice(job, variant),
-            seed=job.settings.seed,
-            workers=job.workers,
-        ),
+    """A training from random weights, as the MasterNet's or by the last recipe."""
+    choice = final_choice if final else master_choice
+    training = NetworkTraining(
+        spec=job.spec(structure, variant),
+        data=job.data,
+        recipe=choice(job, variant),
+        seed=job.settings.seed,
+        workers=job.workers,
     )
+    return training_trial(job.trial_folder(name), training)
 
 
 def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) -> Trial:
     """Exchange one place for that of `structure`, or all places for -1, and tune."""
-    return training_trial(
-        job.trial_folder(name),
-        BlockTuning(
-            master=job.trial_folder(MASTER) / "run",
-            spec=job.spec(structure, job.home),
-            again=job.parts(place),
-            data=job.data,
-            recipe=tuning_choice(job),
-            seed=job.settings.seed,
-            method=job.settings.tune,
-            workers=job.workers,
-        ),
+    training = BlockTuning(
+        spec=job.spec(structure, job.home),
+        data=job.data,
+        recipe=tuning_choice(job),
+        seed=job.settings.seed,
+        workers=job.workers,
+        master=job.trial_folder(MASTER) / "run",
+        again=job.parts(place),
+        method=job.settings.tune,
     )
+    return training_trial(job.trial_folder(name), training)
+
+
+def score_of(result: TunedScore | Failure) -> tuple[float | None, str]:
+    """The score of a trial, or why it has none."""
+    return (None, result.failure) if isinstance(result, Failure) else (result.score, "")
 
 
 def run_tunings(
     job: SearchJob, rows: Mapping[str, tuple[Structure, int]]
 ) -> Generator[str, None, tuple[Tuning, ...]]:
     """Run the trials of `rows`: name of the trial -> structure and place."""
-    trials = {name: tuning_trial(job, name, *row) for name, row in rows.items()}
-    results = yield from job.run_named(TUNING, trials)
-    return tuple(tuning_of(name, *row, result=results[name]) for name, row in rows.items())
-
-
-def tuning_of(name: str, structure: Structure, place: int, result: TunedScore | Failure) -> Tuning:
-    if isinstance(result, Failure):
-        return Tuning(trial=name, structure=structure, place=place, failure=result.failure)
-    return Tuning(trial=name, structure=structure, place=place, score=result.score)
+    trials = [tuning_trial(job, name, *row) for name, row in rows.items()]
+    results = yield from job.run(TUNING, trials)
+    named = zip(rows.items(), results, strict=True)
+    return tuple(Tuning(name, *row, *score_of(result)) for (name, row), result in named)
 
 
 def run_design(job: SearchJob) -> Generator[str, None, tuple[Tuning, ...]]:
     """The first design, one change at a time."""
     design = design_of(job)
-    rows = {
-        f"design-{number:03d}": (tuple(structure), place)
-        for number, (structure, place) in enumerate(
-            zip(design.structures.tolist(), design.places.tolist(), strict=True)
-        )
-    }
-    return (yield from run_tunings(job, rows))
+    rows = zip(map(tuple, design.structures.tolist()), design.places.tolist(), strict=True)
+    return (yield from run_tunings(job, {f"design-{n:03d}": row for n, row in enumerate(rows)}))
 
 
 def run_whole(job: SearchJob) -> Generator[str, None, tuple[Tuning, ...]]:
     """Random structures, trained to the end from random weights."""
-    rows = {
-        f"whole-{number:02d}": tuple(structure)
-        for number, structure in enumerate(random_structures(job).tolist())
-    }
-    trials = {name: whole_trial(job, name, structure) for name, structure in rows.items()}
-    results = yield from job.run_named(TRAINING, trials)
-    return tuple(tuning_of(name, row, WHOLE, results[name]) for name, row in rows.items())
+    rows = [*map(tuple, random_structures(job).tolist())]
+    names = [f"whole-{number:02d}" for number in range(len(rows))]
+    trials = [whole_trial(job, *each, job.home) for each in zip(names, rows, strict=True)]
+    results = yield from job.run(TRAINING, trials)
+    named = zip(names, rows, results, strict=True)
+    return tuple(Tuning(name, row, WHOLE, *score_of(result)) for name, row, result in named)
 
 
 def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> AdditiveModel:
@@ -194,26 +182,23 @@ def tune_further(
     one is their control, the MasterNet's own structure. Proposals are stored before they are run,
     so that a search that was killed goes on with the same ones.
     """
-    left, further = further_tunings(job, design_of(job)), list[Tuning]()
-    number = 0
+    left, further, number = further_tunings(job, design_of(job)), list[Tuning](), 0
     while left > 0:
         number += 1
-        control = [tuple(job.space.start.tolist())] if number == 1 else []
-        model = model_of(job, master, (*tunings, *further))
-        tried = [each.structure for each in (*tunings, *further)]
-        count = min(AT_ONCE, left) - len(control)
-        work = propose(job, times, model, tried, number, count)
+        control = [job.start] if number == 1 else []
+        every, count = (*tunings, *further), min(AT_ONCE, left) - len(control)
+        work = propose(job, times, model_of(job, master, every), every, number, count)
         rows: tuple[Structure, ...] = yield from run_stage(
             job.folder, f"proposals_{number}", tuple[Structure, ...], work
         )
         if not rows and not control:
             yield "all structures within the budget have been tuned"
             break
-        named = {
-            f"round-{number:02d}-{index}": (row, -1) for index, row in enumerate([*control, *rows])
-        }
-        further += yield from run_tunings(job, named)
-        left -= len(named)
+        chosen = [*control, *rows]
+        further += yield from run_tunings(
+            job, {f"round-{number:02d}-{i}": (row, -1) for i, row in enumerate(chosen)}
+        )
+        left -= len(chosen)
     return tuple(further)
 
 
@@ -221,19 +206,18 @@ def propose(
     job: SearchJob,
     times: DeviceTimes,
     model: AdditiveModel,
-    tried: Sequence[Structure],
+    tried: Sequence[Tuning],
     number: int,
     count: int,
 ) -> Generator[str, None, tuple[Structure, ...]]:
-    """Up to `count` structures within the budget that were not tried."""
-    variant = job.home
-    if not fits(job, times.profile, variant):  # a smaller resolution may
-        variant = next(each for each in job.variants if fits(job, times.profile, each))
+    """Up to `count` structures within the budget that were not tried, if possible at home."""
+    variants = (job.home, *job.variants)
+    variant = next(each for each in variants if fits(job, times.profile, each))
     rows = next_structures(
         model,
         job.tables(times.profile, variant),
         job.budget.ms_per_image,
-        np.array(tried),
+        np.array([each.structure for each in tried]),
         generator(job, PROPOSE, number),
         count=count,
         method="greedy" if job.method.next == "greedy" else "thompson",
@@ -244,25 +228,21 @@ def propose(
 
 def fits(job: SearchJob, profile: Profile, variant: Variant, ratio: float = 1.0) -> bool:
     """Whether any structure is within the budget, by estimates times `ratio`."""
-    tables = job.tables(profile, variant)
-    return ratio * float(tables(fastest(job.space, tables)[None])[0]) <= job.budget.ms_per_image
+    return ratio * fastest_in(job, profile, variant) <= job.budget.ms_per_image
 
 
 # The best structures within the budget are selected, measured and trained.
 
 
 NORMAL_95 = 1.96  # standard deviations
-SELECT = 4  # purpose of random draws, beside those of the other stages
 CORRECTIONS = 3  # measurements of finalists at most, each after another selection
 UNUSED = 0.1  # of the budget: a larger share calls for another selection
-FINAL = "final"
 
 
 def select_all(
-    job: SearchJob, master: TunedScore, times: DeviceTimes, tunings: Sequence[Tuning]
+    job: SearchJob, model: AdditiveModel, times: DeviceTimes
 ) -> Generator[str, None, tuple[Finalist, ...]]:
     """The best structures of each variant by the regression, the best predicted first."""
-    model = model_of(job, master, tunings)
     rows: list[Finalist] = []
     for variant in job.variants:
         if not fits(job, times.profile, variant):
@@ -281,57 +261,48 @@ def select_in(
 
     `ratio` is that of measured times to the estimates near the budget.
     """
-    tables, budget = job.tables(profile, variant), job.budget
-    number = job.variants.index(variant)
     selection = select(
         job.space,
         model.gains(),
-        tables,
-        budget.ms_per_image / ratio,
+        job.tables(profile, variant),
+        job.budget.ms_per_image / ratio,
         top=job.settings.finalists,
         count=job.settings.count,
-        rng=generator(job, SELECT, number),
+        rng=generator(job, SELECT, job.variants.index(variant)),
     )
     scores, errors = model.predict(selection.structures)
+    reaches = NORMAL_95 * np.nan_to_num(errors, posinf=100.0)
     specs = [job.spec(row, variant) for row in selection.structures]
-    rows = estimates([operators_of(each) for each in specs], profile, [budget.batch] * len(specs))
-    finalists: list[Finalist] = []
-    for structure, spec, score, error, ms, time, bounds in zip(
-        selection.structures.tolist(),
-        specs,
-        scores.tolist(),
-        np.nan_to_num(errors, posinf=100.0).tolist(),
-        (ratio * selection.ms).tolist(),
-        rows,
-        map(job.space.active_bounds, selection.structures),
-        strict=True,
-    ):
-        reach = NORMAL_95 * error
-        finalists.append(
-            Finalist(
-                structure=tuple(structure),
-                resolution=variant.resolution,
-                kernel=variant.kernel,
-                network=describe(spec),
-                predicted=score,
-                low=score - reach,
-                high=score + reach,
-                ms=ms,
-                ms_low=ms * time.low / time.ms_per_image,
-                ms_high=ms * time.high / time.ms_per_image,
-                bound=time.bound,
-                at_bounds=bounds,
-            )
+    batches = [job.budget.batch] * len(specs)
+    times = estimates([*map(operators_of, specs)], profile, batches)
+    return [
+        Finalist(
+            structure=tuple(row.tolist()),
+            variant=variant,
+            network=describe(spec),
+            predicted=score,
+            low=score - reach,
+            high=score + reach,
+            ms=ms,
+            ms_low=ms * time.low / time.ms_per_image,
+            ms_high=ms * time.high / time.ms_per_image,
+            bound=time.bound,
+            at_bounds=job.space.active_bounds(row),
         )
-    return finalists
+        for row, spec, score, reach, ms, time in zip(
+            selection.structures,
+            specs,
+            scores.tolist(),
+            reaches.tolist(),
+            (ratio * selection.ms).tolist(),
+            times,
+            strict=True,
+        )
+    ]
 
 
 def measure_finalists(
-    job: SearchJob,
-    master: TunedScore,
-    times: DeviceTimes,
-    tunings: Sequence[Tuning],
-    finalists: Sequence[Finalist],
+    job: SearchJob, model: AdditiveModel, times: DeviceTimes, finalists: Sequence[Finalist]
 ) -> Generator[str, None, tuple[Finalist, ...]]:
     """The finalists that are within the budget when they are measured here.
 
@@ -343,7 +314,7 @@ def measure_finalists(
     """
     if not job.settings.is_here:
         return tuple(finalists)
-    model, results = model_of(job, master, tunings), dict[tuple[Structure, Variant], Finalist]()
+    results = dict[tuple[Structure, Variant], Finalist]()
     every, rows, inside = list(times.measured), list(finalists), list[Finalist]()
     for attempt in range(CORRECTIONS):
         measured = yield from measure_structures(job, [(f.structure, f.variant) for f in rows])
@@ -394,7 +365,7 @@ def ratio_of(
 
 def within_budget(job: SearchJob, finalists: Iterable[Finalist]) -> list[Finalist]:
     """By variant, the best predicted first."""
-    rows = [each for each in finalists if each.ms <= job.budget.ms_per_image]
+    rows = within(finalists, lambda each: each.ms, job.budget.ms_per_image)
     return sorted(rows, key=lambda each: (job.variants.index(each.variant), -each.predicted))
 
 
@@ -406,47 +377,45 @@ def train_winners(
     for variant in job.variants:
         rows = [each for each in finalists if each.variant == variant][: job.method.winners]
         chosen |= {f"winner-{variant.name}-{number}": each for number, each in enumerate(rows)}
-    trials = {
-        name: whole_trial(job, name, each.structure, each.variant) for name, each in chosen.items()
-    }
-    results = yield from job.run_named(TRAINING, trials)
-    return tuple(winner_of(name, each, results[name]) for name, each in chosen.items())
+    return (yield from train_finalists(job, chosen))
 
 
-def winner_of(name: str, finalist: Finalist, result: TunedScore | Failure) -> Winner:
-    if isinstance(result, Failure):
-        return Winner(trial=name, finalist=finalist, score=None, failure=result.failure)
-    return Winner(trial=name, finalist=finalist, score=result.score)
+def train_finalists(
+    job: SearchJob, chosen: Mapping[str, Finalist], *, final: bool = False
+) -> Generator[str, None, tuple[Winner, ...]]:
+    """Train each of `chosen`, by the name of its trial, as `whole_trial` does."""
+    trials = [whole_trial(job, n, f.structure, f.variant, final) for n, f in chosen.items()]
+    results = yield from job.run(TRAINING, trials)
+    named = zip(chosen.items(), results, strict=True)
+    return tuple(Winner(*each, *score_of(result)) for each, result in named)
 
 
 def best_of(winners: Sequence[Winner]) -> Winner:
     """The most accurate in validation; of equal ones the fastest. Raises ValueError for none."""
     trained = [each for each in winners if each.score is not None]
-    if not trained:
+    chosen = best(trained, lambda each: each.finalist.ms, lambda each: each.score or 0.0)
+    if chosen is None:
         reasons = "; ".join(f"{each.trial}: {each.failure}" for each in winners[:2])
         raise ValueError(f"none of {len(winners)} winners was trained: {reasons}")
-    return max(trained, key=lambda each: (each.score, -each.finalist.ms))
+    return chosen
 
 
-def train_final(job: SearchJob, best: Winner) -> Generator[str, None, Winner]:
+def train_final(job: SearchJob, winner: Winner) -> Generator[str, None, Winner]:
     """The network of a search by the last recipe, if there is one; else the winner as it is."""
     if not job.method.final:
-        return best
-    recipe = final_choice(job, best.finalist.variant)
-    trial = whole_trial(job, FINAL, best.finalist.structure, best.finalist.variant, recipe)
-    results = yield from job.run_named(TRAINING, {FINAL: trial})
-    return best_of([winner_of(FINAL, best.finalist, results[FINAL])])
+        return winner
+    return best_of((yield from train_finalists(job, {FINAL: winner.finalist}, final=True)))
 
 
-def score_test(job: SearchJob, best: Winner) -> Generator[str, None, dict[str, float]]:
+def score_test(job: SearchJob, winner: Winner) -> Generator[str, None, dict[str, float]]:
     """The scores of the network of a search on the test images, which nothing has read before."""
     images = job.data.test
     if not len(images):
         return {}
-    yield f"scoring {best.trial} on {len(images):,} test images"
-    bundle = zoo.load(bundle_path(job, best))
+    yield f"scoring {winner.trial} on {len(images):,} test images"
+    bundle = zoo.load(bundle_path(job, winner))
     return dict(score_bundle(bundle, images, job.devices[0]).scores)
 
 
-def bundle_path(job: SearchJob, best: Winner) -> Path:
-    return job.trial_folder(best.trial) / "run" / "bundle"
+def bundle_path(job: SearchJob, winner: Winner) -> Path:
+    return job.trial_folder(winner.trial) / "run" / "bundle"
