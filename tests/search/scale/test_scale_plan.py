@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from fullstride.search.scale.grid import (
     rand_magnitude,
     slow_resolution,
 )
-from fullstride.search.scale.plan import make_plan, plan_lines, recipe_of, regimes_of
+from fullstride.search.scale.plan import ScaleJob, make_plan, plan_lines
 from fullstride.search.settings import ScaleSettings
 from fullstride.train.recipes.choice import RecipeChoice
 
@@ -54,11 +55,13 @@ def estimated(**changes) -> ScaleSettings:
     return ScaleSettings(**{**SMALL, "target": "rtx3090", **changes})
 
 
-def plan_of(data, settings=None, recipe=DIGITS, memory_bytes=None, on_gpu=True):
+def job_of(data, settings):
+    return ScaleJob(folder=Path("unused"), data=data, settings=settings, recipe=DIGITS)
+
+
+def plan_of(data, settings=None):
     settings = settings or estimated()
-    regimes = regimes_of(settings, recipe)
-    memory = dict(memory_bytes=memory_bytes, on_gpu=on_gpu)
-    return make_plan(costs_of(settings), regimes, data, settings, **memory)
+    return make_plan(job_of(data, settings), costs_of(settings))
 
 
 # ---- the grid
@@ -156,8 +159,7 @@ def test_the_band_is_the_points_nearest_to_the_predicted_front():
     ms = {size: size.width**2 * size.depth * size.resolution**2 for size in sizes}
     errors = {size: 50 / (size.depth * size.width**0.1 * size.resolution**0.5) for size in sizes}
     finished, rest = sizes[:3], sizes[3:]
-    points = [ScalePoint(name=f"{s}", model="m", width=s.width, depth=s.depth,
-                         resolution=s.resolution) for s in rest]  # fmt: skip
+    points = [ScalePoint(model="m", **size._asdict()) for size in rest]
     chosen = [point.size for point in band(points, finished, errors, ms, 4)]
     distances = {
         size: errors[size] - min(errors[other] for other in sizes if ms[other] <= ms[size])
@@ -252,7 +254,7 @@ def test_points_above_the_budget_or_the_memory_are_left_out(few_digits):
     assert {each.name for each in plan.costs} == {each.name for each in costs[:4]}
     by_memory = sorted(costs, key=lambda cost: cost.fixed_bytes + 8 * cost.image_bytes)
     enough = by_memory[2].fixed_bytes + 8 * by_memory[2].image_bytes
-    plan = plan_of(few_digits, memory_bytes=enough)
+    plan = plan_of(few_digits, estimated(memory_gib=enough / 2**30))
     assert {each.name for each in plan.costs} == {each.name for each in by_memory[:3]}
     with pytest.raises(ValueError, match="no point is left"):
         plan_of(few_digits, estimated(budget_ms=1e-9))
@@ -271,15 +273,15 @@ def test_with_few_hours_the_most_expensive_points_are_left_out(few_digits):
 
 
 def test_regimes_are_recipes_or_epochs_of_the_recipe(few_digits):
-    settings = estimated(regimes=("3", "scaling_350"))
-    three, long = regimes_of(settings, DIGITS)
-    narrow, wide = (ScalePoint(name="p", model="genet_tiny", width=w, depth=1, resolution=side)
+    job = job_of(few_digits, estimated(regimes=("3", "scaling_350")))
+    three, long = job.regimes
+    narrow, wide = (ScalePoint(model="genet_tiny", width=w, depth=1, resolution=side)
                     for w, side in ((0.5, 128), (2.0, 320)))  # fmt: skip
-    assert recipe_of(narrow, three, few_digits, settings).epochs == 3
-    one, other = (recipe_of(point, long, few_digits, settings) for point in (narrow, wide))
+    assert job.recipe_of(narrow, three).epochs == 3
+    one, other = (job.recipe_of(point, long) for point in (narrow, wide))
     # Table 12 and appendix E of arXiv:2103.07579
     assert (one.dropout, one.rand_magnitude, one.drop_path) == (0.1, 10, 0.0)
     assert (other.dropout, other.rand_magnitude, other.drop_path) == (0.75, 15, 0.2)
-    slow = replace(settings, slow_resolution=True)
-    assert recipe_of(narrow, long, few_digits, slow).rand_magnitude == 10
-    assert recipe_of(replace(wide, resolution=448), long, few_digits, slow).rand_magnitude == 20
+    slow = replace(job, settings=replace(job.settings, slow_resolution=True))
+    assert slow.recipe_of(narrow, long).rand_magnitude == 10
+    assert slow.recipe_of(replace(wide, resolution=448), long).rand_magnitude == 20

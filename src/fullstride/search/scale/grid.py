@@ -40,7 +40,6 @@ BASE_SIDE = 224  # of EfficientNet-B0
 class ScalePoint:
     """A network at a resolution."""
 
-    name: str  # also of its folder
     model: str  # of the zoo, timm/NAME, or a JSON file of a spec
     width: float  # multiplier
     depth: float  # multiplier, or layers of a ResNet-RS
@@ -50,17 +49,24 @@ class ScalePoint:
     def size(self) -> Size:
         return Size(self.width, self.depth, self.resolution)
 
+    @property
+    def name(self) -> str:
+        """Also of its folder."""
+        stem, depth = self.model.removeprefix("timm/").removesuffix(".json"), self.depth
+        if is_resnet_rs(self.model):
+            stem, depth = f"resnet_rs_{depth:g}", 1.0
+        scaled = f"-w{self.width:g}" * (self.width != 1) + f"-d{depth:g}" * (depth != 1)
+        return f"{stem.rpartition('/')[2]}{scaled}-{self.resolution}"
+
     def spec(self, classes: int, channels: int) -> NetSpec | TimmSpec:
         """Of the network for images of so many channels."""
-        changes: dict[str, Any] = dict(
-            classes=classes, in_channels=channels, resolution=self.resolution
-        )
         if is_resnet_rs(self.model):
-            return replace(resnet_rs.of_layers(int(self.depth)).scaled(width=self.width), **changes)
-        base = zoo.spec(self.model)
-        if isinstance(base, NetSpec):
-            base = base.scaled(width=self.width, depth=self.depth)
-        return replace(base, **changes)
+            spec = resnet_rs.of_layers(int(self.depth)).scaled(width=self.width)
+        else:
+            spec = zoo.spec(self.model)
+            if isinstance(spec, NetSpec):
+                spec = spec.scaled(width=self.width, depth=self.depth)
+        return replace(spec, classes=classes, in_channels=channels, resolution=self.resolution)
 
 
 def is_resnet_rs(model: str) -> bool:
@@ -94,8 +100,7 @@ def grid(settings: ScaleSettings) -> list[ScalePoint]:
             if is_rs and depth not in resnet_rs.SCALED_LAYERS:
                 possible = " ".join(map(str, sorted(resnet_rs.SCALED_LAYERS)))
                 raise ValueError(f"--depths {depth:g}: a ResNet-RS has layers {possible}")
-            size: dict[str, Any] = dict(width=width, depth=float(depth), resolution=side)
-            points.append(ScalePoint(name=name_of(model, **size), model=model, **size))
+            points.append(ScalePoint(model=model, width=width, depth=float(depth), resolution=side))
     return points
 
 
@@ -110,14 +115,6 @@ def own_sides(spec: Any, settings: ScaleSettings, *, many: bool) -> tuple[int, .
     step = 32 if spec.resolution >= 96 else 8
     sides = (step * round(spec.resolution * side / BASE_SIDE / step) for side in SIDES)
     return tuple(sorted({max(step, side) for side in sides}))
-
-
-def name_of(model: str, width: float, depth: float, resolution: int) -> str:
-    stem = model.removeprefix("timm/").removesuffix(".json").rpartition("/")[2]
-    if is_resnet_rs(model):
-        stem, depth = f"resnet_rs_{depth:g}", 1.0
-    scaled = f"-w{width:g}" * (width != 1) + f"-d{depth:g}" * (depth != 1)
-    return f"{stem}{scaled}-{resolution}"
 
 
 def slow_resolution(resolution: int, share: float = 0.5) -> int:
@@ -148,14 +145,10 @@ def centre(points: Sequence[ScalePoint]) -> Size:
 
 def cross(points: Sequence[ScalePoint]) -> list[ScalePoint]:
     """The points that differ from the centre in at most one axis; few points are all taken."""
-    middle = centre(points)
-    arms = [
-        point
-        for point in points
-        if sum(one != other for one, other in zip(point.size, middle, strict=True)) <= 1
-    ]
-    models = {point.model for point in points}
-    return arms if len(models) == 1 else [*points]
+    if len({point.model for point in points}) > 1:
+        return [*points]
+    middle = np.array(centre(points))
+    return [point for point in points if (np.array(point.size) != middle).sum() <= 1]
 
 
 def band(
@@ -184,7 +177,6 @@ def band(
 
 
 # The cost of a point: its time here or on a profile's device, its training, its memory.
-
 
 # Bytes that a training step saves for each element that an operator writes: 1.23 to 1.32 and 2.39
 # to 2.53 in ResNet-RS and GENet of widths 0.25 to 2 (`max_batch.predict`, tests/test_scale_costs).

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
 
-from fullstride.data.dataset import DataSet
+from fullstride.measure.budget import HERE
+from fullstride.measure.environment import choose_device
+from fullstride.measure.max_batch import budget_bytes
 from fullstride.report.training_progress import duration
-from fullstride.search.scale.grid import PointCost, ScalePoint, cross, rand_magnitude
+from fullstride.search.scale.grid import PointCost, ScalePoint, cross, grid, rand_magnitude
 from fullstride.search.settings import ScaleSettings
+from fullstride.study.driver import StudyJob
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.recipes.choice import RecipeChoice, case_of
 from fullstride.train.recipes.recipe import Recipe
@@ -17,20 +20,11 @@ LEAST_PASS = 8  # images of a pass on a GPU, where the passes of a step share a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regime:
-    """A length of training."""
-
-    name: str  # also of its folder
-    choice: RecipeChoice
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlannedTraining:
     """One training of the plan."""
 
     point: str  # its name
     regime: str
-    epochs: int
     seed: int
     seconds: float  # expected
 
@@ -50,85 +44,103 @@ class ScalePlan:
 
     @property
     def total_s(self) -> float:
-        return sum(each.seconds for each in self.trainings) + self.band_s
+        return sum_s(self.trainings) + self.band_s
 
 
-def regimes_of(settings: ScaleSettings, recipe: RecipeChoice) -> tuple[Regime, ...]:
-    """The lengths of training; numbers are epochs of `recipe`."""
-    if not settings.regimes:
-        return (Regime(name="recipe", choice=recipe),)
-    regimes = []
-    for name in settings.regimes:
-        if name.replace(".", "", 1).isdigit():
-            choice = RecipeChoice(recipe.source, {**recipe.changes, "epochs": float(name)})
-            regimes.append(Regime(name=f"{name}_epochs", choice=choice))
-        else:
-            regimes.append(Regime(name=name, choice=RecipeChoice(name, recipe.changes)))
-    return tuple(regimes)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScaleJob(StudyJob):
+    """The arguments of a scaling study and its means."""
+
+    settings: ScaleSettings
+
+    @cached_property
+    def points(self) -> list[ScalePoint]:
+        return grid(self.settings)
+
+    @cached_property
+    def regimes(self) -> dict[str, RecipeChoice]:
+        """The lengths of training by their names, which are those of folders too."""
+        regimes, recipe = dict[str, RecipeChoice](), self.recipe
+        for name in self.settings.regimes:
+            if name.replace(".", "", 1).isdigit():  # epochs of the recipe
+                changes = {**recipe.changes, "epochs": float(name)}
+                regimes[f"{name}_epochs"] = RecipeChoice(recipe.source, changes)
+            else:
+                regimes[name] = RecipeChoice(name, recipe.changes)
+        return regimes or {"recipe": recipe}
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.settings.target != HERE or self.devices[0].startswith("cuda")
+
+    @property
+    def batch(self) -> int:
+        """Images of a training step."""
+        return self.recipe_of(self.points[0], next(iter(self.regimes))).batch_size
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """For training; None: unknown, as on a device that is not here."""
+        if self.settings.memory_gib is not None:
+            return self.settings.memory_gib * 2**30
+        is_here = self.settings.target == HERE
+        return budget_bytes(None, choose_device(self.options.device)) if is_here else None
+
+    def check(self) -> None:
+        """Raise ValueError, in one line, for what no point can train on or by."""
+        if "resolution" in self.recipe.changes:
+            raise ValueError("recipe.resolution is that of each point: choose by --resolutions")
+        super().check()
+        for regime in self.regimes:
+            self.recipe_of(self.points[0], regime)
+
+    def recipe_of(self, point: ScalePoint, regime: str) -> Recipe:
+        """The recipe of a point, whose regularisation may follow its width and resolution."""
+        choice = self.regimes[regime]
+        changes = {**choice.changes, "resolution": point.resolution}
+        case = case_of(self.data, width=point.width)
+        recipe = RecipeChoice(choice.source, changes).resolve(case).recipe
+        is_slow = self.settings.slow_resolution and "rand_magnitude" not in changes
+        if is_slow and recipe.rand_layers:
+            recipe = replace(recipe, rand_magnitude=rand_magnitude(point.resolution))
+        return recipe
+
+    def training(self, cost: PointCost, regime: str, seed: int = 0) -> PlannedTraining:
+        """A training with its expected seconds, of training and validation images."""
+        recipe = recipe_in_epochs(self.data, self.recipe_of(cost.point, regime))
+        epoch_ms = len(self.data.train) * cost.training_ms + len(self.data.val) * cost.ms
+        seconds = math.ceil(recipe.epochs) * epoch_ms / 1e3  # the last epoch may be partial
+        return PlannedTraining(point=cost.name, regime=regime, seed=seed, seconds=seconds)
 
 
-def recipe_of(point: ScalePoint, regime: Regime, data: DataSet, settings: ScaleSettings) -> Recipe:
-    """The recipe of a point, whose regularisation may follow its width and resolution."""
-    changes: dict[str, Any] = {**regime.choice.changes, "resolution": point.resolution}
-    choice = RecipeChoice(regime.choice.source, changes)
-    recipe = choice.resolve(case_of(data, width=point.width)).recipe
-    if settings.slow_resolution and recipe.rand_layers and "rand_magnitude" not in changes:
-        recipe = replace(recipe, rand_magnitude=rand_magnitude(point.resolution))
-    return recipe
-
-
-def epochs_of(recipe: Recipe, data: DataSet) -> int:
-    """Epochs of the recipe on `data`; the last one may be partial."""
-    return math.ceil(recipe_in_epochs(data, recipe).epochs)
-
-
-def make_plan(
-    costs: Sequence[PointCost],
-    regimes: Sequence[Regime],
-    data: DataSet,
-    settings: ScaleSettings,
-    *,
-    memory_bytes: float | None,
-    on_gpu: bool,
-) -> ScalePlan:
+def make_plan(job: ScaleJob, costs: Sequence[PointCost]) -> ScalePlan:
     """Leave out what does not fit; of the rest the cross or all, three anchors with more seeds.
 
     With hours, the most expensive points are left out until the trainings of the others fit; what
     is left of the hours is for the band. Raises ValueError if nothing fits.
     """
-    left_out: dict[str, str] = {}
-    batch = recipe_of(costs[0].point, regimes[0], data, settings).batch_size
-    images = min(batch, LEAST_PASS) if on_gpu else min(batch, len(data.train))
-    for cost in costs:
-        needed = cost.fixed_bytes + images * cost.image_bytes
-        if settings.budget_ms is not None and cost.ms > settings.budget_ms:
-            left_out[cost.name] = f"{cost.ms:.3g} ms are above the budget"
-        elif memory_bytes is not None and needed > memory_bytes:
-            left_out[cost.name] = f"training needs {needed / 2**30:.1f} GiB"
-    fitting = [cost for cost in costs if cost.name not in left_out]
+    left_out, settings = misfits(job, costs), job.settings
+    every = fitting = [cost for cost in costs if cost.name not in left_out]
     if not fitting:
         name, reason = min(left_out.items(), key=lambda item: len(item[1]))
         raise ValueError(f"no point is left: {name}: {reason}; give more, or smaller networks")
-    every = fitting
-    limit = math.inf if settings.hours is None else 3600 * settings.hours
-    trainings = trainings_of(fitting, regimes, data, settings)
-    while sum(each.seconds for each in trainings) > limit:
+    limit_s = math.inf if settings.hours is None else 3600 * settings.hours
+    trainings = first_trainings(job, fitting)
+    while sum_s(trainings) > limit_s:
         slowest = max(trainings, key=lambda each: each.seconds).point
         if len({each.point for each in trainings}) == 1:
             raise ValueError(
                 f"--hours {settings.hours:g} is too little: {slowest} alone needs "
-                f"{sum(each.seconds for each in trainings) / 3600:.2g} hours"
+                f"{sum_s(trainings) / 3600:.2g} hours"
             )
         left_out[slowest] = f"there is no time for it within {settings.hours:g} hours"
         fitting = [cost for cost in fitting if cost.name != slowest]
-        trainings = trainings_of(fitting, regimes, data, settings)
+        trainings = first_trainings(job, fitting)
     begun = {each.point for each in trainings}
     rest = [cost for cost in fitting if cost.name not in begun]
-    left_s = limit - sum(each.seconds for each in trainings)
-    count = min(settings.band, len(rest))
-    band_s = 0.0
-    for regime in regimes:
-        each_s = (training(cost, regime, 0, data, settings).seconds for cost in rest)
+    left_s, count, band_s = limit_s - sum_s(trainings), min(settings.band, len(rest)), 0.0
+    for regime in job.regimes:
+        each_s = (job.training(cost, regime).seconds for cost in rest)
         band_s += sum(sorted(each_s, reverse=True)[:count])
     return ScalePlan(
         costs=tuple(fitting),
@@ -138,44 +150,40 @@ def make_plan(
         band=count,
         band_s=min(band_s, left_s),
         seconds_left=min(left_s, 1e12),
-        memory_known=memory_bytes is not None,
+        memory_known=job.memory_bytes is not None,
     )
 
 
-def trainings_of(
-    costs: Sequence[PointCost], regimes: Sequence[Regime], data: DataSet, settings: ScaleSettings
-) -> list[PlannedTraining]:
+def misfits(job: ScaleJob, costs: Sequence[PointCost]) -> dict[str, str]:
+    """The names of points above the budget or the memory, with the reason."""
+    left_out, memory_bytes, budget_ms = dict[str, str](), job.memory_bytes, job.settings.budget_ms
+    images = min(job.batch, LEAST_PASS if job.on_gpu else len(job.data.train))
+    for cost in costs:
+        needed = cost.fixed_bytes + images * cost.image_bytes
+        if budget_ms is not None and cost.ms > budget_ms:
+            left_out[cost.name] = f"{cost.ms:.3g} ms are above the budget"
+        elif memory_bytes is not None and needed > memory_bytes:
+            left_out[cost.name] = f"training needs {needed / 2**30:.1f} GiB"
+    return left_out
+
+
+def first_trainings(job: ScaleJob, costs: Sequence[PointCost]) -> list[PlannedTraining]:
     """Those that do not depend on the results of others."""
     middle = cross([cost.point for cost in costs])
-    order = sorted((cost for cost in costs if cost.point in middle), key=training_ms)
+    order = [cost for cost in costs if cost.point in middle]
+    order.sort(key=lambda cost: cost.training_ms)
     # The anchors are those of the cross, so that the whole grid repeats no others.
     repeated = {order[0].name, order[len(order) // 2].name, order[-1].name}
-    chosen = costs if settings.full_grid else order
     return [
-        training(cost, regime, seed, data, settings)
-        for regime in regimes
-        for cost in chosen
-        for seed in range(settings.seeds if cost.name in repeated else 1)
+        job.training(cost, regime, seed)
+        for regime in job.regimes
+        for cost in (costs if job.settings.full_grid else order)
+        for seed in range(job.settings.seeds if cost.name in repeated else 1)
     ]
 
 
-def training_ms(cost: PointCost) -> float:
-    return cost.training_ms
-
-
-def training(
-    cost: PointCost, regime: Regime, seed: int, data: DataSet, settings: ScaleSettings
-) -> PlannedTraining:
-    """A training with its expected seconds, of the training images and the validation split."""
-    epochs = epochs_of(recipe_of(cost.point, regime, data, settings), data)
-    epoch_ms = len(data.train) * cost.training_ms + len(data.val) * cost.ms
-    return PlannedTraining(
-        point=cost.name,
-        regime=regime.name,
-        epochs=epochs,
-        seed=seed,
-        seconds=epochs * epoch_ms / 1e3,
-    )
+def sum_s(trainings: Sequence[PlannedTraining]) -> float:
+    return sum(each.seconds for each in trainings)
 
 
 def plan_lines(plan: ScalePlan) -> Iterator[str]:

@@ -1,18 +1,13 @@
 """The stages of a scaling study: trainings of networks of several sizes, and their analysis."""
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from fullstride.data.dataset import DataSet
-from fullstride.measure.budget import HERE
-from fullstride.measure.environment import choose_device
-from fullstride.measure.max_batch import budget_bytes
-from fullstride.search.block_tuning import TRAINING, NetworkTraining, training_trial
+from fullstride.search.block_tuning import TRAINING, NetworkTraining, TunedScore, training_trial
 from fullstride.search.scale.analysis import Candidate, analyse, law_of_axes
 from fullstride.search.scale.finished import (
     TABLE_7,
@@ -23,17 +18,8 @@ from fullstride.search.scale.finished import (
     seed_deviation,
     table_7,
 )
-from fullstride.search.scale.grid import PointCost, ScalePoint, band, grid, point_costs
-from fullstride.search.scale.plan import (
-    PlannedTraining,
-    Regime,
-    ScalePlan,
-    make_plan,
-    plan_lines,
-    recipe_of,
-    regimes_of,
-    training,
-)
+from fullstride.search.scale.grid import PointCost, band, point_costs
+from fullstride.search.scale.plan import PlannedTraining, ScaleJob, ScalePlan, make_plan, plan_lines
 from fullstride.search.scale.results import REPORT, ScaleResults, console_parts, write_results
 from fullstride.search.settings import ScaleSettings
 from fullstride.study.driver import (
@@ -42,7 +28,6 @@ from fullstride.study.driver import (
     Results,
     Stage,
     Study,
-    StudyJob,
     saved_stage,
     start_study,
     write_stage,
@@ -51,10 +36,6 @@ from fullstride.study.trials import Failure, Trial
 from fullstride.train.recipes.choice import RecipeChoice
 
 TRIALS, COSTS = "trials", "costs"
-
-
-def trial_folder(folder: Path, planned: PlannedTraining) -> Path:
-    return folder / TRIALS / planned.regime / f"{planned.point}-seed{planned.seed}"
 
 
 def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
@@ -68,28 +49,28 @@ def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
         raise ValueError(
             f"{folder} has no study: give a folder that `fullstride study scale` wrote"
         )
-    by_name = {cost.name: cost for cost in costs}
-    trainings: list[Training] = []
-    failures: dict[str, str] = {}
+    points, every, failures = (
+        {cost.name: cost for cost in costs},
+        list[Training](),
+        dict[str, str](),
+    )
     for regime in sorted((folder / TRIALS).glob("*")):
-        results = {
-            path.parent: TRAINING.read(Trial(folder=path.parent, result=path))
-            for path in sorted(regime.glob("*/result.json"))
-        }
-        scores = {at: each for at, each in results.items() if not isinstance(each, Failure)}
-        failed = {at: each for at, each in results.items() if isinstance(each, Failure)}
-        failures |= {f"{at.parent.name}/{at.name}": each.failure for at, each in failed.items()}
+        scores = dict[str, TunedScore]()
+        for path in sorted(regime.glob("*/result.json")):
+            result = TRAINING.read(Trial(folder=path.parent, result=path))
+            if isinstance(result, Failure):
+                failures[f"{regime.name}/{path.parent.name}"] = result.failure
+            else:
+                scores[path.parent.name] = result
         epochs = max((each.epochs for each in scores.values()), default=0)
-        for at, score in scores.items():
-            cost = by_name.get(at.name.rpartition("-seed")[0])
+        for name, score in scores.items():
+            cost = points.get(name.rpartition("-seed")[0])
             if cost is None:  # of a grid that was larger
                 continue
-            point, images = cost.point, len(score.correct)
+            images = len(score.correct)
             training = Training(
-                name=point.name,
-                width=point.width,
-                depth=point.depth,
-                resolution=point.resolution,
+                name=cost.name,
+                **cost.point.size._asdict(),
                 epochs=epochs,
                 seed=score.seed,
                 error=100 * score.correct.count("0") / images,
@@ -98,8 +79,8 @@ def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
                 correct=score.correct,
                 regime=regime.name,
             )
-            trainings.append(training)
-    return trainings, failures
+            every.append(training)
+    return every, failures
 
 
 def find_trainings(source: str) -> Source:
@@ -118,34 +99,6 @@ def find_trainings(source: str) -> Source:
         f"no trainings in {source!r}: give a folder of `fullstride study scale`, a .csv file, or "
         "resnet_rs or efficientnet"
     )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ScaleJob(StudyJob):
-    """The arguments of a scaling study and its means."""
-
-    settings: ScaleSettings
-
-    @cached_property
-    def regimes(self) -> tuple[Regime, ...]:
-        return regimes_of(self.settings, self.recipe)
-
-    @cached_property
-    def points(self) -> list[ScalePoint]:
-        return grid(self.settings)
-
-    @property
-    def batch(self) -> int:
-        """Images of a training step."""
-        return recipe_of(self.points[0], self.regimes[0], self.data, self.settings).batch_size
-
-    def check(self) -> None:
-        """Raise ValueError, in one line, for what no point can train on or by."""
-        if "resolution" in self.recipe.changes:
-            raise ValueError("recipe.resolution is that of each point: choose by --resolutions")
-        super().check()
-        for regime in self.regimes:
-            recipe_of(self.points[0], regime, self.data, self.settings)
 
 
 def scale(
@@ -192,17 +145,8 @@ def cost_points(job: ScaleJob, done: Results) -> Generator[str, None, list[Point
 
 
 def plan_trainings(job: ScaleJob, done: Results) -> Generator[str, None, ScalePlan]:
-    settings, is_here = job.settings, job.settings.target == HERE
-    memory_bytes = None
-    if settings.memory_gib is not None:
-        memory_bytes = settings.memory_gib * 2**30
-    elif is_here:
-        memory_bytes = budget_bytes(None, choose_device(job.options.device))
-    on_gpu = not is_here or job.devices[0].startswith("cuda")
     yield from ()
-    return make_plan(
-        done[COSTS], job.regimes, job.data, settings, memory_bytes=memory_bytes, on_gpu=on_gpu
-    )
+    return make_plan(job, done[COSTS])
 
 
 def train(
@@ -210,22 +154,18 @@ def train(
 ) -> Generator[str, None, None]:
     """Run the trainings that have no result."""
     points = {cost.name: cost.point for cost in plan.costs}
-    regimes = {regime.name: regime for regime in job.regimes}
     trials = []
     for each in trainings:
-        point, regime = points[each.point], regimes[each.regime]
-        trials.append(
-            training_trial(
-                trial_folder(job.folder, each),
-                NetworkTraining(
-                    spec=point.spec(len(job.data.classes), job.data.channels),
-                    data=job.data,
-                    recipe=RecipeChoice(recipe_of(point, regime, job.data, job.settings)),
-                    seed=each.seed,
-                    workers=job.workers,
-                ),
-            )
+        point = points[each.point]
+        training = NetworkTraining(
+            spec=point.spec(len(job.data.classes), job.data.channels),
+            data=job.data,
+            recipe=RecipeChoice(job.recipe_of(point, each.regime)),
+            seed=each.seed,
+            workers=job.workers,
         )
+        folder = job.folder / TRIALS / each.regime / f"{each.point}-seed{each.seed}"
+        trials.append(training_trial(folder, training))
     yield from job.run(TRAINING, trials)
 
 
@@ -239,22 +179,20 @@ def band_trainings(job: ScaleJob, plan: ScalePlan) -> list[PlannedTraining]:
         return []
     begun = {each.point for each in plan.trainings}
     rest = [cost for cost in plan.costs if cost.name not in begun]
+    ms = {cost.point.size: cost.ms for cost in plan.costs}
     trainings, _ = read_study(job.folder)
     for regime in job.regimes:
-        own = [each for each in trainings if each.regime == regime.name and each.name in begun]
+        own = [each for each in trainings if each.regime == regime and each.name in begun]
         finished = points_of(own)
         law = law_of_axes(finished, seed_deviation(finished)) if finished else None
         if law is None or not rest:
             continue
         sizes = [each.size for each in finished]
-        ms = {cost.point.size: cost.ms for cost in plan.costs}
-        errors = {
-            size: float(law.law.at(law.sizes(size)))
-            for size in (*sizes, *(cost.point.size for cost in rest))
-        }
+        every = [*sizes, *(cost.point.size for cost in rest)]
+        errors = {size: float(law.law.at(law.sizes(size))) for size in every}
         near = band([cost.point for cost in rest], sizes, errors, ms, plan.band)
         for cost in (cost for cost in rest if cost.point in near):
-            each = training(cost, regime, 0, job.data, job.settings)
+            each = job.training(cost, regime)
             if each.seconds <= left_s:
                 chosen.append(each)
                 left_s -= each.seconds
