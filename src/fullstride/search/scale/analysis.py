@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fullstride.measure.budget import pareto_front
+from fullstride.measure.budget import best, pareto_front, within
 from fullstride.search.scale.finished import (
     FinishedPoint,
     Size,
@@ -20,7 +20,6 @@ from fullstride.search.scale.power_law import PowerLaw, fit_power_law
 from fullstride.study.scores import mcnemar
 
 # The best network to train next follows from a law in the axes that vary.
-
 
 # A step of less than this share of the time counts as this share, or noise would be the best step.
 LEAST_STEP = 0.05
@@ -35,7 +34,7 @@ class Candidate(NamedTuple):
     ms: float  # per image
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NextStep:
     """A network to train next."""
 
@@ -47,11 +46,6 @@ class NextStep:
     gain: float  # points, predicted
     low: float | None  # 95 % interval of the gain; None: unknown
     high: float | None
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether the interval has no loss."""
-        return self.low is not None and self.low > 0
 
 
 def noise_of(points: Sequence[FinishedPoint], deviation: float | None) -> float | None:
@@ -69,17 +63,20 @@ class AxesLaw(NamedTuple):
     law: PowerLaw
 
     def sizes(self, size: Size) -> list[float]:
-        return [getattr(size, axis) for axis in self.axes]
+        return values_of(size, self.axes)
+
+
+def values_of(size: Size, axes: Sequence[str]) -> list[float]:
+    return [getattr(size, axis) for axis in axes]
 
 
 def varying_axes(points: Sequence[FinishedPoint]) -> tuple[str, ...]:
     """Axes with more than one value; none where they changed together."""
-    axes = tuple(
-        axis for axis in Size._fields if len({getattr(each.size, axis) for each in points}) > 1
-    )
+    columns = zip(Size._fields, zip(*(each.size for each in points), strict=True), strict=True)
+    axes = tuple(axis for axis, values in columns if len({*values}) > 1)
     if not axes:
         return ()
-    logs = np.log([[getattr(each.size, axis) for axis in axes] for each in points])
+    logs = np.log([values_of(each.size, axes) for each in points])
     scaled = (logs - logs.mean(0)) / logs.std(0)
     return axes if np.linalg.cond(scaled) < MOST_CONDITION else ()
 
@@ -89,7 +86,7 @@ def law_of_axes(points: Sequence[FinishedPoint], deviation: float | None) -> Axe
     axes = varying_axes(points)
     if not axes or len(points) < len(axes) + 3:
         return None
-    sizes = [[getattr(each.size, axis) for axis in axes] for each in points]
+    sizes = [values_of(each.size, axes) for each in points]
     errors = [each.error for each in points]
     return AxesLaw(axes, fit_power_law(sizes, errors, noise=noise_of(points, deviation)))
 
@@ -105,33 +102,23 @@ def neighbours(points: Sequence[FinishedPoint]) -> list[Candidate]:
         return longer(points)
     values = {axis: sorted({getattr(each.size, axis) for each in points}) for axis in Size._fields}
     for axis in axes:
-        step = values[axis][-1] / values[axis][-2]
-        values[axis].append(rounded(axis, values[axis][-1] * step))
-    logs = np.log([[getattr(each.size, axis) for axis in axes] for each in points])
-    design = np.column_stack([np.ones(len(points)), logs])
-    coefficients, *_ = np.linalg.lstsq(design, np.log([each.ms for each in points]), rcond=None)
-    done = {each.size for each in points}
-    sizes = (
-        Size(width, depth, resolution)
-        for width in values["width"]
-        for depth in values["depth"]
-        for resolution in values["resolution"]
-    )
-    return [
-        Candidate(str(size), size, math.exp(coefficients @ [1.0, *log_sizes(size, axes)]))
-        for size in sizes
-        if size not in done
-    ]
+        *_, before, largest = values[axis]
+        values[axis].append(rounded(axis, largest**2 / before))
+
+    def logs(sizes: Iterable[Size]) -> np.ndarray:
+        return np.log([[math.e, *values_of(size, axes)] for size in sizes])
+
+    done = [each.size for each in points]
+    coefficients = np.linalg.lstsq(logs(done), np.log([each.ms for each in points]), rcond=None)[0]
+    new = [size for size in starmap(Size, product(*values.values())) if size not in done]
+    times = np.exp(logs(new) @ coefficients).tolist()
+    return [Candidate(str(size), size, ms) for size, ms in zip(new, times, strict=True)]
 
 
 def longer(points: Sequence[FinishedPoint]) -> list[Candidate]:
     """Unknown networks of 1.25 to 3 times the longest time."""
     times = (factor * points[-1].ms for factor in (1.25, 1.5, 2, 3))
     return [Candidate(f"a network of {ms:.3g} ms", None, ms) for ms in times]
-
-
-def log_sizes(size: Size, axes: Sequence[str]) -> list[float]:
-    return [math.log(getattr(size, axis)) for axis in axes]
 
 
 def rounded(axis: str, value: float) -> Any:
@@ -142,36 +129,25 @@ def rounded(axis: str, value: float) -> Any:
 
 
 def next_steps(
-    best: FinishedPoint,
+    start: FinishedPoint,
     candidates: Sequence[Candidate],
     law: AxesLaw | None,
     time_law: PowerLaw | None,
 ) -> tuple[NextStep, ...]:
-    """The candidates with a predicted gain over `best`, that of the most per extra ms first."""
+    """The candidates with a predicted gain over `start`, that of the most per extra ms first."""
     steps = []
     for each in candidates:
         if law and each.size:
-            power, sizes = law.law, (law.sizes(best.size), law.sizes(each.size))
+            power, sizes = law.law, (law.sizes(start.size), law.sizes(each.size))
         elif time_law:
-            power, sizes = time_law, ([best.ms], [each.ms])
+            power, sizes = time_law, ([start.ms], [each.ms])
         else:
             continue
         gain, interval = power.gain(*sizes)
-        low, high = interval or (None, None)
         if gain > 0:
-            steps.append(
-                NextStep(
-                    name=each.name,
-                    size=each.size,
-                    ms=each.ms,
-                    extra_ms=each.ms - best.ms,
-                    error=float(power.at(sizes[1])),
-                    gain=gain,
-                    low=low,
-                    high=high,
-                )
-            )
-    least = LEAST_STEP * best.ms
+            extra_ms, error = each.ms - start.ms, float(power.at(sizes[1]))
+            steps.append(NextStep(*each, extra_ms, error, gain, *(interval or (None, None))))
+    least = LEAST_STEP * start.ms
     return tuple(sorted(steps, key=lambda step: -step.gain / max(step.extra_ms, least)))
 
 
@@ -223,6 +199,9 @@ class Law:
     largest: float | None = None
     largest_low: float | None = None
     largest_high: float | None = None
+
+    def error_at(self, ms: np.ndarray) -> np.ndarray:
+        return self.floor + np.exp(self.constant - self.exponent * np.log(ms))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,21 +281,23 @@ def analyse_regime(
             f"no law of the time: it needs {LAW_POINTS} points on the front, with times of a ratio "
             f"of at least {LEAST_RATIO:g}; there are {len(front)}, with {ratio:.2g}"
         )
-    inside = [each for each in points if budget_ms is None or each.ms <= budget_ms]
+    limit_ms = math.inf if budget_ms is None else budget_ms
+    inside = within(points, lambda each: each.ms, limit_ms)
     if not inside:
-        warnings.append(f"no trained network is within {budget_ms:g} ms")
-    best = min(inside or points[:1], key=lambda each: (each.error, each.ms))
+        warnings.append(f"no trained network is within {limit_ms:g} ms")
+    chosen = best(inside or points[:1], lambda each: each.ms, lambda each: -each.error)
+    assert chosen is not None
     law = None if by_time else law_of_axes(points, deviation)
     by, steps = "", ()
     if law or time_law:
         by = ", ".join(law.axes) if law else "time"
         if candidates is None:
             candidates = longer(points) if by_time else neighbours(points)
-        within = [each for each in candidates if budget_ms is None or each.ms <= budget_ms]
-        steps = next_steps(best, within, law, time_law)
+        inside_too = within(candidates, lambda each: each.ms, limit_ms)
+        steps = next_steps(chosen, inside_too, law, time_law)
     if steps and steps[0].ms > FAR * points[-1].ms:
         warnings.append(f"{steps[0].name} takes {steps[0].ms / points[-1].ms:.1f} times as long")
-    if steps and not steps[0].is_certain:
+    if steps and not (steps[0].low or 0) > 0:
         warnings.append("the interval of the next step's gain includes no gain")
     return RegimeAnalysis(
         epochs=epochs,
@@ -328,7 +309,7 @@ def analyse_regime(
         saturating=saturating,
         pure=pure,
         law_by=by,
-        best=best.name,
+        best=chosen.name,
         steps=steps[:ALTERNATIVES],
         warnings=tuple(warnings),
     )

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import rich.table
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from fullstride.io.console import printable
 from fullstride.io.records import to_json
@@ -29,8 +28,12 @@ from fullstride.search.scale.analysis import AxisGain, Law, NextStep, RegimeAnal
 from fullstride.search.scale.finished import COLUMNS, Source, Training, write_trainings
 
 JSON, CSV, PICTURE, REPORT = "scale.json", "trainings.csv", "scale.png", "report.html"
-JSON_OUTPUT = json_output("the results of a scaling study", "trainings", "regimes")
-CSV_OUTPUT = Output("trainings of a scaling study", ".csv", begins_with(",".join(COLUMNS).encode()))
+OUTPUTS = {
+    JSON: json_output("the results of a scaling study", "trainings", "regimes"),
+    CSV: Output("trainings of a scaling study", ".csv", begins_with(",".join(COLUMNS).encode())),
+    PICTURE: PLOT,
+    REPORT: PAGE,
+}
 Table = list[list[str]]
 
 
@@ -48,41 +51,32 @@ class ScaleResults:
 
 def check_outputs(folder: Path) -> None:
     """Raises ValueError where a file of something else would be replaced."""
-    outputs = {JSON: JSON_OUTPUT, CSV: CSV_OUTPUT, PICTURE: PLOT, REPORT: PAGE}
-    for name, output in outputs.items():
+    for name, output in OUTPUTS.items():
         check_output(folder / name, output)
 
 
 def write_results(folder: Path, results: ScaleResults) -> None:
     """Write the JSON, the CSV file, the plot and the page to `folder`."""
-    with atomic_write(folder / JSON, JSON_OUTPUT) as temporary:
-        temporary.write_text(to_json(results))
-    with atomic_write(folder / CSV, CSV_OUTPUT) as temporary:
-        temporary.write_text(write_trainings(results.trainings))
+    texts = {JSON: to_json(results), CSV: write_trainings(results.trainings)}
+    for name, text in texts.items():
+        with atomic_write(folder / name, OUTPUTS[name]) as temporary:
+            temporary.write_text(text)
     plots.save_png(figure(results), folder / PICTURE)
     write(folder / REPORT, render(results))
 
 
-def figure(results: ScaleResults) -> Any:
-    panels = [panel(regime) for regime in results.regimes]
-    return scaling_figure(panels, results.budget_ms)
+def figure(results: ScaleResults) -> Figure:
+    return scaling_figure([*map(panel, results.regimes)], results.budget_ms)
 
 
 def panel(regime: RegimeAnalysis) -> ScalingPanel:
     front = {point.name for point in regime.front}
     points = [
-        ScalingPoint(
-            printable(each.name), each.ms, each.error, each.low, each.high, each.name in front
-        )
-        for each in regime.points
+        ScalingPoint(printable(p.name), p.ms, p.error, p.low, p.high, p.name in front)
+        for p in regime.points
     ]
-    return ScalingPanel(title_of(regime), points, curve(regime.saturating))
-
-
-def curve(law: Law | None) -> Any:
-    if law is None:
-        return None
-    return lambda ms: law.floor + np.exp(law.constant - law.exponent * np.log(ms))
+    law = regime.saturating
+    return ScalingPanel(title_of(regime), points, law.error_at if law else None)
 
 
 def title_of(regime: RegimeAnalysis) -> str:
@@ -92,12 +86,11 @@ def title_of(regime: RegimeAnalysis) -> str:
 
 def headline(results: ScaleResults) -> str:
     """What to train next, by the longest regime."""
-    longest = results.regimes[-1]
-    step = longest.next
+    *_, longest = results.regimes
     best = f"The best of {len(longest.points)} networks is {longest.best}"
-    if step is None:
+    if longest.next is None:
         return f"{best}; no step with a predicted gain is left."
-    return f"{best}; next: {step_line(step)}."
+    return f"{best}; next: {step_line(longest.next)}."
 
 
 def step_line(step: NextStep) -> str:
@@ -123,8 +116,7 @@ def law_line(name: str, law: Law) -> str:
     if law.largest is not None:
         half = (
             f"; by the cheapest {law.half} of {law.points}, the largest network's error is "
-            f"{law.largest:.2f} %"
-            f"{span(law.largest_low, law.largest_high)}"
+            f"{law.largest:.2f} %{span(law.largest_low, law.largest_high)}"
         )
     return (
         f"{name}: {law.floor:.2f} % + c / ms^{law.exponent:.2f}, rmse {law.rmse:.2f} points{half}"
@@ -150,27 +142,20 @@ def points_table(regime: RegimeAnalysis) -> Table:
     front = {point.name: point for point in regime.front}
     rows = [["network", "ms/image", "error %", "95 % interval", "seeds", "front", "p"]]
     for point in regime.points:
-        p_value = front[point.name].p_value if point.name in front else None
-        rows.append(
-            [
-                point.name,
-                f"{point.ms:.3g}",
-                f"{point.error:.2f}",
-                f"{point.low:.2f} to {point.high:.2f}",
-                str(point.seeds),
-                "yes" if point.name in front else "",
-                "" if p_value is None else f"{p_value:.2g}",
-            ]
-        )
+        on_front, interval = front.get(point.name), f"{point.low:.2f} to {point.high:.2f}"
+        row = [point.name, f"{point.ms:.3g}", f"{point.error:.2f}", interval, str(point.seeds)]
+        p_value = on_front and on_front.p_value
+        row += ["yes" if on_front else "", "" if p_value is None else f"{p_value:.2g}"]
+        rows.append(row)
     return rows
 
 
 def steps_table(steps: Sequence[NextStep]) -> Table:
     rows = [["network", "ms/image", "extra ms", "error %", "gain", "95 % interval"]]
     for step in steps:
+        times, error = (f"{step.ms:.3g}", f"{step.extra_ms:.3g}"), f"{step.error:.2f}"
         interval = span(step.low, step.high).strip(" ()")
-        numbers = (f"{step.ms:.3g}", f"{step.extra_ms:.3g}", f"{step.error:.2f}")
-        rows.append([step.name, *numbers, f"{step.gain:.2f}", interval])
+        rows.append([step.name, *times, error, f"{step.gain:.2f}", interval])
     return rows
 
 
@@ -178,14 +163,11 @@ def render(results: ScaleResults) -> str:
     """The page as HTML."""
     sections = []
     for regime in reversed(results.regimes):
-        tables = [dict(caption="p: McNemar's test against the row of the front before", rows=[])]
-        tables[0]["rows"] = points_table(regime)
+        tables = {"p: McNemar's test against the row of the front before": points_table(regime)}
         if regime.steps:
             caption = "Networks to train next, the most gain for its time first"
-            tables.append(dict(caption=caption, rows=steps_table(regime.steps)))
-        sections.append(
-            dict(title=title_of(regime), lines=list(regime_lines(regime)), tables=tables)
-        )
+            tables[caption] = steps_table(regime.steps)
+        sections.append((title_of(regime), [*regime_lines(regime)], tables))
     description = headline(results)
     return render_template(
         "scale.html",
@@ -201,16 +183,14 @@ def analyse_trainings(
     source: Source, *, budget_ms: float | None = None, target_epochs: float | None = None
 ) -> ScaleResults:
     """The results of finished trainings alone; candidates follow from them."""
+    trainings, by_time = tuple(source.trainings), source.by_time
     return ScaleResults(
         data_name=source.name,
         device=source.device,
         budget_ms=budget_ms,
-        trainings=tuple(source.trainings),
+        trainings=trainings,
         regimes=analyse(
-            source.trainings,
-            budget_ms=budget_ms,
-            target_epochs=target_epochs,
-            by_time=source.by_time,
+            trainings, budget_ms=budget_ms, target_epochs=target_epochs, by_time=by_time
         ),
     )
 
@@ -219,14 +199,12 @@ def console_parts(results: ScaleResults) -> Iterator[str | rich.table.Table]:
     """The lines and tables that a command prints, the longest regime last."""
     for regime in results.regimes:
         yield title_of(regime)
-        yield table(*split(points_table(regime)))
+        head, *rows = points_table(regime)
+        yield table(head, rows)
         if regime.steps:
-            yield table(*split(steps_table(regime.steps)))
+            head, *rows = steps_table(regime.steps)
+            yield table(head, rows)
         yield from regime_lines(regime)
     for name, reason in results.failures.items():
         yield f"failed: {name}: {reason}"
     yield headline(results)
-
-
-def split(rows: Table) -> tuple[list[str], Table]:
-    return rows[0], rows[1:]
