@@ -36,57 +36,52 @@ TRESNET, RESNET_RS, GENET = "arXiv:2003.13630", "arXiv:2103.07579", "arXiv:2006.
 GENET_PLACE = "V100 in fp16 at batch 64"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Plan:
     """The contents of a figure."""
 
     title: str
     paper: str
     quantity: str  # of x, one of QUANTITIES
-    x_label: str
     tables: tuple[str, ...] = ()  # of speed.csv; GENet's figures use latency_v100_fp16.csv
     y: Literal["top-1", "MACs"] = "top-1"
     note: str = ""
 
 
+X_LABELS = {
+    "training images/s": "training, images a second (to the right is better)",
+    "inference images/s": "inference, images a second (to the right is better)",
+    "seconds per 128 images": "training, seconds per 128 images (to the left is better)",
+    "ms per image": "inference, ms per image (to the left is better)",
+}
+SPEED_TABLES = ("TResNet 1", "TResNet 3")
+TPU = "Names end with depth and resolution. Times are those of the V100, not of the TPU."
+COUNTED = "Multiply-adds at each network's resolution, counted here. FLOPs are twice as many."
+MISSING = "DNANet, DFNet, OFANet and MobileNetV2-0.25 are not available here: published only."
 PLANS = {
     "tresnet-4": Plan(
-        title="TResNet, Figure 4: top-1 against speed of training",
-        paper=TRESNET,
-        quantity="training images/s",
-        tables=("TResNet 1", "TResNet 3"),
-        x_label="training, images a second (to the right is better)",
+        "TResNet, Figure 4: top-1 against speed of training",
+        TRESNET,
+        "training images/s",
+        SPEED_TABLES,
     ),
     "tresnet-5": Plan(
-        title="TResNet, Figure 5: top-1 against speed of inference",
-        paper=TRESNET,
-        quantity="inference images/s",
-        tables=("TResNet 1", "TResNet 3"),
-        x_label="inference, images a second (to the right is better)",
+        "TResNet, Figure 5: top-1 against speed of inference",
+        TRESNET,
+        "inference images/s",
+        SPEED_TABLES,
     ),
     "resnet-rs-4": Plan(
-        title="ResNet-RS, Figure 4: top-1 against time of training",
-        paper=RESNET_RS,
-        quantity="seconds per 128 images",
-        tables=("ResNet-RS 7",),
-        x_label="training, seconds per 128 images (to the left is better)",
-        note="Names end with depth and resolution. Times are those of the V100, not of the TPU.",
+        "ResNet-RS, Figure 4: top-1 against time of training",
+        RESNET_RS,
+        "seconds per 128 images",
+        ("ResNet-RS 7",),
+        note=TPU,
     ),
     "genet-2": Plan(
-        title="GENet, Figure 2: multiply-adds are not time",
-        paper=GENET,
-        quantity="ms per image",
-        x_label="inference, ms per image",
-        y="MACs",
-        note="Multiply-adds at each network's resolution, counted here. FLOPs are twice as many.",
+        "GENet, Figure 2: multiply-adds are not time", GENET, "ms per image", y="MACs", note=COUNTED
     ),
-    "genet-5": Plan(
-        title="GENet, Figure 5: top-1 against time",
-        paper=GENET,
-        quantity="ms per image",
-        x_label="inference, ms per image (to the left is better)",
-        note="DNANet, DFNet, OFANet and MobileNetV2-0.25 are not available here: published only.",
-    ),
+    "genet-5": Plan("GENet, Figure 5: top-1 against time", GENET, "ms per image", note=MISSING),
 }
 BLOCKS = "genet-3"
 BLOCKS_TITLE = "GENet, Figure 3: which block is fast at which width"
@@ -94,18 +89,17 @@ KEYS = ("tresnet-4", "tresnet-5", "resnet-rs-4", "genet-2", BLOCKS, "genet-5")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dot:
-    """One network in a figure."""
+class Line:
+    """A network with its published time or throughput."""
 
     name: str  # as its paper prints it
+    zoo: str | None  # its name here; None: cannot be built
     resolution: int | None  # pixels a side; None: not printed
-    x: float
-    y: float
-    how: How  # the origin of `x`
-    place: str  # device and batch of `x`, for the legend
-    source: str  # of `x`, complete
-    y_source: str
-    span: tuple[float, float] | None = None  # 90 % interval of an estimated `x`
+    value: float
+    top1: float  # per cent
+    top1_source: str
+    source: str
+    place: str
 
     @property
     def family(self) -> str:
@@ -114,18 +108,28 @@ class Dot:
         return match[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A network with its published time or throughput."""
+@dataclass(frozen=True)
+class Dot:
+    """One network in a figure."""
 
-    name: str
-    zoo: str | None  # its name here; None: cannot be built
-    resolution: int | None
-    value: float
-    top1: float  # per cent
-    top1_source: str
-    source: str
-    place: str
+    line: Line
+    y: float
+    y_source: str
+    x: float
+    how: How  # the origin of `x`
+    place: str  # device and batch of `x`, for the legend
+    source: str  # of `x`, complete
+    span: tuple[float, float] | None = None  # 90 % interval of an estimated `x`
+
+    @property
+    def name(self) -> str:
+        return self.line.name
+
+    @property
+    def value_and_span(self) -> tuple[str, str]:
+        """As text; without an interval the second is empty."""
+        span = "{} to {}".format(*map(three_digits, self.span)) if self.span else ""
+        return three_digits(self.x), span
 
 
 @cache
@@ -136,33 +140,15 @@ def operators(name: str, resolution: int) -> Operators:
 def lines(plan: Plan) -> list[Line]:
     """All networks of a figure that the tables contain, in the papers' order."""
     if plan.paper == GENET:
-        sides = {row.line: row.resolution for row in speeds() if row.table.startswith("GENet")}
-        return [
-            Line(
-                name=row.name,
-                zoo=PRINTED[row.name] if row.name in sides else None,
-                resolution=sides.get(row.name),
-                value=row.ms_per_image,
-                top1=row.top1,
-                top1_source=f"{GENET} Table 7",
-                source=f"{GENET} Table 7, {GENET_PLACE}",
-                place=GENET_PLACE,
-            )
-            for row in latencies("v100_fp16")
-            if row.batch == BATCH
-        ]
+        return genet_lines()
     by_key: dict[tuple[str, int], Line] = {}
     scores = [*published(), *published("timm")]
     for row in speeds():
         if row.table in plan.tables and row.quantity == plan.quantity:
+            has_sizes = plan.paper == RESNET_RS and "RS" in row.line
             score = scored(scores, PRINTED[row.line], row.resolution, plan.paper)
-            name = (
-                f"{row.line}-{row.resolution}"
-                if plan.paper == RESNET_RS and "RS" in row.line
-                else row.line
-            )
             line = Line(
-                name=name,
+                name=f"{row.line}-{row.resolution}" if has_sizes else row.line,
                 zoo=PRINTED[row.line],
                 resolution=row.resolution,
                 value=row.value,
@@ -173,6 +159,25 @@ def lines(plan: Plan) -> list[Line]:
             )
             by_key.setdefault((row.line, row.resolution), line)
     return list(by_key.values())
+
+
+def genet_lines() -> list[Line]:
+    """The networks of GENet's Table 7, of which some have a resolution in another table."""
+    sides = {row.line: row.resolution for row in speeds() if row.table.startswith("GENet")}
+    return [
+        Line(
+            name=row.name,
+            zoo=PRINTED[row.name] if row.name in sides else None,
+            resolution=sides.get(row.name),
+            value=row.ms_per_image,
+            top1=row.top1,
+            top1_source=f"{GENET} Table 7",
+            source=f"{GENET} Table 7, {GENET_PLACE}",
+            place=GENET_PLACE,
+        )
+        for row in latencies("v100_fp16")
+        if row.batch == BATCH
+    ]
 
 
 def networks() -> set[tuple[str | None, int | None]]:
@@ -189,67 +194,48 @@ def scored(scores: Sequence[Published], zoo: str, resolution: int, paper: str) -
     )
 
 
+def height(line: Line, plan: Plan) -> tuple[float, str]:
+    """The y of a network, and its source."""
+    if plan.y == "top-1":
+        return line.top1, line.top1_source
+    assert line.zoo is not None
+    assert line.resolution is not None
+    return operators(line.zoo, line.resolution).total_macs / 1e9, "counted here"
+
+
 def dots(plan: Plan, profiles: Sequence[Profile], bench: Bench) -> Iterator[Dot]:
     """Published points, then measured ones, then estimates by the first profile that has them."""
-    selected = lines(plan)
-    if plan.y == "MACs":
-        selected = [line for line in selected if line.zoo]
-
-    def height(line: Line) -> dict[str, Any]:
-        size = dict(name=line.name, resolution=line.resolution)
-        if plan.y == "top-1":
-            return dict(**size, y=line.top1, y_source=line.top1_source)
-        assert line.zoo is not None
-        assert line.resolution is not None
-        macs = operators(line.zoo, line.resolution).total_macs
-        return dict(**size, y=macs / 1e9, y_source="counted here")
-
+    selected = [line for line in lines(plan) if plan.y == "top-1" or line.zoo]
+    heights = {line: height(line, plan) for line in selected}
     for line in selected:
-        yield Dot(
-            **height(line), x=line.value, how="published", place=line.place, source=line.source
-        )
-    rest: dict[Line, tuple[str, int]] = {}
+        yield Dot(line, *heights[line], line.value, "published", line.place, line.source)
+    rest: dict[Line, Operators] = {}
     for line in selected:
         if timed := fastest(bench.times, line, plan.quantity):
-            yield Dot(
-                **height(line), x=timed.value, how="measured", place=timed.place, source=timed.way
-            )
+            yield Dot(line, *heights[line], timed.value, "measured", timed.place, timed.way)
         elif line.zoo and line.resolution:
-            rest[line] = line.zoo, line.resolution
-    profile = first_with(profiles, plan.quantity)
+            rest[line] = operators(line.zoo, line.resolution)
+    training, convert = plan.quantity in TRAINING, QUANTITIES[plan.quantity]
+    able = (profile for profile in profiles if profile.training or not training)
+    profile = next(able, None)
     if not profile or not rest:
         return
-    training, convert = plan.quantity in TRAINING, QUANTITIES[plan.quantity]
-    results = estimates(
-        [operators(*key) for key in rest.values()], profile, [BATCH] * len(rest), training=training
-    )
-    place = place_of(profile)
+    place, batches = place_of(profile), [BATCH] * len(rest)
+    results = estimates([*rest.values()], profile, batches, training=training)
     for line, one in zip(rest, results, strict=True):
         low, high = sorted((convert(one.low), convert(one.high)))
-        how: dict[str, Any] = dict(
-            how="estimated", place=place, source=f"{place}, profile {profile.name}"
-        )
-        yield Dot(**height(line), x=convert(one.ms_per_image), span=(low, high), **how)
+        x, source = convert(one.ms_per_image), f"{place}, profile {profile.name}"
+        yield Dot(line, *heights[line], x, "estimated", place, source, (low, high))
 
 
 def place_of(profile: Profile) -> str:
     return f"{profile.device}, {profile.machine.runtime}, {profile.precision}, batch {BATCH}"
 
 
-def first_with(profiles: Sequence[Profile], quantity: str) -> Profile | None:
-    """The first profile that has times of this quantity."""
-    return next(
-        (profile for profile in profiles if profile.training or quantity not in TRAINING), None
-    )
-
-
 def fastest(times: Sequence[Timed], line: Line, quantity: str) -> Timed | None:
     """The fastest of the measurements of one network."""
-    candidates = [
-        t
-        for t in times
-        if (t.zoo, t.resolution, t.quantity) == (line.zoo, line.resolution, quantity)
-    ]
+    key = line.zoo, line.resolution, quantity
+    candidates = [t for t in times if (t.zoo, t.resolution, t.quantity) == key]
     choose = max if "images/s" in quantity else min
     return choose(candidates, key=lambda timed: timed.value, default=None)
 
@@ -269,11 +255,8 @@ def blocks(profiles: Sequence[Profile], bench: Bench) -> tuple[list[BlockTime], 
     return list(rows), "estimated", f"{place_of(profiles[0])}, profile {profiles[0].name}"
 
 
-# One plot each, and a page of all with tooltips.
-#
-# Filled circles are published numbers, diamonds measured ones, hollow circles estimates. Tooltips
-# are CSS and need no script.
-
+# One plot each, and a page of all. Filled circles are published numbers, diamonds measured ones,
+# hollow circles estimates. Tooltips are CSS and need no script.
 
 SHAPES: dict[How, str] = {"published": "o", "measured": "D", "estimated": "o"}
 COLOURS = (*plots.COLOURS, "#8a63b8", "#7d8471", "#b0703c")  # GENet's Table 7 has nine families
@@ -285,7 +268,6 @@ PIXELS = 900  # width of a PNG
 class Spot:
     """The place of a tooltip, in data coordinates of `axes`."""
 
-    figure: Figure
     axes: Axes
     x: float
     y: float
@@ -339,11 +321,12 @@ def write_figures(
 
 def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
     """Plot a figure. The points of one network share their height; the first one is labelled."""
+    families = dict.fromkeys(dot.line.family for dot in dots)
+    colours = dict(zip(families, cycle(COLOURS), strict=False))
     with plots.drawing(9.2, 6.0) as (figure, axes):
         axes.set_title(plan.title, fontsize=10, parse_math=False)
         plots.scale_latency(axes, [end for dot in dots for end in dot.span or (dot.x,)])
-        axes.set_xlabel(plan.x_label)
-        colours = dict(zip(dict.fromkeys(dot.family for dot in dots), cycle(COLOURS), strict=False))
+        axes.set_xlabel(X_LABELS[plan.quantity])
         names = labels(dots)
         first = {dot.name: dot for dot in reversed(dots)}
         points = [plots.Point(names[d.name] if d is first[d.name] else "", d.x, d.y) for d in dots]
@@ -351,43 +334,35 @@ def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
             plots.scale_accuracy(axes, points, strip=False)
             axes.set_ylabel("published top-1 on ImageNet (%)")
         else:
-            scale_macs(axes)
+            axes.set_yscale("log")
+            plots.plain_ticks(axes.yaxis)
+            axes.set_ylabel("multiply-adds of one image (G)")
         for family, colour in colours.items():
-            line = [(d.x, d.y) for d in dots if d.family == family and d.how == "published"]
+            line = [(d.x, d.y) for d in dots if d.line.family == family and d.how == "published"]
             axes.plot(*zip(*line, strict=True), color=colour, lw=1, alpha=0.35, zorder=1)
         for dot in dots:
-            look: Any = {"colour": colours[dot.family], "across": dot.span}
-            is_filled = dot.how != "estimated"
-            plots.Mark(at=(dot.x, dot.y), shape=SHAPES[dot.how], filled=is_filled, **look).draw(
-                axes
-            )
+            look: Any = {"colour": colours[dot.line.family], "filled": dot.how != "estimated"}
+            mark = plots.Mark(at=(dot.x, dot.y), shape=SHAPES[dot.how], across=dot.span, **look)
+            mark.draw(axes)
         legends(axes, dots, colours if names.keys() != set(names.values()) else {})
-        own = {point: colours[dot.family] for point, dot in zip(points, dots, strict=True)}
+        own = {point: colours[dot.line.family] for point, dot in zip(points, dots, strict=True)}
         plots.label(figure, axes, points, own)
-    hows = dict.fromkeys(dot.how for dot in dots)
     caption = f"After {plan.title.partition(':')[0]}, {plan.paper}. {plan.note} ".replace("  ", " ")
-    caption += "Nothing is estimated: the profiles have no such times." * (
-        hows.keys() == {"published"}
-    )
-    spots = [Spot(figure, axes, dot.x, dot.y, words(dot, plan)) for dot in dots]
-    return Drawn(
-        title=plan.title, caption=caption, figure=figure, spots=spots, rows=table(dots, plan)
-    )
-
-
-def scale_macs(axes: Axes) -> None:
-    axes.set_yscale("log")
-    plots.plain_ticks(axes.yaxis)
-    axes.set_ylabel("multiply-adds of one image (G)")
+    if {dot.how for dot in dots} == {"published"}:
+        caption += "Nothing is estimated: the profiles have no such times."
+    spots = [Spot(axes, dot.x, dot.y, words(dot, plan)) for dot in dots]
+    rows = table(dots, plan)
+    return Drawn(title=plan.title, caption=caption, figure=figure, spots=spots, rows=rows)
 
 
 def labels(dots: Sequence[Dot]) -> dict[str, str]:
     """Name -> label. With many networks, the family is left out where it has several of them."""
-    families = Counter(dot.family for dot in {dot.name: dot for dot in dots}.values())
-    many = families.total() > FULL_NAMES
+    family = {dot.name: dot.line.family for dot in dots}
+    count = Counter(family.values())
+    if count.total() <= FULL_NAMES:
+        return {name: name for name in family}
     return {
-        d.name: d.name.removeprefix(f"{d.family}-") if many and families[d.family] > 1 else d.name
-        for d in dots
+        name: name.removeprefix(f"{f}-") if count[f] > 1 else name for name, f in family.items()
     }
 
 
@@ -412,18 +387,13 @@ def png(drawn: Drawn) -> bytes:
 
 
 def words(dot: Dot, plan: Plan) -> tuple[str, ...]:
-    at = f" at {dot.resolution} x {dot.resolution}" if dot.resolution else ""
-    span = " (90 % interval {} to {})".format(*map(three_digits, dot.span)) if dot.span else ""
-    height = (
-        f"{three_digits(dot.y)} % top-1"
-        if plan.y == "top-1"
-        else f"{three_digits(dot.y)} G multiply-adds"
-    )
+    side, (x, span) = dot.line.resolution, dot.value_and_span
+    unit = "% top-1" if plan.y == "top-1" else "G multiply-adds"
     return (
-        f"{dot.name}{at}",
-        f"{dot.how}: {three_digits(dot.x)} {plan.quantity}{span}",
+        dot.name + (f" at {side} x {side}" if side else ""),
+        f"{dot.how}: {x} {plan.quantity}" + (f" (90 % interval {span})" if span else ""),
         dot.source,
-        f"{height}: {dot.y_source}",
+        f"{three_digits(dot.y)} {unit}: {dot.y_source}",
     )
 
 
@@ -432,15 +402,13 @@ def table(dots: Sequence[Dot], plan: Plan) -> list[list[str]]:
     hows: list[How] = list(dict.fromkeys(dot.how for dot in dots))
     values: dict[tuple[str, str, str], dict[How, str]] = {}
     for dot in dots:
-        span = " ({} to {})".format(*map(three_digits, dot.span)) if dot.span else ""
-        key = dot.name, str(dot.resolution or ""), three_digits(dot.y)
-        values.setdefault(key, {})[dot.how] = three_digits(dot.x) + span
+        x, span = dot.value_and_span
+        key = dot.name, str(dot.line.resolution or ""), three_digits(dot.y)
+        values.setdefault(key, {})[dot.how] = f"{x} ({span})" if span else x
     height = "top-1 %" if plan.y == "top-1" else "MACs G"
     head = ["network", "pixels", height, *(f"{how}: {plan.quantity}" for how in hows)]
-    return [
-        head,
-        *([*key, *(numbers.get(how, "") for how in hows)] for key, numbers in values.items()),
-    ]
+    rows = ([*key, *(numbers.get(how, "") for how in hows)] for key, numbers in values.items())
+    return [head, *rows]
 
 
 def draw_blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
@@ -450,21 +418,17 @@ def draw_blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
     kind = "10 to 90 % of rounds" if how == "measured" else "90 % interval"
     spots, table_rows = [], [["kind", "ratio", "width", "map", f"{how}: ms per image", kind]]
     for row in rows:
-        ms, span = (
-            three_digits(row.ms_per_image),
-            f"{three_digits(row.ms_low)} to {three_digits(row.ms_high)}",
-        )
+        ms, low, high = map(three_digits, (row.ms_per_image, row.ms_low, row.ms_high))
         size = f"width {row.width}, {row.resolution} x {row.resolution}"
         lines = (
             f"{row.kind} ratio {row.ratio:g}, {size}",
-            f"{how}: {ms} ms per image ({kind} {span})",
+            f"{how}: {ms} ms per image ({kind} {low} to {high})",
             place,
         )
         axes = figure.axes[sides.index(row.resolution)]
-        spots.append(Spot(figure, axes, row.width, row.ms_per_image, lines))
-        table_rows.append(
-            [row.kind, f"{row.ratio:g}", str(row.width), str(row.resolution), ms, span]
-        )
+        spots.append(Spot(axes, row.width, row.ms_per_image, lines))
+        shape = [row.kind, f"{row.ratio:g}", str(row.width), str(row.resolution)]
+        table_rows.append([*shape, ms, f"{low} to {high}"])
     caption = f"After GENet, Figure 3, {GENET}. Stacks of four blocks, {how}: {place}. "
     caption += "The paper does not print its times."
     return Drawn(title=BLOCKS_TITLE, caption=caption, figure=figure, spots=spots, rows=table_rows)
@@ -472,28 +436,21 @@ def draw_blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
 
 def page(figures: Sequence[Drawn]) -> str:
     """All figures as one HTML file that loads nothing."""
-    return render_template(
-        "figures.html", title="The papers' figures", figures=[section(drawn) for drawn in figures]
-    )
+    sections = [section(drawn) for drawn in figures]
+    return render_template("figures.html", title="The papers' figures", figures=sections)
 
 
-def section(drawn: Drawn) -> dict[str, Any]:
-    """The values that the template shows of one figure."""
+def section(drawn: Drawn) -> tuple[Drawn, Markup, list[tuple[float, float, tuple[str, ...]]]]:
+    """A figure with its SVG, and each tooltip's place in percent and lines."""
     description = f"{drawn.title}. " + "; ".join(", ".join(spot.words[:2]) for spot in drawn.spots)
-    svg = Markup(
-        plots.svg(drawn.figure, description)
-    )  # lays the figure out, which places the markers
-    tooltips = []
-    for spot in drawn.spots:
-        left, top = where(spot)
-        tooltips.append(dict(left=left, top=top, lines=spot.words))
-    return dict(
-        title=drawn.title, caption=drawn.caption, rows=drawn.rows, svg=svg, tooltips=tooltips
-    )
+    svg = Markup(plots.svg(drawn.figure, description))  # places the markers too
+    tooltips = [(*where(spot), spot.words) for spot in drawn.spots]
+    return drawn, svg, tooltips
 
 
 def where(spot: Spot) -> tuple[float, float]:
     """Percent of the figure from its left and its upper end."""
+    assert spot.axes.figure
     x, y = spot.axes.transData.transform((spot.x, spot.y))
-    width, height = spot.figure.bbox.size
+    width, height = spot.axes.figure.bbox.size
     return 100 * x / width, 100 * (1 - y / height)
