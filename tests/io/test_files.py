@@ -26,8 +26,8 @@ from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
+from fullstride.papers.lines import RowFile, SuiteFile
 from fullstride.papers.suite import BlocksFile
-from fullstride.papers.suite_page import RowFile, SuiteFile
 from fullstride.tasks import find_task
 from fullstride.train.autotune import CacheEntry
 from fullstride.train.recipes.named import RECIPES

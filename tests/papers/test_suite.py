@@ -18,7 +18,7 @@ from fullstride.nets.layers import BlurPool, SqueezeExcite
 from fullstride.nets.network import Network
 from fullstride.papers import lines as papers
 from fullstride.papers import suite
-from fullstride.papers.suite_page import QUANTITIES, Row
+from fullstride.papers.lines import QUANTITIES, Row
 from fullstride.tables import speeds
 
 CPU = torch.device("cpu")
@@ -178,7 +178,7 @@ def rate(
 
 def row_of(contest: papers.Contest, failed: dict[str, str] | None = None) -> Row:
     """Timm's rate is 100, 200 and 300 in turn, that of all others 150, 220 and 600."""
-    measured: dict[papers.Kind, list[Measurement]] = {}
+    measured: dict[papers.Kind, tuple[Measurement, ...]] = {}
     for entry in contest.entries:
         samples = (100.0, 200.0, 300.0) if entry.kind == "timm" else (150.0, 220.0, 600.0)
         for part in contest.parts:
@@ -186,7 +186,7 @@ def row_of(contest: papers.Contest, failed: dict[str, str] | None = None) -> Row
             one = replace(
                 one, ms_per_image=1 / 150, layout=contest.layout, compiled=contest.compiled
             )
-            measured.setdefault(entry.kind, []).append(one)
+            measured[entry.kind] = (*measured.get(entry.kind, ()), one)
     return Row(contest=contest, measured=measured, failed=failed or {})
 
 
@@ -238,7 +238,7 @@ def test_calls_that_take_half_the_time_are_twice_as_fast():
     assert row.ratio("timm", "timm", "inference") is None
     alone = {
         **row.measured,
-        "plain": [replace(one, reference=None) for one in row.measured["plain"]],
+        "plain": tuple(replace(one, reference=None) for one in row.measured["plain"]),
     }
     assert replace(row, measured=alone).ratio("plain", "timm", "inference") is None
 

@@ -243,7 +243,7 @@ def fastest(times: Sequence[Timed], line: Line, quantity: str) -> Timed | None:
 def blocks(profiles: Sequence[Profile], bench: Bench) -> tuple[list[BlockTime], How, str]:
     """GENet's block study, measured or else estimated by the first profile; origin and device."""
     if bench.blocks:
-        return list(bench.blocks), "measured", bench.blocks_place
+        return list(bench.blocks), "measured", bench.place
     if not profiles:
         raise ValueError(
             "no times of blocks: name a profile, or a blocks.json of `fullstride study blocks`"

@@ -1,4 +1,4 @@
-"""The networks that represent the lines of the papers' tables, and how each is measured.
+"""The networks that represent the lines of the papers' tables, and their numbers as a page.
 
 Not represented:
 - the lines `+JIT` and `+FastGAP` of TResNet's Table 5: space-to-depth and blur are never scripted
@@ -12,24 +12,30 @@ shortcuts among them, and a fused network represents In-place ABN.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from functools import cache
+from itertools import product
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
-from fullstride.measure.protocols import PROTOCOLS, Protocol
+from fullstride.io.records import Bounds, to_json
+from fullstride.measure.environment import Environment
+from fullstride.measure.protocols import PROTOCOLS, Measurement, Protocol
 from fullstride.measure.workload import Layout, Precision
 from fullstride.nets import fused_form
 from fullstride.nets.blocks import SpaceToDepthStem
+from fullstride.nets.efficiency import short_precision
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, timm_spec
 from fullstride.nets.weights.hub import HUB
 from fullstride.nets.zoo import spec
-from fullstride.tables import speeds
+from fullstride.tables import Speed, speeds
 from fullstride.tables.names import PRINTED
 
 REFERENCE = "timm/resnet50"  # in every contest that is not quick
@@ -45,6 +51,8 @@ Kind = Literal["reference", "timm", "plain", "fused"]
 KINDS: tuple[Kind, ...] = ("timm", "plain", "fused")
 TIMM = {ours: tagged.partition(".")[0] for ours, tagged in HUB.items()}
 
+# Lines of TResNet's Table 5, in which the code changes and the network does not.
+CODE_VARIANTS: dict[str, tuple[Kind, ...]] = {"none": ("timm", "plain"), "+Inplace": ("fused",)}
 PROTOCOL_OF = {"TResNet": "tresnet", "GENet": "genet", "ResNet-RS": "resnet_rs"}
 
 
@@ -137,42 +145,41 @@ def refinements() -> dict[str, tuple[Entry, ...]]:
 
 def lines() -> list[Line]:
     """All printed lines, in the papers' order."""
-    steps, printed = refinements(), {}
+    steps, printed = refinements(), dict[tuple[str, str, int], Line]()
     for speed in speeds():
-        key = speed.table, speed.line, speed.resolution
-        networks: dict[str, Any]
-        if speed.table == "TResNet 5":
-            networks = code_variant(speed.line)
+        table, name, resolution = speed.table, speed.line, speed.resolution
+        shown, why_not = KINDS, ""
+        if table != "TResNet 5":
+            entries = steps.get(name) or entries_of(PRINTED[name])
+        elif name in CODE_VARIANTS:
+            entries, shown = entries_of("tresnet_m"), CODE_VARIANTS[name]
         else:
-            networks = {"entries": steps.get(speed.line) or entries_of(PRINTED[speed.line])}
-        table, name, resolution = key
-        protocol = PROTOCOL_OF[table.partition(" ")[0]]
-        printed[key] = Line(
-            table=table, name=name, protocol=protocol, resolution=resolution, **networks
+            entries, why_not = (), "cannot be switched separately here"
+        printed[table, name, resolution] = Line(
+            table=table,
+            name=name,
+            protocol=PROTOCOL_OF[table.partition(" ")[0]],
+            resolution=resolution,
+            entries=entries,
+            shown=shown,
+            why_not=why_not,
         )
     return list(printed.values())
-
-
-def code_variant(name: str) -> dict[str, Any]:
-    """A line of TResNet's Table 5, in which the code changes and the network does not."""
-    shown: dict[str, tuple[Kind, ...]] = {"none": ("timm", "plain"), "+Inplace": ("fused",)}
-    if name in shown:
-        return {"entries": entries_of("tresnet_m"), "shown": shown[name]}
-    return {"why_not": "cannot be switched separately here"}
 
 
 def lines_of(names: Sequence[str], resolution: int | None) -> list[Line]:
     """Every protocol for each network, instead of the papers' lines."""
     selected = []
-    for protocol in PROTOCOL_OF.values():
-        for name in names:
-            entries, side = (
-                entries_of(name),
-                resolution or (224 if protocol == "tresnet" else spec(name).resolution),
-            )
-            selected.append(
-                Line(table=protocol, name=name, protocol=protocol, resolution=side, entries=entries)
-            )
+    for protocol, name in product(PROTOCOL_OF.values(), names):
+        own = 224 if protocol == "tresnet" else spec(name).resolution
+        line = Line(
+            table=protocol,
+            name=name,
+            protocol=protocol,
+            resolution=resolution or own,
+            entries=entries_of(name),
+        )
+        selected.append(line)
     return selected
 
 
@@ -192,12 +199,7 @@ def contests(
     if line.protocol == "genet":
         parts = [part for part in parts if part.batch == 64]
     parts = tuple(replace(part, resolution=line.resolution) for part in parts)
-    modes: list[tuple[Layout, bool]] = [
-        ("nhwc", False),
-        ("nhwc", True),
-        ("nchw", False),
-        ("nchw", True),
-    ]
+    modes: list[tuple[Layout, bool]] = [*product(("nhwc", "nchw"), (False, True))]
     entries = line.entries
     if quick:
         parts = tuple(shortened(part, device) for part in parts)
@@ -221,12 +223,227 @@ def contests(
 
 def shortened(part: Protocol, device: torch.device) -> Protocol:
     """The protocol with a fixed batch instead of the largest one, and fewer, shorter rounds."""
-    gpu = device.type == "cuda"
-    batch = min(64, QUICK_BATCH[device.type]) if part.name == "genet" else QUICK_BATCH[device.type]
-    rounds = part.rounds if gpu and part.name == "genet" else 5
-    short = (
-        dict(warmup_s=0.3, round_s=min(part.round_s, 0.1))
-        if gpu
-        else dict(warmup_s=0.0, round_s=1e-3)
+    gpu, is_genet = device.type == "cuda", part.name == "genet"
+    batch = QUICK_BATCH[device.type]
+    return replace(
+        part,
+        fit="given",
+        batch=min(64, batch) if is_genet else batch,
+        memory_batch=None,
+        rounds=part.rounds if gpu and is_genet else 5,
+        warmup_s=0.3 if gpu else 0.0,
+        round_s=min(part.round_s, 0.1) if gpu else 1e-3,
     )
-    return replace(part, fit="given", batch=batch, memory_batch=None, rounds=rounds, **short)
+
+
+# The measured lines of the tables, as Markdown and JSON.
+
+# A finished row is valid in environments that share these fields.
+TITLE = "The papers' tables, measured"
+DECISIVE_FIELDS = ("device", "threads", "torch", "cuda", "cudnn", "driver", "timm", "triton")
+DECISIVE_FIELDS += ("fullstride", "commit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A finished contest."""
+
+    contest: Contest
+    # One for each part that could be measured.
+    measured: Mapping[Kind, tuple[Measurement, ...]]
+    failed: Mapping[str, str]  # network and work -> reason, in one line
+
+    def find(self, kind: Kind, work: str) -> Measurement | None:
+        return next((one for one in self.measured.get(kind, ()) if one.protocol.work == work), None)
+
+    def ratio(self, kind: Kind, to: Kind, work: str) -> float | None:
+        """The speed relative to `to`, median over rounds; None if they share no rounds."""
+        one, other = self.find(kind, work), self.find(to, work)
+        rows = [each for each in (one, other) if each is not None and each.reference is not None]
+        if one is other or len(rows) < 2:
+            return None
+        one, other = rows
+        times = one.protocol.waits  # of calls; else images a second
+        faster, slower = (other, one) if times else (one, other)
+        return float(np.median(np.divide(faster.samples, slower.samples)))
+
+    def summary(self) -> str:
+        """One line of progress."""
+        every = (one for each in self.measured.values() for one in each)
+        rates = [f"{one.name} {one.images_per_s:,.1f} ({one.protocol.work})" for one in every]
+        rates += [f"{what}: {reason}" for what, reason in self.failed.items()]
+        how = f"{self.contest.parts[0].name}, {self.contest.layout}, {mode(self.contest.compiled)}"
+        return f"{how}, images/s: {'; '.join(rates)}"
+
+    def to_json(self, environment: Environment) -> str:
+        return to_json(RowFile(same_environment(environment), self.measured, self.failed))
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """The file of a finished contest."""
+
+    alike: Mapping[str, Any]  # of the environment; a row of another one is measured again
+    measured: Mapping[Kind, tuple[Measurement, ...]]
+    failed: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """A row of a suite's `results.json`: a number, and what it should not be read without."""
+
+    table: str
+    line: str
+    quantity: str
+    network: str
+    kind: str = ""
+    measured: Annotated[float, Bounds(gt=0)]
+    published: float | None = None
+    source: str | None = None
+    spread: float | None = None
+    to_timm: float | None = None
+    to_reference: float | None = None
+    batch: int
+    resolution: int
+    layout: str
+    made: str
+    precision: str
+    memory_gib: float | None = None
+    held_back_by: str | None = None
+
+
+@dataclass(frozen=True)
+class SuiteFile:
+    """A suite's `results.json`."""
+
+    environment: Environment
+    numbers: tuple[Number, ...]
+    not_measured: tuple[str, ...] = ()
+
+
+def same_environment(environment: Environment) -> dict[str, Any]:
+    return {key: getattr(environment, key) for key in DECISIVE_FIELDS}
+
+
+# The quantities of the tables: title -> (protocol, work, value).
+QUANTITIES: dict[str, tuple[str, str, Callable[[Measurement], float | None]]] = {
+    "training images/s": ("tresnet", "training", lambda one: one.images_per_s),
+    "inference images/s": ("tresnet", "inference", lambda one: one.images_per_s),
+    "largest batch": ("tresnet", "training", lambda one: one.largest_batch),
+    "ms per image": ("genet", "inference", lambda one: one.ms_per_image),
+    "seconds per 128 images": ("resnet_rs", "training", lambda one: 128 / one.images_per_s),
+}
+
+
+def numbers(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> list[Number]:
+    """Every measured number with its circumstances and the published one."""
+    measured = [
+        number_of(line, row, kind, quantity)
+        for line, each in planned.items()
+        for quantity, (protocol, _, _) in QUANTITIES.items()
+        if protocol == line.protocol
+        for row in filter(None, map(rows.get, each))
+        for kind in line.shown
+    ]
+    return [number for number in measured if number]
+
+
+def number_of(line: Line, row: Row, kind: Kind, quantity: str) -> Number | None:
+    """A quantity of one network of a finished contest, None where it was not measured."""
+    _, work, value_of = QUANTITIES[quantity]
+    one = row.find(kind, work)
+    if one is None or (value := value_of(one)) is None:
+        return None
+    speed = printed_speeds().get((line.table, line.name, line.resolution, quantity))
+    has_ratio = quantity != "largest batch"
+    return Number(
+        table=line.table,
+        line=line.name,
+        quantity=quantity,
+        network=one.name,
+        kind=kind,
+        measured=value,
+        published=speed.value if speed else None,
+        source=speed.source if speed else None,
+        spread=one.spread if has_ratio else None,
+        to_timm=row.ratio(kind, "timm", work) if has_ratio else None,
+        to_reference=one.ratio if has_ratio and one.reference == REFERENCE else None,
+        batch=one.protocol.batch,
+        resolution=line.resolution,
+        layout=one.layout,
+        made=mode(one.compiled),
+        precision=one.precision,
+        memory_gib=one.memory_gib,
+        held_back_by=one.environment.held_back_by,
+    )
+
+
+@cache
+def printed_speeds() -> dict[tuple[str, str, int, str], Speed]:
+    return {(row.table, row.line, row.resolution, row.quantity): row for row in speeds()}
+
+
+def failures(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> list[str]:
+    """One line for each measurement that is missing, with the reason."""
+    missing = [f"{line.table}, {line.name}: {line.why_not}" for line in planned if line.why_not]
+    for line, each in planned.items():
+        for contest in each:
+            name = f"{line.table}, {line.name}, {contest.layout}, {mode(contest.compiled)}"
+            pending = {"all": "not measured yet: run the command again"}
+            reasons = rows[contest].failed if contest in rows else pending
+            missing += [f"{name}, {what}: {reason}" for what, reason in reasons.items()]
+    return missing
+
+
+def data(planned: dict[Line, list[Contest]], rows: dict[Contest, Row], here: Environment) -> str:
+    missing = tuple(failures(planned, rows))
+    return to_json(SuiteFile(here, tuple(numbers(planned, rows)), missing))
+
+
+def page(
+    planned: dict[Line, list[Contest]], rows: dict[Contest, Row], here: Environment, quick: bool
+) -> str:
+    """A table for each quantity of each published table; measured and published columns differ."""
+    text = [f"# {TITLE}", "", f"{here.device}, {here.threads} threads, torch {here.torch},"]
+    text += [f"driver {here.driver}, timm {here.timm}, triton {here.triton}, commit {here.commit},"]
+    text += [f"{here.date}.", ""]
+    if quick:
+        text += ["Quick: fixed batches and few rounds, which are not the papers' protocols.", ""]
+    text += ["Measured: the number, the batch, and the speed relative to timm's network.", ""]
+    groups: dict[tuple[str, str], list[Number]] = {}
+    for one in numbers(planned, rows):
+        groups.setdefault((one.table, one.quantity), []).append(one)
+    for (table, quantity), group in groups.items():
+        precisions = ", ".join(dict.fromkeys(short_precision(one.precision) for one in group))
+        text += [f"## {table}: {quantity} ({precisions})", "", *markdown_table(group)]
+        sources = dict.fromkeys(one.source for one in group if one.source)
+        text += ["", *[f"Published: {source}." for source in sources], ""]
+    if missing := failures(planned, rows):
+        text += ["## Not measured", "", *(f"- {line}" for line in missing), ""]
+    return "\n".join(text)
+
+
+def markdown_table(group: list[Number]) -> list[str]:
+    """The table of one quantity: a column for each kind and mode, the published number last."""
+    present = {(one.kind, one.made) for one in group}
+    columns = [(k, m) for k in KINDS for m in ("eager", "compiled") if (k, m) in present]
+    heads = (f"measured: {kind} {how}" for kind, how in columns)
+    table = [["line", "pixels", "layout", *heads, "published"], ["---"] * (len(columns) + 4)]
+    lines: dict[tuple[str, int, str], dict[tuple[str, str], Number]] = {}
+    for one in group:
+        lines.setdefault((one.line, one.resolution, one.layout), {})[one.kind, one.made] = one
+    for (name, side, layout), line in lines.items():
+        published = next(iter(line.values())).published
+        printed = "" if published is None else f"{published:g}"
+        table.append([name, str(side), layout, *(cell(line.get(c)) for c in columns), printed])
+    return [f"| {' | '.join(row)} |" for row in table]
+
+
+def cell(one: Number | None) -> str:
+    if one is None:
+        return "-"
+    number = f"{one.measured:,.0f}" if one.measured >= 100 else f"{one.measured:.3g}"
+    if one.quantity == "largest batch":
+        return number
+    ratio = f", x{one.to_timm:.2f}" if one.to_timm else ""
+    return f"{number} ({one.batch}{ratio})"

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, zip_longest
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -24,13 +25,20 @@ from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.measure.workload import Precision
 from fullstride.nets.efficiency import short_precision
 from fullstride.papers.block_study import BlockTime
-from fullstride.papers.lines import QUICK_LINES, TIMM, Contest, Kind, contests, lines, lines_of
-from fullstride.papers.suite_page import (
+from fullstride.papers.lines import (
+    QUICK_LINES,
+    TIMM,
     TITLE,
+    Contest,
+    Kind,
     Row,
     RowFile,
     SuiteFile,
+    contests,
     data,
+    lines,
+    lines_of,
+    mode,
     page,
     same_environment,
 )
@@ -56,13 +64,11 @@ def measure(contest: Contest, device: torch.device) -> Row:
         memory_gib=contest.memory_gib,
     )
     kinds: dict[str, Kind] = {entry.name: entry.kind for entry in contest.entries}
-    failed: dict[str, str] = {}
-    nets: dict[str, Any] = {
-        entry.name: net
-        for entry in contest.entries
-        if (net := attempt(entry.build, failed, f"{entry.name}, building")) is not None
-    }
-    batches: dict[str, int] = {}
+    nets, batches, failed = dict[str, Any](), dict[str, int](), dict[str, str]()
+    for entry in contest.entries:
+        net = attempt(entry.build, failed, f"{entry.name}, building")
+        if net is not None:
+            nets[entry.name] = net
     first = contest.parts[0]
     if first.fit != "given":
         for name, net in nets.items():
@@ -71,53 +77,28 @@ def measure(contest: Contest, device: torch.device) -> Row:
         nets = {name: net for name, net in nets.items() if name in batches}
     rows: list[Measurement] = []
     for part in contest.parts:
-        # Fused networks differ from plain ones in training only.
-        chosen = {
-            name: net
-            for name, net in nets.items()
-            if part.work == "training" or kinds[name] != "fused"
-        }
 
         def timed(
-            some: Mapping[str, Any], reference: str | None, part: Protocol = part
+            names: Sequence[str], reference: str | None, part: Protocol = part
         ) -> list[Measurement]:
-            how = replace(options, reference=reference)
-            return bench(some, part, device, how, batches or None)
+            some, how = {name: nets[name] for name in names}, replace(options, reference=reference)
+            what = f"{names[0]}, {part.work}" if len(names) == 1 else ""
+            run = partial(bench, some, part, device, how, batches or None)
+            return attempt(run, failed, what) or []
 
-        rows += time_part(timed, chosen, part.work, failed)
+        # Fused networks differ from plain ones in training only.
+        names = [name for name in nets if part.work == "training" or kinds[name] != "fused"]
+        together = timed(names, names[0]) if names else []
+        if not together and len(names) > 1:
+            together = [row for name in names for row in timed([name], None)]
+        rows += together
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    measured = {kind: [row for row in rows if kinds[row.name] == kind] for kind in get_args(Kind)}
-    return Row(
-        contest=contest,
-        measured={kind: own for kind, own in measured.items() if own},
-        failed=failed,
-    )
-
-
-def time_part(
-    timed: Callable[[Mapping[str, Any], str | None], list[Measurement]],
-    nets: Mapping[str, Any],
-    work: str,
-    failed: dict[str, str],
-) -> list[Measurement]:
-    """The networks in the same rounds, relative to the first; or each alone if that fails.
-
-    Args:
-        timed: Measures networks, relative to one of them or None.
-        nets: By name.
-        work: Of the part, for `failed`.
-        failed: Gets the reasons.
-    """
-    if not nets:
-        return []
-    name = f"{next(iter(nets))}, {work}" if len(nets) == 1 else ""
-    rows = attempt(partial(timed, nets, next(iter(nets))), failed, name)
-    if rows or len(nets) == 1:
-        return rows or []
-    each = [attempt(partial(timed, {n: nets[n]}, None), failed, f"{n}, {work}") for n in nets]
-    return [row for rows in each for row in rows or ()]
+    measured: dict[Kind, tuple[Measurement, ...]] = {}
+    for row in rows:
+        measured[kinds[row.name]] = (*measured.get(kinds[row.name], ()), row)
+    return Row(contest=contest, measured=measured, failed=failed)
 
 
 def attempt(work: Callable[[], Any], failed: dict[str, str], name: str = "") -> Any:
@@ -161,24 +142,17 @@ def run(
         by_name = {(line.table, line.name): line for line in reversed(selected)}
         refined = [line for line in selected if line.table == "TResNet 4"]
         selected = [*(by_name[name] for name in QUICK_LINES), *refined]
-    how: dict[str, Any] = dict(
-        quick=quick, device=device, precision=precision, memory_gib=memory_gib
-    )
-    planned = {line: contests(line, **how) for line in selected}
+    plan = partial(contests, quick=quick, device=device, precision=precision, memory_gib=memory_gib)
+    planned = {line: plan(line) for line in selected}
     # A contest may belong to several tables. The first mode of all lines comes before the second.
-    most = max((len(each) for each in planned.values()), default=0)
-    todo = list(
-        dict.fromkeys(each[i] for i in range(most) for each in planned.values() if i < len(each))
-    )
+    todo = dict.fromkeys(filter(None, chain.from_iterable(zip_longest(*planned.values()))))
     rows: dict[Contest, Row] = {}
     minutes = QUICK_MINUTES if quick and minutes is None else minutes
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
 
     def write() -> None:
-        for name, text in (
-            (PAGE, page(planned, rows, here, quick)),
-            (DATA, data(planned, rows, here)),
-        ):
+        texts = {PAGE: page(planned, rows, here, quick), DATA: data(planned, rows, here)}
+        for name, text in texts.items():
             with atomic_write(out / name, OUTPUTS[name]) as beside:
                 beside.write_text(text)
 
@@ -209,8 +183,7 @@ def load(file: Path, contest: Contest, here: Environment) -> Row | None:
         return None
     if row.alike != same_environment(here):
         return None
-    measured: dict[Kind, list[Measurement]] = {k: list(m) for k, m in row.measured.items()}
-    return Row(contest=contest, measured=measured, failed=dict(row.failed))
+    return Row(contest=contest, measured=row.measured, failed=row.failed)
 
 
 def check_alive(device: torch.device) -> None:
@@ -279,7 +252,7 @@ class Bench:
 
     times: tuple[Timed, ...] = ()
     blocks: tuple[BlockTime, ...] = ()
-    blocks_place: str = ""
+    place: str = ""  # of the blocks
 
 
 def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> Bench:
@@ -288,8 +261,7 @@ def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> B
     `networks`: (name in the zoo, pixels a side); measurements of other networks are left out.
     Raises ValueError for other files, and for a file without any measurement of `networks`.
     """
-    times: list[Timed] = []
-    bench = Bench()
+    every = Bench()
     for path in paths:
         if not path.is_file():
             raise ValueError(
@@ -297,32 +269,32 @@ def read_bench(paths: Sequence[Path], networks: Container[tuple[str, int]]) -> B
             )
         data = read_json(path)
         try:
-            if isinstance(data, dict) and "numbers" in data:
-                rows = [*of_suite(from_json(SuiteFile, data, "suite"))]
-            elif isinstance(data, dict) and "how" in data:
-                if bench.blocks:
-                    raise ValueError(
-                        "an earlier file has measurements of blocks: give one of the two"
-                    )
-                bench = of_blocks(data)
-                continue
-            else:
-                rows = [
-                    timed
-                    for row in (data if isinstance(data, list) else [data])
-                    for timed in of_measurement(Measurement.from_json(row, "measurement"))
-                ]
+            own = of_file(data)
+            if own.blocks and every.blocks:
+                raise ValueError("an earlier file has measurements of blocks: give one of the two")
         except (ValueError, ZeroDivisionError) as error:
             what = "is not what `fullstride bench`, its suite, or `study blocks` wrote"
             raise ValueError(f"{path} {what}: {error}") from None
-        selected = [row for row in rows if (row.zoo, row.resolution) in networks]
-        if not selected:
+        times = tuple(row for row in own.times if (row.zoo, row.resolution) in networks)
+        if not times and not own.blocks:
             raise ValueError(
                 f"{path} has no measurement of a figure's network at its resolution by the "
                 "protocol throughput, tresnet, resnet_rs or genet"
             )
-        times += selected
-    return Bench(times=tuple(times), blocks=bench.blocks, blocks_place=bench.blocks_place)
+        blocks = own if own.blocks else every
+        every = Bench(times=(*every.times, *times), blocks=blocks.blocks, place=blocks.place)
+    return every
+
+
+def of_file(data: Any) -> Bench:
+    """The measurements of one file, by its content."""
+    if isinstance(data, dict) and "numbers" in data:
+        return Bench(times=tuple(of_suite(from_json(SuiteFile, data, "suite"))))
+    if isinstance(data, dict) and "how" in data:
+        return of_blocks(data)
+    rows = data if isinstance(data, list) else [data]
+    each = (Measurement.from_json(row, "measurement") for row in rows)
+    return Bench(times=tuple(timed for one in each for timed in of_measurement(one)))
 
 
 def of_blocks(data: Mapping[str, Any]) -> Bench:
@@ -335,7 +307,7 @@ def of_blocks(data: Mapping[str, Any]) -> Bench:
         row.stage()  # raises for an invalid block
     precision = short_precision(file.precision)
     place = f"{file.environment.device}, {precision}, batch {file.protocol.batch}"
-    return Bench(blocks=file.rows, blocks_place=place)
+    return Bench(blocks=file.rows, place=place)
 
 
 def own_name(name: str) -> str:
@@ -366,10 +338,8 @@ def of_measurement(one: Measurement) -> Iterator[Timed]:
     protocol = one.protocol
     if protocol.name == "genet" and protocol.batch > LARGEST_BATCH:
         return
-    mode = "compiled" if one.compiled else "eager"
-    device = one.environment.device
-    way = f"{one.name} on {device}, {short_precision(one.precision)}, {one.layout}, "
-    way += one.runtime or mode
+    device, made = one.environment.device, one.runtime or mode(one.compiled)
+    way = f"{one.name} on {device}, {short_precision(one.precision)}, {one.layout}, {made}"
     way += f", batch {protocol.batch}, protocol {protocol.name}"
     for quantity in MEASURES.get((protocol.name, protocol.work), ()):
         yield Timed(
