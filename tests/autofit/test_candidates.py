@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +19,13 @@ from fullstride.io.records import from_json, to_json
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.timm_wrapper import released
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.reader import read, read_shapes
 from fullstride.tables import PERMISSIVE, pretrained_networks
 from fullstride.tasks import find_task
 from fullstride.train.prepare import initial_network, initial_weights
+from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
 
@@ -258,7 +261,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_files_bundles_and_cached_repositories_of_a_folder_are_candidates(folder):
-    candidates, lines = listing(weights=str(folder))
+    candidates, lines = listing(weights=str(folder), licence="any")
     models = {each.name.rpartition("-")[0]: each for each in candidates}
     assert {name: each.model for name, each in models.items()} == {
         f"{TIMM}.lamb_in1k": f"timm/{TIMM}.lamb_in1k",
@@ -274,11 +277,44 @@ def test_files_bundles_and_cached_repositories_of_a_folder_are_candidates(folder
     assert "2 without a known licence" in lines[-1]
 
 
+def test_weights_of_unknown_licence_are_left_out_unless_any_licence_will_do(folder, tmp_path):
+    candidates, lines = listing(weights=str(folder))
+    assert {each.licence for each in candidates} == {"mit", "apache-2.0"}
+    (line,) = (line for line in lines if "--licence any" in line)
+    assert "weights under an unknown licence: 2" in line
+    shutil.copy(folder / "checkpoint.pth", tmp_path)
+    with pytest.raises(ValueError, match="under an unknown licence.*: use --licence any"):
+        listing(weights=str(tmp_path))
+
+
+@pytest.mark.usefixtures("reachable")
+def test_a_name_whose_weights_have_no_stated_licence_is_refused():
+    name = next(name for name in timm.list_pretrained("*") if released(name).license is None)
+    with pytest.raises(ValueError, match="under an unknown licence.*: use --licence any"):
+        listing(names=(f"timm/{name}",))
+    assert listing(names=(f"timm/{name}",), licence="any")[0]
+
+
+def test_a_run_has_the_licence_of_its_initial_weights_or_is_the_users_own(
+    folder, tmp_path, few_digits
+):
+    recipe = Recipe(lr=0.01, epochs=1, batch_size=16, resolution=16)
+    weights = {"own": "", "mit": str(folder / "own"), "": str(folder / "checkpoint.pth")}
+    for licence, start in weights.items():
+        run = tmp_path / (licence or "unknown")
+        list(train(run, "genet_tiny", few_digits, recipe, RunOptions(weights=start)))
+        assert Bundle.load(run / "bundle").licence == licence.replace("own", "")
+    assert {start.licence for start in examine(tmp_path)} == {*weights}
+    candidates, lines = listing(weights=str(tmp_path), channels=1)
+    assert {each.licence for each in candidates} == {"mit", "own"}
+    assert "weights under an unknown licence: 1" in lines[0]
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_training_begins_with_the_weights_of_every_candidate(folder, few_digits, channels):
     data = replace(few_digits, channels=channels)
     task = find_task().for_data(data)
-    candidates, _ = listing(weights=str(folder), channels=channels)
+    candidates, _ = listing(weights=str(folder), channels=channels, licence="any")
     assert {each.channels for each in candidates} == {3}
     for each in {each.model + each.weights: each for each in candidates}.values():
         recipe = Recipe(lr=0.01, epochs=1, batch_size=16, resolution=each.resolution)
@@ -309,7 +345,7 @@ def test_two_files_of_one_name_are_one_line(tmp_path):
         (tmp_path / name).mkdir()
         torch.save(state, tmp_path / name / "last.pth")
     with pytest.raises(ValueError, match="several candidates are named last-"):
-        listing(weights=str(tmp_path))
+        listing(weights=str(tmp_path), licence="any")
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth", "npz"])

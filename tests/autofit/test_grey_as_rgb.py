@@ -176,6 +176,7 @@ def test_a_fit_of_idx_files_begins_with_weights_for_rgb(gray, rgb, weights, tmp_
     settings = FitSettings(
         budget_ms=1000,
         weights=str(weights.parent),
+        licence="any",  # of weights that a bundle does not name
         resolutions=(24,),
         formats=("onnx",),
         precisions=("fp32",),

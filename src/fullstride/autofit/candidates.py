@@ -132,7 +132,7 @@ def list_candidates(
             can be downloaded, else random ones. A folder: those of its files, bundles and runs.
             "": random ones.
         names: Networks in place of the lists here: of the zoo, timm/NAME, or JSON files of specs.
-        licence: With permissive, weights whose licence is another one are left out.
+        licence: With permissive, weights of another licence, or an unknown one, are left out.
         resolutions: Pixels a side, in place of those that fit the weights and the pictures.
 
     Raises ValueError, in one line, for unknown names, a folder without weights, and where the
@@ -221,9 +221,7 @@ def folder_starts(
     for problem in problems:
         yield f"left out: {problem}"
     allowed = yield from allowed_by(licence, starts)
-    unknown = sum(not start.licence for start in allowed)
-    without = f"; {unknown} without a known licence" if unknown else ""
-    yield f"fine-tuning: weights in {folder}, {counts(allowed)}{without}"
+    yield f"fine-tuning: weights in {folder}, {counts(allowed)}"
     return allowed
 
 
@@ -236,7 +234,9 @@ def check_source(weights: str) -> None:
 def counts(starts: Sequence[Start]) -> str:
     families = sorted({start.family for start in starts})
     names = ", ".join(families[:5]) + (", ..." if len(families) > 5 else "")
-    return f"networks: {len(starts)}, families: {len(families)} ({names})"
+    unknown = sum(not start.licence for start in starts)
+    without = f"; {unknown} without a known licence" if unknown else ""
+    return f"networks: {len(starts)}, families: {len(families)} ({names}){without}"
 
 
 def any_is(starts: Iterable[Start], name: str) -> bool:

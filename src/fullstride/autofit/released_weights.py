@@ -22,11 +22,13 @@ from fullstride.nets.weights.convert import difference, find, normalize
 from fullstride.nets.weights.hub import HUB, by_name
 from fullstride.nets.weights.reader import read_shapes
 from fullstride.tables import PERMISSIVE, PretrainedNetwork, pretrained_networks, resolutions_around
+from fullstride.train.run_folder import RUN_CONFIG, read_config
 
 # What is known of weights that a network may begin with, and whose licence permits it.
 
 
 RGB = 3  # channels that released weights take
+OWN = "own"  # of the weights of a run that began with random ones: nobody else's licence holds
 FAMILY_OF_STEM: dict[type[blocks.Stem], str] = {
     blocks.SpaceToDepthStem: "tresnet",
     blocks.DeepConvStem: "resnet_rs",
@@ -48,7 +50,7 @@ class Start:
     channels: int = RGB
     params: int | None = None
     top1: Mapping[int, float] = field(default_factory=dict)  # resolution -> published top-1
-    licence: str = ""
+    licence: str = ""  # by its authors' name, or `OWN`; "" if unknown
 
     @property
     def resolutions(self) -> tuple[int, ...]:
@@ -72,15 +74,15 @@ def family_of(model: str, spec: NetSpec | TimmSpec) -> str:
 
 
 def allowed_by(licence: Licence, starts: Sequence[Start]) -> Generator[str, None, list[Start]]:
-    """Those whose licence is permissive or not known; yields a line on the others.
+    """Those whose licence is known to be permissive; yields a line on the others.
 
     Raises ValueError where none remains.
     """
-    others = [start for start in starts if start.licence and start.licence not in PERMISSIVE]
+    others = [start for start in starts if start.licence not in (*PERMISSIVE, OWN)]
     if licence == "any" or not others:
         return list(starts)
-    licences = ", ".join(sorted({start.licence for start in others}))
-    line = f"{len(others)} weights under {licences}, such as {others[0].label}"
+    licences = ", ".join(sorted({start.licence or "an unknown licence" for start in others}))
+    line = f"weights under {licences}: {len(others)}, such as {others[0].label}"
     if len(others) == len(starts):
         raise ValueError(
             f"no candidate has a permissive licence ({line}): use --licence any, or other networks"
@@ -214,7 +216,7 @@ def weight_paths(root: Path) -> Iterator[Path]:
     count = 0
     for name, folders, files in os.walk(root):
         folder = Path(name)
-        if METADATA in files or "run.json" in files:
+        if METADATA in files or RUN_CONFIG in files:
             folders.clear()
             yield folder
             continue
@@ -232,11 +234,12 @@ def weight_paths(root: Path) -> Iterator[Path]:
 
 def of_folder(folder: Path) -> Start:
     """A bundle, or that of a run that has ended. Raises ValueError for others."""
-    bundle = folder
-    if (folder / "run.json").exists():
+    bundle, begins_at_random = folder, False
+    if (folder / RUN_CONFIG).exists():
         bundle = folder / "bundle"
         if not bundle.is_dir():
             raise ValueError(f"{folder} is a run that has not ended: train it to its end")
+        begins_at_random = not read_config(folder, f"give {bundle}").weights
     metadata = read_metadata(bundle)
     if not (bundle / BUNDLE_WEIGHTS).is_file():
         raise ValueError(f"{bundle} has no {BUNDLE_WEIGHTS}: save the bundle again")
@@ -250,7 +253,7 @@ def of_folder(folder: Path) -> Start:
         family=family_of(model, spec),
         trained_at=metadata.preprocessing.resolution,
         channels=spec.in_channels,
-        licence=metadata.licence,
+        licence=metadata.licence or (OWN if begins_at_random else ""),
     )
 
 

@@ -31,7 +31,7 @@ class FitSettings(BudgetSettings):
     # Where networks begin: hub, for released weights in the hub's cache or on the hub; a folder of
     # files of weights; or none, for random weights.
     weights: str = "hub"
-    # Licences of released weights that may be used.
+    # Licences of weights that may be used; permissive leaves out those of unknown licence too.
     licence: Annotated[Licence, arg(aliases=["--license"])] = "permissive"
     # Networks to try in place of those that are listed: names, or JSON files of specs.
     candidates: tuple[str, ...] = ()

@@ -208,6 +208,7 @@ class PreparedRun:
     batches: TrainingBatches
     val: Batches | None  # whose workers live as long as those of `batches`; None: no images
     weights_resolution: int | None  # of the initial weights; None for random ones
+    licence: str  # of the initial weights, which holds for those that become of them; or ""
     teacher: TeacherProbabilities | None
     device: torch.device
     workers: int
@@ -297,6 +298,7 @@ class PreparedRun:
             scores=scores,
             environment=asdict(Environment.here(self.device)),
             source=f"trained on {self.data.name}{average}",
+            licence=self.licence,
             task=self.task.name,
             temperature=state.pop("temperature", 1.0),
             task_state=state,
@@ -363,6 +365,7 @@ def prepare(
         batches=batches,
         val=val,
         weights_resolution=start.preprocessing.resolution if start else None,
+        licence=start.licence if start else "",
         teacher=teacher,
         device=device,
         workers=workers,
