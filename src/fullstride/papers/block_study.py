@@ -8,9 +8,9 @@ and the same width and resolution throughout.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import cycle, product
+from itertools import cycle, groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ RATIOS = {"XX": (1.0,), "BL": (0.25, 0.5), "DW": (3.0, 6.0, 9.0)}
 
 TIMES, PLOT_NAME = "blocks.json", "blocks.png"  # in the folder of a study
 OUTPUT = json_output("a study of blocks", "how", "rows")
+INTERVALS = {"measured": "10 to 90 % of rounds", "estimated": "90 % interval"}
 LINE = "{:4} {:>6} {:>6} {:>6} {:>10} {:>10} {:>10}  {:21} {:>9}"
 
 
@@ -77,8 +78,8 @@ class Stack:
                 f"width {self.width} x ratio {self.ratio:g} is {inner:g} channels inside a "
                 f"{self.kind} block: use a width and a ratio whose product is whole"
             )
-        size = dict(depth=self.depth, width=self.width, ratio=self.ratio, kernel=self.kernel)
-        return replace(KINDS[self.kind], **size)
+        depth, width, ratio, kernel = self.depth, self.width, self.ratio, self.kernel
+        return replace(KINDS[self.kind], depth=depth, width=width, ratio=ratio, kernel=kernel)
 
     def build(self) -> nn.Sequential:
         stage, width = self.stage(), self.width
@@ -129,9 +130,8 @@ def stacks(
 
     Stacks of one width and resolution follow each other.
     """
-    size = dict(depth=depth, kernel=kernel)
     combinations = [
-        Stack(kind=kind, ratio=ratio, width=width, resolution=side, **size)
+        Stack(kind=kind, ratio=ratio, width=width, resolution=side, depth=depth, kernel=kernel)
         for side, width, kind in product(resolutions, widths, kinds)
         for ratio in ratios or RATIOS.get(kind, (1.0,))
     ]
@@ -144,19 +144,20 @@ def stacks(
 
 def study(stacks: Sequence[Stack], time: Timer) -> Iterator[BlockTime]:
     """Time each stack by `time`, which receives the stacks of one width and resolution together."""
-    groups: dict[tuple[int, int], list[Stack]] = {}
-    for stack in stacks:
-        groups.setdefault((stack.width, stack.resolution), []).append(stack)
-    for (width, side), group in groups.items():
-        nets = {stack.name: stack.build() for stack in group}
+    for (width, side), group in groupby(stacks, lambda stack: (stack.width, stack.resolution)):
+        by_name = {stack.name: stack for stack in group}
+        nets = {name: stack.build() for name, stack in by_name.items()}
         times = time(nets, width, side)
-        for stack in group:
-            costs = cost(nets[stack.name], side, width)
-            ms, low, high = times[stack.name]
-            result: dict[str, Any] = dict(
-                ms_per_image=ms, ms_low=low, ms_high=high, params=costs.params, macs=costs.macs
+        for name, stack in by_name.items():
+            costs, (ms, low, high) = cost(nets[name], side, width), times[name]
+            yield BlockTime(
+                **asdict(stack),
+                ms_per_image=ms,
+                ms_low=low,
+                ms_high=high,
+                params=costs.params,
+                macs=costs.macs,
             )
-            yield BlockTime(**asdict(stack), **result)
 
 
 def measured(
@@ -173,9 +174,7 @@ def measured(
         options = BenchOptions(in_channels=channels, precision=precision, layout=layout)
         rows = bench(nets, sized, device, options)
         spans = {row.name: 1e3 / np.percentile(row.samples, (50, 90, 10)) for row in rows}
-        return {
-            name: (float(ms), float(low), float(high)) for name, (ms, low, high) in spans.items()
-        }
+        return {name: tuple(span.tolist()) for name, span in spans.items()}
 
     return time
 
@@ -198,19 +197,18 @@ def estimated(profile: "Profile", batch: int) -> Timer:
 class Method:
     """How stacks get their times."""
 
+    how: Literal["measured", "estimated"]
     time: Timer
-    measured: bool  # else estimated
     description: str
     settings: Mapping[str, Any]  # for the file
 
     @property
     def heading(self) -> str:
-        interval = "10 to 90 % of rounds" if self.measured else "90 % interval"
         sizes = "kind", "ratio", "width", "map", "params M", "MACs M"
-        return LINE.format(*sizes, "ms/image", interval, "GMACs/s")
+        return LINE.format(*sizes, "ms/image", INTERVALS[self.how], "GMACs/s")
 
     def save(self, path: Path, rows: Sequence[BlockTime]) -> None:
-        content = {**self.settings, "rows": [asdict(row) for row in rows]}
+        content = {"how": self.how, **self.settings, "rows": [asdict(row) for row in rows]}
         with atomic_write(path, OUTPUT) as beside:
             beside.write_text(json.dumps(content, indent=1))
 
@@ -236,23 +234,14 @@ def find_method(
     Defaults are those of the device; a profile has its own precision and layout, so that giving
     them with it raises ValueError.
     """
-    if not target:
-        return measuring_method(device, batch, rounds, precision, layout)
-    options = {"rounds": rounds, "precision": precision, "layout": layout}
-    if ignored := [f"--{name}" for name, value in options.items() if value is not None]:
-        raise ValueError(
-            f"{', '.join(ignored)} with --target {target}: leave it out, the profile has its own"
-        )
-    return estimating_method(target, 64 if batch is None else batch)
-
-
-def measuring_method(
-    device: str,
-    batch: int | None,
-    rounds: int | None,
-    precision: str | None,
-    layout: Layout | None,
-) -> Method:
+    if target:
+        options = {"rounds": rounds, "precision": precision, "layout": layout}
+        if ignored := [f"--{name}" for name, value in options.items() if value is not None]:
+            raise ValueError(
+                f"{', '.join(ignored)} with --target {target}: leave it out, the profile has its "
+                "own"
+            )
+        return estimating_method(target, 64 if batch is None else batch)
     place = choose_device(device)
     gpu = place.type == "cuda"
     kind, order = find_precision(precision or ("fp16" if gpu else "fp32")), layout or "nchw"
@@ -260,18 +249,13 @@ def measuring_method(
     rounds = THROUGHPUT.rounds if rounds is None else rounds
     protocol = replace(THROUGHPUT, batch=images, rounds=rounds)
     here = Environment.here(place)
+    settings = {"protocol": asdict(protocol), "precision": kind, "layout": order}
     return Method(
+        how="measured",
         time=measured(place, protocol, precision=kind, layout=order),
-        measured=True,
         description=f"measured on {here.device}, {here.threads} threads, torch {here.torch}, "
         f"{short_precision(kind)}, {order}, batch {images}",
-        settings=dict(
-            how="measured",
-            protocol=asdict(protocol),
-            precision=kind,
-            layout=order,
-            environment=asdict(here),
-        ),
+        settings={**settings, "environment": asdict(here)},
     )
 
 
@@ -280,11 +264,11 @@ def estimating_method(name: str, batch: int) -> Method:
 
     profile = load_profile(name)
     return Method(
+        how="estimated",
         time=estimated(profile, batch),
-        measured=False,
         description=f"estimated for {profile.device} by the profile {profile.name}, "
         f"{profile.precision}, batch {batch}",
-        settings=dict(how="estimated", batch=batch, profile=profile.to_dict()),
+        settings={"batch": batch, "profile": profile.to_dict()},
     )
 
 

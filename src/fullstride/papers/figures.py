@@ -22,7 +22,14 @@ from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_by_name
 from fullstride.measure.operators import Operators
-from fullstride.papers.block_study import BlockTime, block_figure, estimated, stacks, study
+from fullstride.papers.block_study import (
+    INTERVALS,
+    BlockTime,
+    block_figure,
+    estimated,
+    stacks,
+    study,
+)
 from fullstride.papers.suite import QUANTITIES, TRAINING, Bench, Timed, read_bench
 from fullstride.report import plots
 from fullstride.report.console_tables import three_digits
@@ -415,7 +422,7 @@ def draw_blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
     """GENet's block study; tooltips and table have the times of the upper row."""
     figure = block_figure(rows, f"{BLOCKS_TITLE}: {how}, {place}")
     sides = sorted({row.resolution for row in rows}, reverse=True)
-    kind = "10 to 90 % of rounds" if how == "measured" else "90 % interval"
+    kind = INTERVALS[how]
     spots, table_rows = [], [["kind", "ratio", "width", "map", f"{how}: ms per image", kind]]
     for row in rows:
         ms, low, high = map(three_digits, (row.ms_per_image, row.ms_low, row.ms_high))

@@ -6,10 +6,12 @@ alone before anything is learned: those of a square 1 x 1 decay to 0, those of a
 half. Each kernel is therefore compared with Gaussian matrices of the same shape.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -57,8 +59,8 @@ class LayerRank:
 
     def cells(self) -> list[str]:
         """What `LAYER_COLUMNS` says."""
-        numbers = [f"{value:.2f}" for value in (self.rank, self.random_rank, self.relative)]
-        return [self.name, " x ".join(map(str, self.shape)), str(self.stride), self.kind, *numbers]
+        shape, numbers = " x ".join(map(str, self.shape)), cells_of(self)
+        return [self.name, shape, str(self.stride), self.kind, *numbers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +77,12 @@ class StageRank:
 
     def cells(self) -> list[str]:
         """What `STAGE_COLUMNS` says."""
-        numbers = [f"{value:.2f}" for value in (self.rank, self.random_rank, self.relative)]
         lowest = [self.lowest.name, f"{self.lowest.relative:.2f}"]
-        return [self.stage, self.kind, str(self.layers), *numbers, *lowest]
+        return [self.stage, self.kind, str(self.layers), *cells_of(self), *lowest]
+
+
+def cells_of(row: LayerRank | StageRank) -> list[str]:
+    return [f"{value:.2f}" for value in (row.rank, row.random_rank, row.relative)]
 
 
 def find_network(name: str, *, pretrained: bool = False) -> tuple[nn.Module, str]:
@@ -170,21 +175,17 @@ def stage_of(name: str, names: Sequence[str]) -> str:
 
 def by_stage(rows: Sequence[LayerRank]) -> list[StageRank]:
     """One row per stage and kind of kernel, in the network's order."""
-    alike: dict[tuple[str, str], list[LayerRank]] = {}
+    alike = defaultdict[tuple[str, str], list[LayerRank]](list)
     for row in rows:
-        alike.setdefault((row.stage, row.kind), []).append(row)
-
-    def mean(part: list[LayerRank], field: str) -> float:
-        return sum(getattr(row, field) for row in part) / len(part)
-
+        alike[row.stage, row.kind].append(row)
     return [
         StageRank(
             stage=stage,
             kind=kind,
             layers=len(part),
-            rank=mean(part, "rank"),
-            random_rank=mean(part, "random_rank"),
-            relative=mean(part, "relative"),
+            rank=fmean(row.rank for row in part),
+            random_rank=fmean(row.random_rank for row in part),
+            relative=fmean(row.relative for row in part),
             lowest=min(part, key=lambda row: row.relative),
         )
         for (stage, kind), part in alike.items()
@@ -193,10 +194,8 @@ def by_stage(rows: Sequence[LayerRank]) -> list[StageRank]:
 
 # Curves by stage, ratios by layer.
 
-
 MOST_CURVES = 8  # of more, the last ones are drawn: the late stages have most of the channels
 SHARES = np.linspace(0, 1, 101)
-SPECTRA = ("values", "random_values")  # of `LayerRank`
 
 
 def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
@@ -207,17 +206,23 @@ def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
     Right: each layer's rank divided by that of Gaussian matrices.
     """
     wide = [row for row in rows if max(row.shape[2:]) > 1] or list(rows)
-    by_name: dict[str, list[LayerRank]] = {}
+    by_name, kinds = (
+        defaultdict[str, list[LayerRank]](list),
+        defaultdict[str, dict[int, float]](dict),
+    )
     for row in wide:
-        by_name.setdefault(f"{row.stage}, {row.kind}", []).append(row)
+        by_name[f"{row.stage}, {row.kind}"].append(row)
+    for index, row in enumerate(rows):
+        kinds[row.kind.split(" in ")[0]][index] = row.relative
     curves = list(by_name.items())
     with drawing(9.2, 4.8, 1, 2) as (figure, (spectra, layers)):
         figure.suptitle(title, fontsize=10, parse_math=False)
         for number, (name, part) in enumerate(curves[-MOST_CURVES:]):
             look = {"color": COLOURS[number % len(COLOURS)], "ls": DASHES[number // len(COLOURS)]}
-            values, random = ([getattr(row, of) for row in part] for of in SPECTRA)
-            spectra.plot(SHARES, mean_curve(values), lw=1.8, label=f" {name}", **look)
-            spectra.plot(SHARES, mean_curve(random), lw=0.8, alpha=0.7, **look)
+            values = mean_curve([row.values for row in part])
+            random = mean_curve([row.random_values for row in part])
+            spectra.plot(SHARES, values, lw=1.8, label=f" {name}", **look)
+            spectra.plot(SHARES, random, lw=0.8, alpha=0.7, **look)
         left = max(0, len(curves) - MOST_CURVES)
         note = f" (the first {left} curves left out)" if left else ""
         spectra.set_xlabel(f"share of the singular values{note}")
@@ -226,13 +231,10 @@ def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
         gaussian = Line2D([], [], color=INK, lw=0.8, alpha=0.7, label=" Gaussian, same shape")
         handles = [*spectra.lines[::2], gaussian]
         draw_legend(figure, handles=handles, loc="outside lower center", ncols=4)
-        kinds: dict[str, list[tuple[int, float]]] = {}
-        for index, row in enumerate(rows):
-            kinds.setdefault(row.kind.split(" in ")[0], []).append((index, row.relative))
         for number, (kind, points) in enumerate(kinds.items()):
             colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-            places = zip(*points, strict=True)
-            layers.plot(*places, marker, color=colour, ls="", ms=5, label=kind)
+            xs, ys = [*points], [*points.values()]
+            layers.plot(xs, ys, marker, color=colour, ls="", ms=5, label=kind)
         layers.axhline(1, color=INK, lw=0.8, alpha=0.7)
         layers.set_ylim(0, max(1.25, 1.05 * max(row.relative for row in rows)))
         layers.set_xlabel("layer")
