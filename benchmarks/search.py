@@ -47,12 +47,7 @@ from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
 from fullstride.search.block_tuning import TRAINING, NetworkTraining, TunedScore, training_trial
-from fullstride.search.llr.plan import (
-    SearchJob,
-    describe,
-    find_master,
-    master_choice,
-)
+from fullstride.search.llr.plan import SearchJob, describe, find_master
 from fullstride.search.llr.results import DeviceTimes, Tuning
 from fullstride.search.llr.study import SEARCH
 from fullstride.search.llr.times import find_label, measure_specs
@@ -229,7 +224,11 @@ def train_all(job: SearchJob, networks: Mapping[str, tuple[NetSpec, int]]) -> di
         training_trial(
             job.folder / "baselines" / name,
             NetworkTraining(
-                spec=spec, data=job.data, recipe=master_choice(job), seed=seed, workers=job.workers
+                spec=spec,
+                data=job.data,
+                recipe=job.master_choice(job.home),
+                seed=seed,
+                workers=job.workers,
             ),
         )
         for name, (spec, seed) in networks.items()

@@ -17,12 +17,7 @@ from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import Estimator
 from fullstride.nets import zoo
 from fullstride.search.block_tuning import TunedScore
-from fullstride.search.llr.plan import (
-    SearchJob,
-    design_of,
-    find_master,
-    random_structures,
-)
+from fullstride.search.llr.plan import SearchJob, find_master
 from fullstride.search.llr.results import WHOLE, Tuning, Variant
 from fullstride.search.llr.study import SEARCH
 from fullstride.search.llr.tunings import model_of
@@ -78,7 +73,7 @@ def master_score(score):
 
 def planted_tunings(job, slope, drop, noise, rng):
     """Scores that depend on the log width of each place, below the MasterNet by `drop`."""
-    design = design_of(job)
+    design = job.design
     scores = [
         80 - drop + slope * np.log(own_width(job, row, place) / own_width(job, None, place))
         for row, place in zip(design.structures, design.places, strict=True)
@@ -118,7 +113,7 @@ def test_the_paper_is_one_shot_with_one_winner_and_no_control(data):
     assert settings.method == PAPER
     assert replace(settings, winners=3).method == replace(PAPER, winners=3)
     job = job_of(data, settings)
-    design = design_of(job)
+    design = job.design
     changed = (design.structures != job.space.start).sum(axis=1)
     assert (changed == 1).all()
     # The stem has six other widths only.
@@ -141,7 +136,7 @@ def test_whole_trainings_say_what_tunings_do_not(data):
     def true(rows):
         return 80 - 3.0 * job.space.features(rows)[:, depth].sum(axis=1)
 
-    random, others = random_structures(job), job.space.random(rng, 100)
+    random, others = job.random_structures, job.space.random(rng, 100)
     whole = [
         Tuning(trial=f"whole-{n}", structure=tuple(row), place=WHOLE, score=score)
         for n, (row, score) in enumerate(zip(random.tolist(), true(random), strict=True))

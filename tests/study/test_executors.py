@@ -12,7 +12,7 @@ from sleeping_trials import SLEEP, STEPS, Slept, trials_in
 from fullstride.io.locks import find_holder, hold
 from fullstride.study import executors
 from fullstride.study import trials as trials_module
-from fullstride.study.executors import ClusterExecutor, Crash, Report, Task, find_executor, log_path
+from fullstride.study.executors import ClusterExecutor, Outcome, Task, find_executor, log_path
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import Failure, LocalExecutor, Trial, local_devices, run_trials
 
@@ -20,7 +20,7 @@ from fullstride.study.trials import Failure, LocalExecutor, Trial, local_devices
 class FakeEngine:
     """Runs a task when it is asked for the outcome; `crashes` are outcomes that come before."""
 
-    def __init__(self, *crashes: Report | Crash, runs: bool = True):
+    def __init__(self, *crashes: Outcome, runs: bool = True):
         self.crashes = list(crashes)
         self.runs = runs
         self.stopped = list[str]()
@@ -28,7 +28,7 @@ class FakeEngine:
     def start(self, tasks: Sequence[Task]) -> Sequence[Task]:
         return tasks
 
-    def outcome(self, job: Task) -> Report | Crash | None:
+    def outcome(self, job: Task) -> Outcome | None:
         if self.crashes:
             return self.crashes.pop(0)
         return job() if self.runs else None
@@ -43,7 +43,7 @@ class QuickEngine(FakeEngine):
     def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
         return [task() for task in tasks]
 
-    def outcome(self, job: Any) -> Report:
+    def outcome(self, job: Any) -> Outcome:
         return job
 
 
@@ -97,9 +97,9 @@ def test_a_line_is_read_when_it_is_whole(trial):
 @pytest.mark.parametrize(
     ("crashes", "ends"),
     [
-        ([Crash(how="by a signal")], False),
-        ([Crash(how="by a signal"), Crash(how="by another")], True),
-        ([Crash(how="by another", starts=4)], True),
+        ([Outcome(crash="by a signal")], False),
+        ([Outcome(crash="by a signal"), Outcome(crash="by another")], True),
+        ([Outcome(crash="by another", starts=4)], True),
     ],
 )
 def test_a_trial_whose_process_is_lost_too_often_has_failed(trial, crashes, ends):
@@ -113,9 +113,9 @@ def test_a_trial_whose_process_is_lost_too_often_has_failed(trial, crashes, ends
 def test_a_process_that_is_lost_after_its_result_loses_nothing(trial):
     engine = FakeEngine()
 
-    def outcome(job: Task) -> Crash:
+    def outcome(job: Task) -> Outcome:
         assert job().has_result
-        return Crash(how="at the end", starts=4)
+        return Outcome(crash="at the end", starts=4)
 
     engine.outcome = outcome
     (result,) = run_on(engine, [trial])[1]
@@ -139,7 +139,7 @@ def test_an_error_that_is_no_fault_of_the_trial_is_one_line_and_ends_the_others(
 def test_a_result_that_the_driver_cannot_see_is_an_error_after_a_while(trial, monkeypatch):
     monkeypatch.setattr(executors, "VISIBLE_S", 0.01)
     with pytest.raises(OSError, match="share the folder"):
-        run_on(FakeEngine(*[Report(has_result=True)] * 10_000), [trial])
+        run_on(FakeEngine(*[Outcome(has_result=True)] * 10_000), [trial])
 
 
 def test_a_worker_without_the_folder_of_the_driver_says_so(trial, monkeypatch, tmp_path):

@@ -95,8 +95,6 @@ Count = Annotated[int, Bounds(gt=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTime(Stack):
-    """A stack with the time and the cost of one image."""
-
     ms_per_image: Ms
     ms_low: Ms  # measured: 10 and 90 % of the rounds; estimated: the model's 90 % interval
     ms_high: Ms

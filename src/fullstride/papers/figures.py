@@ -45,8 +45,6 @@ GENET_PLACE = "V100 in fp16 at batch 64"
 
 @dataclass(frozen=True)
 class Plan:
-    """The contents of a figure."""
-
     title: str
     paper: str
     quantity: str  # of x, one of QUANTITIES
@@ -188,7 +186,6 @@ def genet_lines() -> list[Line]:
 
 
 def networks() -> set[tuple[str | None, int | None]]:
-    """The networks of all figures, with their resolutions."""
     return {(line.zoo, line.resolution) for plan in PLANS.values() for line in lines(plan)}
 
 
@@ -240,7 +237,6 @@ def place_of(profile: Profile) -> str:
 
 
 def fastest(times: Sequence[Timed], line: Line, quantity: str) -> Timed | None:
-    """The fastest of the measurements of one network."""
     key = line.zoo, line.resolution, quantity
     candidates = [t for t in times if (t.zoo, t.resolution, t.quantity) == key]
     choose = max if "images/s" in quantity else min
@@ -442,7 +438,6 @@ def draw_blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
 
 
 def page(figures: Sequence[Drawn]) -> str:
-    """All figures as one HTML file that loads nothing."""
     sections = [section(drawn) for drawn in figures]
     return render_template("figures.html", title="The papers' figures", figures=sections)
 

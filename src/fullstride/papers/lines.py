@@ -58,8 +58,6 @@ PROTOCOL_OF = {"TResNet": "tresnet", "GENet": "genet", "ResNet-RS": "resnet_rs"}
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One network of a contest."""
-
     kind: Kind
     name: str  # "timm/resnet50", "tresnet_m", "tresnet_m fused"
     spec: NetSpec | None = None  # None: timm's
@@ -246,8 +244,6 @@ DECISIVE_FIELDS += ("fullstride", "commit")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A finished contest."""
-
     contest: Contest
     # One for each part that could be measured.
     measured: Mapping[Kind, tuple[Measurement, ...]]
@@ -268,7 +264,6 @@ class Row:
         return float(np.median(np.divide(faster.samples, slower.samples)))
 
     def summary(self) -> str:
-        """One line of progress."""
         every = (one for each in self.measured.values() for one in each)
         rates = [f"{one.name} {one.images_per_s:,.1f} ({one.protocol.work})" for one in every]
         rates += [f"{what}: {reason}" for what, reason in self.failed.items()]
@@ -281,8 +276,6 @@ class Row:
 
 @dataclass(frozen=True)
 class RowFile:
-    """The file of a finished contest."""
-
     alike: Mapping[str, Any]  # of the environment; a row of another one is measured again
     measured: Mapping[Kind, tuple[Measurement, ...]]
     failed: Mapping[str, str]
@@ -314,8 +307,6 @@ class Number:
 
 @dataclass(frozen=True)
 class SuiteFile:
-    """A suite's `results.json`."""
-
     environment: Environment
     numbers: tuple[Number, ...]
     not_measured: tuple[str, ...] = ()

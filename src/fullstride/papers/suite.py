@@ -220,8 +220,6 @@ MEASURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """One measured quantity of a network."""
-
     zoo: str
     resolution: int
     quantity: str
@@ -248,8 +246,6 @@ class BlocksFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """The contents of files of measurements."""
-
     times: tuple[Timed, ...] = ()
     blocks: tuple[BlockTime, ...] = ()
     place: str = ""  # of the blocks

@@ -64,7 +64,6 @@ class NetworkTraining:
     recipe: RecipeChoice = BY_DEFAULT
     seed: int = 0  # of new weights, and of the run
     workers: int | None = 0  # processes that decode images; None: chosen
-    epochs: float | None = None  # in place of the recipe's length
     checkpoint_every_steps: int = 0  # for epochs that are long
 
 
@@ -145,8 +144,6 @@ def train_network(
         with atomic_write(Path(model), SPEC_OUTPUT) as temporary:
             temporary.write_text(spec.to_json())
     changes = {**recipe.changes, "seed": training.seed}
-    if training.epochs is not None:
-        changes["epochs"] = training.epochs
     if torch.device(device).type == "cuda":
         changes.setdefault("grad_accum_steps", 0)  # the fewest passes that fit
     options = RunOptions(

@@ -18,12 +18,9 @@ from fullstride.train.batches import recipe_in_epochs, training_batches
 from fullstride.train.loop import Epoch, train_epochs
 from fullstride.train.recipes.recipe import Recipe
 
-# Exchanges of super-blocks.
-#
 # A part is the stem, a stage, the convolution of the head or the classifier. But for the classifier
 # they are the places of a search, `stem`, `stages.2` and `head`: in GENet's (arXiv:2006.14090) the
 # super-blocks of a MasterNet.
-
 
 HEAD, CLASSIFIER = "head.conv", Network.classifier
 
@@ -221,7 +218,9 @@ def matched(
     Raises ValueError for a new part of another stride, whose maps have another size.
     """
     net, own = exchange.net, cast(Network, master.net)
-    places = new_places(exchange, own)
+    order = [part.path for part in parts_of(net.spec)[:-1]]
+    of_both = {*exchange.fresh} & {part.path for part in parts_of(own.spec)}
+    places = [path for path in order if path in of_both]  # new as a whole, and with maps
     if not places:
         return exchange
     side = recipe.resolution or master.preprocessing.resolution
@@ -229,10 +228,8 @@ def matched(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         net.task_head = adapters_between(net, own, places, torch.zeros(1, pre.channels, side, side))
-    order = [part.path for part in parts_of(net.spec)]
-    last = order.index(places[-1])
-    learning = (*exchange.fresh, *exchange.adapted)
-    behind = [path for path in learning if part_number(order, path) > last]
+    later = [*order[order.index(places[-1]) + 1 :], CLASSIFIER]
+    behind = [path for path in (*exchange.fresh, *exchange.adapted) if is_below(path, later)]
     teacher = own.to(device).eval().requires_grad_(False)
 
     def maps(x: Tensor, epoch: int, indices: Tensor) -> Tensor:
@@ -251,27 +248,14 @@ def matched(
     )
     batches = training_batches(data, Classify(), pre, short, device, workers)
     try:
-        epochs = train_epochs(
-            net.to(device), MatchMaps(places=places), batches, short, teacher=maps
-        )
-        *_, epoch = epochs
+        task = MatchMaps(places=tuple(places))
+        *_, epoch = train_epochs(net.to(device), task, batches, short, teacher=maps)
     finally:
         batches.close()
     assert isinstance(epoch, Epoch)
     matching = cast(Network, epoch.average.cpu().requires_grad_(True))
     matching.task_head = None
     return replace(exchange, net=matching)
-
-
-def new_places(exchange: Exchange, own: Network) -> tuple[str, ...]:
-    """The parts that are new as a whole and whose maps the MasterNet has, in order."""
-    of_both = {part.path for part in parts_of(own.spec)[:-1]}
-    parts = parts_of(exchange.net.spec)[:-1]
-    return tuple(part.path for part in parts if part.path in {*exchange.fresh} & of_both)
-
-
-def part_number(order: Sequence[str], path: str) -> int:
-    return next(number for number, part in enumerate(order) if is_below(path, [part]))
 
 
 def maps_at(net: Network, places: Sequence[str], x: Tensor) -> list[Tensor]:

@@ -78,19 +78,13 @@ class StudyJob:
         return run_trials(kind, trials, self.executor or LocalExecutor(self.devices))
 
 
-def always(job: Any, results: Results) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Stage:
-    """A part of a study."""
-
     name: str
     work: Callable[[Any, Results], Work]  # gets the job and the results of earlier stages
     kind: Any = None  # type of the result, which is stored; None: each call computes it
     render: Callable[[Any], Parts] = lambda result: ()
-    when: Callable[[Any, Results], bool] = always
+    when: Callable[[Any, Results], bool] = lambda job, results: True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +109,6 @@ class Study:
 
     @property
     def record(self) -> "Record[StudyConfig]":
-        """Of its file."""
         noun = f"the settings of a {self.noun}"
         return Record(StudyConfig, noun, ("settings", "fingerprint"))
 
@@ -281,8 +274,6 @@ def differences(saved: StudyConfig, config: StudyConfig) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class StageResult:
-    """The file of a stage that has ended."""
-
     stage: str
     result: Any
 
@@ -329,6 +320,5 @@ def write_stage(folder: Path, name: str, result: Any) -> None:
 
 
 def read_seconds(folder: Path) -> dict[str, float]:
-    """The seconds of each stage so far."""
     saved = SECONDS_RECORD.find(folder / SECONDS)
     return saved.seconds if saved else {}

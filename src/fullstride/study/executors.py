@@ -33,19 +33,13 @@ VISIBLE_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """What a worker says at the end of a task."""
+class Outcome:
+    """How a task has ended."""
 
-    has_result: bool = False  # False: another process runs the trial
+    has_result: bool = False  # False without more: another process runs the trial
     error: str = ""  # in one line, that is no failure of the trial
-
-
-@dataclass(frozen=True, kw_only=True)
-class Crash:
-    """How the process of a task was ended from outside."""
-
-    how: str  # in words, as in "the last time by SIGKILL"
-    starts: int = 1
+    crash: str = ""  # how its process was ended from outside, as in "by SIGKILL"
+    starts: int = 1  # of its process, if it was ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +52,7 @@ class Task:
     cores: int
     folder: Path  # the working directory of the driver, which relative paths are of
 
-    def __call__(self) -> Report:
+    def __call__(self) -> Outcome:
         """Run the trial and append its lines to its log. Raises nothing but what ends a process."""
         try:
             os.chdir(self.folder)
@@ -70,10 +64,10 @@ class Task:
                     try:
                         print(next(steps), file=log, flush=True)
                     except StopIteration as stop:
-                        return Report(has_result=stop.value)
+                        return Outcome(has_result=stop.value)
         except Exception as error:
             traceback.print_exc(file=sys.stderr)  # in the log files of the engine
-            return Report(error=f"{self.trial.name} on {platform.node()}: {_line(error)}")
+            return Outcome(error=f"{self.trial.name} on {platform.node()}: {_line(error)}")
 
     def checkpoint(self) -> Any:
         """What submitit runs where Slurm takes the machine away: the trial has checkpoints."""
@@ -89,7 +83,7 @@ class Engine(Protocol):
         """A job for each task, in order."""
         ...
 
-    def outcome(self, job: Any) -> Report | Crash | None:
+    def outcome(self, job: Any) -> Outcome | None:
         """How a job has ended; None before. Does not wait."""
         ...
 
@@ -145,15 +139,12 @@ class ClusterExecutor:
         for each in list(self._running):
             outcome = self.engine.outcome(each.job)  # before its last lines are read
             yield from each.read()
-            has_result = isinstance(outcome, Report) and outcome.has_result
-            if outcome is None or (has_result and not self._is_visible(each)):
+            if outcome is None or (outcome.has_result and not self._is_visible(each)):
                 continue
             self._running.remove(each)
-            if isinstance(outcome, Crash):
-                yield Ended(trial=each.trial, crash=outcome.how, starts=outcome.starts)
-            else:
-                error = OSError(outcome.error) if outcome.error else None
-                yield Ended(trial=each.trial, error=error)
+            error = OSError(outcome.error) if outcome.error else None
+            crash, starts = outcome.crash, outcome.starts
+            yield Ended(trial=each.trial, error=error, crash=crash, starts=starts)
 
     def cancel(self) -> None:
         for each in self._running:
@@ -180,7 +171,6 @@ def log_path(trial: Trial) -> Path:
 
 
 # On a Ray cluster trials are core tasks, for which Ray chooses machines and GPUs.
-
 
 RETRIES = 3  # of a task whose process or machine is lost
 CONNECT_S = 10.0
@@ -220,7 +210,7 @@ class RayEngine:
     def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
         return [self._remote.options(name=task.trial.name).remote(task) for task in tasks]
 
-    def outcome(self, job: Any) -> Report | Crash | None:
+    def outcome(self, job: Any) -> Outcome | None:
         ready, _ = self._ray.wait([job], timeout=0)
         if not ready:
             return None
@@ -229,9 +219,9 @@ class RayEngine:
         try:
             return self._ray.get(job)
         except RayTaskError as error:  # before the trial began, as where a module is missing
-            return Report(error=_line(error.cause))
+            return Outcome(error=_line(error.cause))
         except RayError as error:
-            return Crash(how=f"by {_line(error)}", starts=1 + RETRIES)
+            return Outcome(crash=f"by {_line(error)}", starts=1 + RETRIES)
 
     def stop(self, job: Any) -> None:
         self._ray.cancel(job, force=True)
@@ -244,7 +234,7 @@ def _check_address(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
-def _run(task: Task) -> Report:
+def _run(task: Task) -> Outcome:
     return task()
 
 
@@ -253,7 +243,6 @@ def _line(error: BaseException) -> str:
 
 
 # On Slurm trials are jobs of submitit, which requeues a job when its time is over.
-
 
 FOLDER = "slurm"  # in that of a study: scripts, logs and pickles of submitit
 MOST_REQUEUES = 1000  # of a job whose time is over. A trial goes on each time, so there is no limit
@@ -297,7 +286,7 @@ class SlurmEngine:
         with self._executor.batch():  # one array of jobs
             return [self._executor.submit(task) for task in tasks]
 
-    def outcome(self, job: Any) -> Report | Crash | None:
+    def outcome(self, job: Any) -> Outcome | None:
         if not job.done():
             return None
         from submitit.core.utils import FailedJobError, UncompletedJobError
@@ -306,9 +295,9 @@ class SlurmEngine:
         try:
             return job.result()
         except FailedJobError as error:  # before the trial began
-            return Report(error=str(error).strip().splitlines()[-1][:300])
+            return Outcome(error=str(error).strip().splitlines()[-1][:300])
         except UncompletedJobError:
-            return Crash(how=f"in the state {state} of job {job.job_id}")
+            return Outcome(crash=f"in the state {state} of job {job.job_id}")
 
     def stop(self, job: Any) -> None:
         job.cancel(check=False)

@@ -81,7 +81,6 @@ def _run(
     threads: int,
     processes: int,
 ) -> None:
-    """The body of the process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     share_cores(threads, processes)
     if device.startswith("cuda"):

@@ -38,6 +38,12 @@ from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.timing import RunTimes, time_run
 
 TRIALS = "trials"  # with a folder for each training
+FURTHER = 16  # tunings after the first design, by default: four refits
+# Of a step, with that of the same network without a teacher, whose forward pass is a third.
+TEACHER = 4 / 3
+TUNING_SHARE = 0.25  # of the MasterNet's epochs
+# Purposes of random draws, apart from each other and from those of later stages.
+MEASURE, SAMPLE, RANDOM = 1, 2, 5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,6 +159,69 @@ class SearchJob(StudyJob):
             self.cache[variant] = LatencyTables(space, profile, batch, side, clock)
         return self.cache[variant]
 
+    def draws(self, purpose: int, number: int = 0) -> np.random.Generator:
+        """Random draws that are a function of the seed and what they are for."""
+        return np.random.default_rng([self.settings.seed, purpose, number])
+
+    @cached_property
+    def design(self) -> Design:
+        """The first design: one change at a time, with a control of each place."""
+        is_controlled, samples = self.method.baseline == "control", self.settings.samples
+        return first_design(
+            self.space,
+            self.draws(SAMPLE),
+            per_place=samples if is_controlled else samples + 1,
+            control_each=is_controlled,
+            spread=self.method.design == "spread",
+        )
+
+    @property
+    def random_structures(self) -> np.ndarray:
+        """(n, M) structures that are trained to the end whatever the model says."""
+        return self.space.random(self.draws(RANDOM), self.settings.whole)
+
+    @property
+    def further_tunings(self) -> int:
+        if self.method.next == "none":
+            return 0
+        most = self.settings.trainings
+        return FURTHER if most is None else max(0, most - len(self.design.places))
+
+    @property
+    def training_recipe(self) -> Recipe:
+        """The recipe of the MasterNet at its own resolution."""
+        return self.master_choice(self.home).resolve(case_of(self.data)).recipe
+
+    def master_choice(self, variant: Variant) -> RecipeChoice:
+        """The recipe of the MasterNet and of the winners, at their resolution."""
+        changes = {"resolution": variant.resolution, **self.recipe.changes}
+        return RecipeChoice(self.recipe.source or self.method.training, changes)
+
+    @property
+    def tuning_choice(self) -> RecipeChoice:
+        """Changes of the recipe by which exchanged blocks are tuned.
+
+        By default a quarter of the MasterNet's epochs, as the paper's 30 of 120.
+        """
+        whole = recipe_in_epochs(self.data, self.training_recipe).epochs
+        changes: dict[str, object] = {"epochs": TUNING_SHARE * whole}
+        if self.method.tuning == "paper":
+            changes = dict(PAPER_TUNING)
+        if self.settings.tune_epochs is not None:
+            changes["epochs"] = self.settings.tune_epochs
+        return RecipeChoice("", changes)
+
+    def final_choice(self, variant: Variant) -> RecipeChoice:
+        changes: dict[str, object] = {"resolution": variant.resolution}
+        if self.settings.final_epochs is not None:
+            changes["epochs"] = self.settings.final_epochs
+        return RecipeChoice(self.method.final, changes)
+
+    def fastest_ms(self, profile: Profile, variant: Variant) -> float:
+        """The ms per image of the fastest structure of a variant."""
+        tables = self.tables(profile, variant)
+        return float(tables(fastest(self.space, tables)[None])[0])
+
 
 def find_master(settings: SearchSettings, data: DataSet) -> NetSpec:
     """The MasterNet for the images. Raises ValueError, in one line, for another kind of network."""
@@ -174,26 +243,13 @@ def describe(spec: NetSpec) -> str:
     return f"{', '.join(parts)} (kernel/ratio {', '.join(sorted(ratios))})"
 
 
-FURTHER = 16  # tunings after the first design, by default: four refits
-# Of a step, with that of the same network without a teacher, whose forward pass is a third.
-TEACHER = 4 / 3
-TUNING_SHARE = 0.25  # of the MasterNet's epochs
-# Purposes of random draws, apart from each other and from those of later stages.
-MEASURE, SAMPLE, RANDOM = 1, 2, 5
-
-
-def generator(job: SearchJob, purpose: int, number: int = 0) -> np.random.Generator:
-    """Draws that are a function of the seed and what they are for."""
-    return np.random.default_rng([job.settings.seed, purpose, number])
-
-
 def time_networks(job: SearchJob) -> Generator[str, None, DeviceTimes]:
     """The profile of the device; here one that is fitted to networks that are measured."""
     if not job.settings.is_here:
         return DeviceTimes(profile=load_profile(job.settings.target))
     rows: list[tuple[Structure, Variant]] = [(job.start, each) for each in job.variants]
     count = max(job.settings.measured, len(rows) + 6)
-    others = job.space.random(generator(job, MEASURE), count - len(rows)).tolist()
+    others = job.space.random(job.draws(MEASURE), count - len(rows)).tolist()
     for number, row in enumerate(others):
         rows.append((tuple(row), job.variants[number % len(job.variants)]))
     measured = yield from measure_structures(job, rows)
@@ -203,7 +259,6 @@ def time_networks(job: SearchJob) -> Generator[str, None, DeviceTimes]:
 def measure_structures(
     job: SearchJob, rows: list[tuple[Structure, Variant]]
 ) -> Generator[str, None, list[MeasuredStructure]]:
-    """The times here of untrained networks."""
     specs = [job.spec(structure, variant) for structure, variant in rows]
     label = find_label(job.settings.format)
     times = yield from measure_specs(specs, job.budget.batch, label, job.folder / "times")
@@ -214,61 +269,10 @@ def measure_structures(
 
 
 def profile_of(job: SearchJob, measured: list[MeasuredStructure]) -> Profile:
-    """Of this machine, by all that was measured."""
+    """The profile of this machine, fitted to all measured times."""
     specs = [job.spec(each.structure, each.variant) for each in measured]
     label = find_label(job.settings.format)
     return fit_profile(specs, [each.ms for each in measured], job.budget.batch, label)
-
-
-def design_of(job: SearchJob) -> Design:
-    """The first design: one change at a time, with a control of each place."""
-    is_controlled, samples = job.method.baseline == "control", job.settings.samples
-    return first_design(
-        job.space,
-        generator(job, SAMPLE),
-        per_place=samples if is_controlled else samples + 1,
-        control_each=is_controlled,
-        spread=job.method.design == "spread",
-    )
-
-
-def random_structures(job: SearchJob) -> np.ndarray:
-    """(n, M) structures that are trained to the end whatever the model says."""
-    return job.space.random(generator(job, RANDOM), job.settings.whole)
-
-
-def further_tunings(job: SearchJob, design: Design) -> int:
-    """Tunings after the first design."""
-    if job.method.next == "none":
-        return 0
-    most = job.settings.trainings
-    return FURTHER if most is None else max(0, most - len(design.places))
-
-
-def training_recipe(job: SearchJob) -> Recipe:
-    """That of the MasterNet and the winners."""
-    return master_choice(job).resolve(case_of(job.data)).recipe
-
-
-def master_choice(job: SearchJob, variant: Variant | None = None) -> RecipeChoice:
-    """The recipe of the MasterNet and of the winners, at their resolution."""
-    side = (variant or job.home).resolution
-    changes = {"resolution": side, **job.recipe.changes}
-    return RecipeChoice(job.recipe.source or job.method.training, changes)
-
-
-def tuning_choice(job: SearchJob) -> RecipeChoice:
-    """Changes of the recipe by which exchanged blocks are tuned.
-
-    By default a quarter of the MasterNet's epochs, as the paper's 30 of 120.
-    """
-    whole = recipe_in_epochs(job.data, training_recipe(job)).epochs
-    changes: dict[str, object] = dict(epochs=TUNING_SHARE * whole)
-    if job.method.tuning == "paper":
-        changes = dict(PAPER_TUNING)
-    if job.settings.tune_epochs is not None:
-        changes["epochs"] = job.settings.tune_epochs
-    return RecipeChoice("", changes)
 
 
 def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, SearchPlan]:
@@ -284,7 +288,7 @@ def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, Search
     for variant in job.variants:
         tables = job.tables(times.profile, variant)
         master_ms[variant.name] = float(tables(job.space.start[None])[0])
-        fastest_ms[variant.name] = fastest_in(job, times.profile, variant)
+        fastest_ms[variant.name] = job.fastest_ms(times.profile, variant)
     if min(fastest_ms.values()) > limit_ms:
         raise ValueError(
             f"nothing fits {job.budget}: the fastest structure takes "
@@ -292,14 +296,14 @@ def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, Search
             "--resolutions"
         )
     yield "measuring the training of the MasterNet"
-    run, recipe, design = measure_steps(job), training_recipe(job), design_of(job)
+    run, recipe, design = measure_steps(job), job.training_recipe, job.design
     tables, home_ms = job.tables(times.profile, job.home), master_ms[job.home.name]
     whole_s = seconds_of(job, run, recipe, recipe)
-    tuning = replace(tuning_recipe(len(job.data.train), recipe), **tuning_choice(job).changes)
+    tuning = replace(tuning_recipe(len(job.data.train), recipe), **job.tuning_choice.changes)
     relative = float(tables(design.structures).mean() / home_ms)
     tune_s = TEACHER * relative * seconds_of(job, run, recipe, tuning)
-    count, further = len(design.places), further_tunings(job, design)
-    random = random_structures(job)
+    count, further = len(design.places), job.further_tunings
+    random = job.random_structures
     random_s = float(tables(random).sum() / home_ms) * whole_s
     inside = [each for each in job.variants if fastest_ms[each.name] <= limit_ms]
     sides = [(each.resolution / job.home.resolution) ** 2 for each in inside]
@@ -312,7 +316,7 @@ def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, Search
         PlannedTrainings("winners", winners * len(inside), winners * whole_s * sum(sides)),
     ]
     if job.method.final:
-        final = final_choice(job, job.home).resolve(case_of(job.data)).recipe
+        final = job.final_choice(job.home).resolve(case_of(job.data)).recipe
         rows.append(PlannedTrainings("final", 1, seconds_of(job, run, recipe, final)))
     return SearchPlan(
         structures=float(job.space.size) * len(job.variants),
@@ -321,20 +325,6 @@ def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, Search
         trainings=tuple(row for row in rows if row.trainings or row.stage != "whole"),
         devices=len(job.devices),
     )
-
-
-def fastest_in(job: SearchJob, profile: Profile, variant: Variant) -> float:
-    """The time of an image that no structure of a variant is below, in ms."""
-    tables = job.tables(profile, variant)
-    return float(tables(fastest(job.space, tables)[None])[0])
-
-
-def final_choice(job: SearchJob, variant: Variant) -> RecipeChoice:
-    """The recipe of the last training."""
-    changes: dict[str, object] = {"resolution": variant.resolution}
-    if job.settings.final_epochs is not None:
-        changes["epochs"] = job.settings.final_epochs
-    return RecipeChoice(job.method.final, changes)
 
 
 def measure_steps(job: SearchJob) -> RunTimes:
@@ -348,14 +338,14 @@ def measure_steps(job: SearchJob) -> RunTimes:
             scratch / "run",
             str(model),
             job.unseen,
-            master_choice(job).resolve(case_of(job.data)),
+            job.master_choice(job.home).resolve(case_of(job.data)),
             RunOptions(device=job.devices[0], workers=job.workers),
         )
         return time_run(run, perf_counter() - begin)
 
 
 def seconds_of(job: SearchJob, run: RunTimes, measured: Recipe, recipe: Recipe) -> float:
-    """Of a training by `recipe`, of a network whose steps by the recipe `measured` are known."""
+    """The seconds of a training by `recipe`, from the times of steps by the recipe `measured`."""
     per_epoch = len(job.data.train) / measured.batch_size  # steps of the measured batch
     val_s = run.image_s * len(job.data.val)
     scored_s = (val_s + run.save_s) / run.score_every

@@ -30,8 +30,6 @@ Structure = tuple[int, ...]  # the choice at each place
 
 @dataclass(frozen=True)
 class MeasuredStructure:
-    """A time that was measured here."""
-
     structure: Structure
     variant: Variant
     ms: float  # per image
@@ -49,8 +47,6 @@ class DeviceTimes:
 
 @dataclass(frozen=True)
 class PlannedTrainings:
-    """Trainings of one stage."""
-
     stage: str
     trainings: int
     seconds: float  # of all of them, one after the other
@@ -98,8 +94,6 @@ class Regression:
 
 @dataclass(frozen=True, kw_only=True)
 class Finalist:
-    """A structure of the selection."""
-
     structure: Structure
     variant: Variant
     network: str  # its depths and widths, in words

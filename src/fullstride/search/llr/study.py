@@ -95,7 +95,6 @@ def search_network(
 
 
 def tunings_of(done: Results) -> tuple[Tuning, ...]:
-    """All tunings and whole trainings so far."""
     return (*done["design"], *done["whole"], *done.get("sequential", ()))
 
 
@@ -144,7 +143,6 @@ def times_lines(times: DeviceTimes) -> Parts:
 
 
 def plan_lines(plan: SearchPlan) -> Parts:
-    """The cost of each stage, with the total."""
     lines = [f"space    {plan.structures:.3g} structures"]
     for name, ms in plan.master_ms.items():
         fastest = f"the fastest structure {three_digits(plan.fastest_ms[name])} ms"
@@ -159,7 +157,6 @@ def plan_lines(plan: SearchPlan) -> Parts:
 
 
 def regression_lines(regression: Regression) -> Parts:
-    """The pseudo-gradients with their standard errors."""
     rows = [
         [
             each.place,
@@ -178,7 +175,6 @@ def regression_lines(regression: Regression) -> Parts:
 
 
 def finalist_lines(finalists: Sequence[Finalist]) -> Parts:
-    """The structures with predictions, times and the ends of ranges where they stand."""
     rows = [
         [
             each.variant.name,

@@ -171,12 +171,10 @@ def machine_here(label: Label | None, device: torch.device) -> tuple[Machine, Pr
     return replace(machine, runtime=runtime, folded=label is not None), rough
 
 
-# Millions of structures take as long as their parts, whose times stand in tables.
-#
-# A super-block's time depends on its own choice and on the channels that it reads, which the place
-# before decides; device and host each add up over the places, and are then combined as the latency
-# model combines them for a whole network.
-
+# Millions of structures take as long as their parts, whose times stand in tables. A super-block's
+# time depends on its own choice and on the channels that it reads, which the place before decides;
+# device and host each add up over the places, and are then combined as the latency model combines
+# them for a whole network.
 
 Counted = list[tuple[Part, int]]
 
@@ -203,22 +201,30 @@ class LatencyTables:
         places = list(place_parts(space, side))
         every = (part for _, rows in places for row in rows for own in row for part, _ in own)
         estimator.add(dict.fromkeys(every))
-        # Of each place: the row of its table that each choice of the place before reads, and the
+        # For each place: the row of its table that each choice of the place before reads, and the
         # table of seconds of a batch, (device and host, channels that are read, choices).
         self.tables = [
-            (before, np.array([[seconds(own, estimator) for own in row] for row in rows]))
+            (
+                before,
+                np.array(
+                    [
+                        [[seconds(own, estimator, of) for own in row] for row in rows]
+                        for of in (0, 1)
+                    ]
+                ),
+            )
             for before, rows in places
         ]
-        self.tables = [(before, np.moveaxis(table, 2, 0)) for before, table in self.tables]
 
     def busy_s(self, structures: np.ndarray) -> np.ndarray:
         """(2, n): seconds in which device and host are busy with a batch."""
         busy = np.zeros((2, len(structures)))
-        before = np.zeros(len(structures), int)
-        for number, (row_of, table) in enumerate(self.tables):
-            # What follows the last place, a head without choices, has a single column.
-            single = number >= structures.shape[1]
-            own = np.zeros(len(structures), int) if single else structures[:, number]
+        before = none = np.zeros(len(structures), int)
+        columns = [
+            *structures.T,
+            none,
+        ]  # what follows the last place, such as a head, has no choice
+        for own, (row_of, table) in zip(columns, self.tables, strict=False):
             busy += table.reshape(2, -1)[:, row_of[before] * table.shape[2] + own]
             before = own
         busy[0] += self.fixed_s
@@ -226,18 +232,16 @@ class LatencyTables:
 
     def __call__(self, structures: np.ndarray) -> np.ndarray:
         device_s, host_s = self.busy_s(structures)
-        chosen = {"device": device_s, "host": host_s}
-        total_s = chosen.get(self.clock)
-        if total_s is None:
+        if self.clock == "both":
             total_s = total_seconds(device_s, host_s)
+        else:
+            total_s = device_s if self.clock == "device" else host_s
         return total_s * 1e3 / self.batch
 
 
-def seconds(own: Counted, estimator: Estimator) -> tuple[float, float]:
-    """Of the device and of the host."""
-    device_s = sum(estimator.cache[part][0] * count for part, count in own)
-    host_s = sum(estimator.cache[part][1] * count for part, count in own)
-    return device_s, host_s
+def seconds(own: Counted, estimator: Estimator, of: int) -> float:
+    """How long the device (0) or the host (1) is busy with some parts."""
+    return sum(estimator.cache[part][of] * count for part, count in own)
 
 
 def place_parts(space: NetSpace, side: int) -> Iterator[tuple[np.ndarray, list[list[Counted]]]]:
@@ -253,7 +257,7 @@ def place_parts(space: NetSpace, side: int) -> Iterator[tuple[np.ndarray, list[l
             "latency model has no walk of them"
         )
     specs = [varied(space, place) for place in range(len(structure))]
-    yield np.zeros(1, int), [[[first_part(spec, side)] for spec in specs[0]]]
+    yield np.zeros(1, int), [[[next(parts(spec, side))] for spec in specs[0]]]
     side = halved(side, master.stem.stride)
     widths = [spec.stem_width for spec in specs[0]]
     for number in range(len(master.stages)):
@@ -274,10 +278,6 @@ def varied(space: NetSpace, place: int) -> list[NetSpec]:
     rows = np.tile(space.start, (space.places[place].choices, 1))
     rows[:, place] = np.arange(len(rows))
     return [space.spec(row) for row in rows]
-
-
-def first_part(spec: NetSpec, side: int) -> tuple[Part, int]:
-    return next(parts(spec, side))
 
 
 def rows_of_widths(widths: Sequence[int]) -> tuple[np.ndarray, list[int]]:

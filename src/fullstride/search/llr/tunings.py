@@ -20,20 +20,7 @@ from fullstride.search.block_tuning import (
     TunedScore,
     training_trial,
 )
-from fullstride.search.llr.plan import (
-    SearchJob,
-    describe,
-    design_of,
-    fastest_in,
-    final_choice,
-    further_tunings,
-    generator,
-    master_choice,
-    measure_structures,
-    profile_of,
-    random_structures,
-    tuning_choice,
-)
+from fullstride.search.llr.plan import SearchJob, describe, measure_structures, profile_of
 from fullstride.search.llr.results import (
     WHOLE,
     DeviceTimes,
@@ -71,11 +58,11 @@ def whole_trial(
     job: SearchJob, name: str, structure: Structure, variant: Variant, final: bool = False
 ) -> Trial:
     """A training from random weights, as the MasterNet's or by the last recipe."""
-    choice = final_choice if final else master_choice
+    choice = job.final_choice if final else job.master_choice
     training = NetworkTraining(
         spec=job.spec(structure, variant),
         data=job.data,
-        recipe=choice(job, variant),
+        recipe=choice(variant),
         seed=job.settings.seed,
         workers=job.workers,
     )
@@ -87,7 +74,7 @@ def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) ->
     training = BlockTuning(
         spec=job.spec(structure, job.home),
         data=job.data,
-        recipe=tuning_choice(job),
+        recipe=job.tuning_choice,
         seed=job.settings.seed,
         workers=job.workers,
         master=job.trial_folder(MASTER) / "run",
@@ -113,15 +100,13 @@ def run_tunings(
 
 
 def run_design(job: SearchJob) -> Generator[str, None, tuple[Tuning, ...]]:
-    """The first design, one change at a time."""
-    design = design_of(job)
-    rows = zip(map(tuple, design.structures.tolist()), design.places.tolist(), strict=True)
+    structures, places = job.design.structures.tolist(), job.design.places.tolist()
+    rows = zip(map(tuple, structures), places, strict=True)
     return (yield from run_tunings(job, {f"design-{n:03d}": row for n, row in enumerate(rows)}))
 
 
 def run_whole(job: SearchJob) -> Generator[str, None, tuple[Tuning, ...]]:
-    """Random structures, trained to the end from random weights."""
-    rows = [*map(tuple, random_structures(job).tolist())]
+    rows = [*map(tuple, job.random_structures.tolist())]
     names = [f"whole-{number:02d}" for number in range(len(rows))]
     trials = [whole_trial(job, *each, job.home) for each in zip(names, rows, strict=True)]
     results = yield from job.run(TRAINING, trials)
@@ -161,7 +146,6 @@ def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> A
 def regress(
     job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]
 ) -> Generator[str, None, Regression]:
-    """The pseudo-gradients with their standard errors."""
     model = model_of(job, master, tunings)
     yield f"fitted to {len(tunings)} tunings"
     return Regression(
@@ -182,7 +166,7 @@ def tune_further(
     one is their control, the MasterNet's own structure. Proposals are stored before they are run,
     so that a search that was killed goes on with the same ones.
     """
-    left, further, number = further_tunings(job, design_of(job)), list[Tuning](), 0
+    left, further, number = job.further_tunings, list[Tuning](), 0
     while left > 0:
         number += 1
         control = [job.start] if number == 1 else []
@@ -218,7 +202,7 @@ def propose(
         job.tables(times.profile, variant),
         job.budget.ms_per_image,
         np.array([each.structure for each in tried]),
-        generator(job, PROPOSE, number),
+        job.draws(PROPOSE, number),
         count=count,
         method="greedy" if job.method.next == "greedy" else "thompson",
     )
@@ -228,7 +212,7 @@ def propose(
 
 def fits(job: SearchJob, profile: Profile, variant: Variant, ratio: float = 1.0) -> bool:
     """Whether any structure is within the budget, by estimates times `ratio`."""
-    return ratio * fastest_in(job, profile, variant) <= job.budget.ms_per_image
+    return ratio * job.fastest_ms(profile, variant) <= job.budget.ms_per_image
 
 
 # The best structures within the budget are selected, measured and trained.
@@ -268,7 +252,7 @@ def select_in(
         job.budget.ms_per_image / ratio,
         top=job.settings.finalists,
         count=job.settings.count,
-        rng=generator(job, SELECT, job.variants.index(variant)),
+        rng=job.draws(SELECT, job.variants.index(variant)),
     )
     scores, errors = model.predict(selection.structures)
     reaches = NORMAL_95 * np.nan_to_num(errors, posinf=100.0)
@@ -355,7 +339,7 @@ def misses_budget(job: SearchJob, measured: Iterable[Finalist], variant: Variant
 def ratio_of(
     job: SearchJob, profile: Profile, measured: Iterable[Finalist], variant: Variant
 ) -> float:
-    """Of measured times to their estimates by `profile`: the median of a variant's finalists."""
+    """The median ratio of a variant's measured times to their estimates by `profile`."""
     rows = [each for each in measured if each.variant == variant]
     if not rows:
         return 1.0
@@ -383,7 +367,7 @@ def train_winners(
 def train_finalists(
     job: SearchJob, chosen: Mapping[str, Finalist], *, final: bool = False
 ) -> Generator[str, None, tuple[Winner, ...]]:
-    """Train each of `chosen`, by the name of its trial, as `whole_trial` does."""
+    """Train the finalists from random weights; `chosen` has them by the names of their trials."""
     trials = [whole_trial(job, n, f.structure, f.variant, final) for n, f in chosen.items()]
     results = yield from job.run(TRAINING, trials)
     named = zip(chosen.items(), results, strict=True)

@@ -36,8 +36,6 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class NextStep:
-    """A network to train next."""
-
     name: str
     size: Size | None
     ms: float
@@ -161,8 +159,6 @@ ALTERNATIVES = 5  # steps that are listed
 
 @dataclass(frozen=True, kw_only=True)
 class FrontPoint:
-    """A network that no faster one beats."""
-
     name: str
     size: Size
     ms: float
@@ -261,7 +257,7 @@ def analyse_regime(
     by_time: bool,
 ) -> RegimeAnalysis:
     deviation, epochs = seed_deviation(points), points[0].epochs
-    front = front_of(points)
+    front = pareto_front(points, lambda point: point.ms, lambda point: -point.error)
     warnings = []
     if epochs != target_epochs:
         warnings.append(
@@ -313,11 +309,6 @@ def analyse_regime(
         steps=steps[:ALTERNATIVES],
         warnings=tuple(warnings),
     )
-
-
-def front_of(points: Sequence[FinishedPoint]) -> list[FinishedPoint]:
-    """The networks that no faster one beats, the fastest first."""
-    return pareto_front(points, lambda point: point.ms, lambda point: -point.error)
 
 
 def front_point(point: FinishedPoint, deviation: float | None) -> FrontPoint:

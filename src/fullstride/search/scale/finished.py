@@ -43,8 +43,6 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One training that has ended."""
-
     name: str  # of the network with its resolution
     width: Positive
     depth: Positive
@@ -89,7 +87,7 @@ class FinishedPoint:
     trainings: tuple[Training, ...]
 
     def standard_error(self, seed_deviation: float | None) -> float | None:
-        """Of the mean error, for comparisons on the same images. None: no seed was repeated."""
+        """The standard error of `error` on the same images; None where no seed was repeated."""
         return None if seed_deviation is None else seed_deviation / math.sqrt(self.seeds)
 
     def bar(self, seed_deviation: float | None) -> float:

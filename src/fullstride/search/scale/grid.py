@@ -51,7 +51,7 @@ class ScalePoint:
 
     @property
     def name(self) -> str:
-        """Also of its folder."""
+        """The name of the point, and of its folders."""
         stem, depth = self.model.removeprefix("timm/").removesuffix(".json"), self.depth
         if is_resnet_rs(self.model):
             stem, depth = f"resnet_rs_{depth:g}", 1.0
@@ -59,7 +59,7 @@ class ScalePoint:
         return f"{stem.rpartition('/')[2]}{scaled}-{self.resolution}"
 
     def spec(self, classes: int, channels: int) -> NetSpec | TimmSpec:
-        """Of the network for images of so many channels."""
+        """The network for images of so many channels and classes."""
         if is_resnet_rs(self.model):
             spec = resnet_rs.of_layers(int(self.depth)).scaled(width=self.width)
         else:
@@ -133,7 +133,7 @@ def rand_magnitude(resolution: int) -> int:
 
 
 def centre(points: Sequence[ScalePoint]) -> Size:
-    """Of each axis the value nearest to the middle of its logarithms, of two the larger one."""
+    """The value of each axis that is nearest to the middle of the logarithms; of two the larger."""
 
     def middle(values: Sequence[float]) -> float:
         mean = math.sqrt(min(values) * max(values))
@@ -251,7 +251,7 @@ Times = list[tuple[float, float, str]]  # ms of inference, ms of training, and t
 
 
 def estimated_times(operators: Sequence[Operators], settings: ScaleSettings) -> Times:
-    """By the profile, which may have no training steps."""
+    """Times by the profile of the target, which may have no training steps."""
     profile = load_profile(settings.target)
     count = len(operators)
     calls = estimates(operators, profile, [settings.call_batch] * count)
@@ -270,7 +270,7 @@ def measured_times(
     training_batch: int,
     device: str,
 ) -> Generator[str, None, Times]:
-    """Of networks on this machine; the smallest first, as the times of others follow from them."""
+    """Times on this machine, the smallest network first, as those of large ones follow from it."""
     where = torch.device(device)
     step_images = min(training_batch, STEP_IMAGES[where.type])
     macs = [own.total_macs for own in operators]

@@ -21,8 +21,6 @@ LEAST_PASS = 8  # images of a pass on a GPU, where the passes of a step share a 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTraining:
-    """One training of the plan."""
-
     point: str  # its name
     regime: str
     seed: int
@@ -31,8 +29,6 @@ class PlannedTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class ScalePlan:
-    """What will be trained."""
-
     costs: tuple[PointCost, ...]  # of the points that fit
     beyond: tuple[PointCost, ...]  # that only the hours leave out
     left_out: dict[str, str]  # name -> why

@@ -39,8 +39,6 @@ Table = list[list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleResults:
-    """All numbers of a study."""
-
     data_name: str
     device: str  # of the times
     budget_ms: float | None
@@ -56,7 +54,6 @@ def check_outputs(folder: Path) -> None:
 
 
 def write_results(folder: Path, results: ScaleResults) -> None:
-    """Write the JSON, the CSV file, the plot and the page to `folder`."""
     texts = {JSON: to_json(results), CSV: write_trainings(results.trainings)}
     for name, text in texts.items():
         with atomic_write(folder / name, OUTPUTS[name]) as temporary:
@@ -124,7 +121,6 @@ def law_line(name: str, law: Law) -> str:
 
 
 def regime_lines(regime: RegimeAnalysis) -> Iterator[str]:
-    """What the trainings of one length say, for people."""
     if regime.seed_deviation is not None:
         yield f"deviation over seeds: {regime.seed_deviation:.2f} points"
     yield from map(gain_line, regime.gains)
@@ -160,7 +156,6 @@ def steps_table(steps: Sequence[NextStep]) -> Table:
 
 
 def render(results: ScaleResults) -> str:
-    """The page as HTML."""
     sections = []
     for regime in reversed(results.regimes):
         tables = {"p: McNemar's test against the row of the front before": points_table(regime)}

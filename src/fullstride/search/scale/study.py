@@ -152,7 +152,6 @@ def plan_trainings(job: ScaleJob, done: Results) -> Generator[str, None, ScalePl
 def train(
     job: ScaleJob, plan: ScalePlan, trainings: Sequence[PlannedTraining]
 ) -> Generator[str, None, None]:
-    """Run the trainings that have no result."""
     points = {cost.name: cost.point for cost in plan.costs}
     trials = []
     for each in trainings:

@@ -125,8 +125,6 @@ SOURCE = "ours: a structure of a search space around a MasterNet"
 
 @dataclass(frozen=True)
 class Choice:
-    """What may stand at a place."""
-
     depth: int  # blocks
     width: int  # channels out
     block: str  # "C", "XX", "BL" or "DW"
@@ -306,7 +304,7 @@ def type_choices(own: Choice, kernels: Sequence[int], blocks: Iterable[str]) -> 
 
 
 def ratios(own: Choice, block: str) -> tuple[float, ...]:
-    """Those of a class; blocks of the own class XX keep theirs."""
+    """The ratios to choose from in a class of block; an own class XX keeps its ratio."""
     return () if own.block == block == "XX" else RATIOS[block]
 
 
