@@ -91,7 +91,7 @@ def calibration_line(bundle: Metadata, recipe: Recipe) -> str:
     if scores:
         return task.fit_note(scores)
     if recipe.calibrate and task.has_fit:
-        return "no calibration of probabilities, as there is no validation split"
+        return "nothing is calibrated, as there is no validation split"
     return ""
 
 

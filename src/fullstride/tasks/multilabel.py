@@ -14,7 +14,14 @@ from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.targets import open_labels
 from fullstride.io.records import Bounds
 from fullstride.tasks.losses import weight_tensor
-from fullstride.tasks.task import ClassScore, Metric, Score, Task, full_precision
+from fullstride.tasks.task import (
+    ClassScore,
+    Metric,
+    Score,
+    Task,
+    best_f1_threshold,
+    full_precision,
+)
 
 # How well are images ranked for each label? Average precisions, and an interval of their mean.
 #
@@ -183,19 +190,10 @@ def choose_thresholds(probability_nk: np.ndarray, has_nk: np.ndarray) -> tuple[f
 
 
 def best_threshold(probability_n: np.ndarray, has_n: np.ndarray) -> float:
-    """The threshold of the highest F1, of equal ones the highest, and `DEFAULT` for few images.
-
-    It is in the middle between two probabilities of images, so that rounding does not decide.
-    """
+    """That of `best_f1_threshold`, and `DEFAULT` for few images."""
     if min(has_n.sum(), (~has_n).sum()) < MIN_IMAGES:
         return DEFAULT
-    order = np.argsort(-probability_n, kind="stable")
-    falling = probability_n[order].astype(np.float64)
-    cuts = np.append(np.flatnonzero(np.diff(falling)), len(falling) - 1)  # the last image above
-    hits = has_n[order].cumsum()[cuts]
-    best = cuts[(2 * hits / (cuts + 1 + hits[-1])).argmax()]
-    below = falling[best + 1] if best + 1 < len(falling) else 0.0
-    return float(np.clip((falling[best] + below) / 2, *LIMITS))
+    return float(np.clip(best_f1_threshold(probability_n, has_n, int(has_n.sum())), *LIMITS))
 
 
 # How good are predicted labels? mAP, and precision, recall and F1 by class and overall.

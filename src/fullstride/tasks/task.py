@@ -122,6 +122,26 @@ class ConfusionMatrix:
         return matrix_kk
 
 
+def best_f1_threshold(scores_n: np.ndarray, is_hit_n: np.ndarray, positives: int) -> float:
+    """The score from which on predictions have the highest F1, of equal ones the highest score.
+
+    It is in the middle between two scores, so that rounding does not decide. There is at least one
+    prediction.
+
+    Args:
+        scores_n: Of N predictions, in any order.
+        is_hit_n: Which of them are right.
+        positives: The number of all that should be predicted, hits included.
+    """
+    order = np.argsort(-scores_n, kind="stable")
+    falling = scores_n[order].astype(np.float64)
+    cuts = np.append(np.flatnonzero(np.diff(falling)), len(falling) - 1)  # the last one above
+    hits = is_hit_n[order].cumsum()[cuts]
+    best = cuts[(2 * hits / (cuts + 1 + positives)).argmax()]
+    below = falling[best + 1] if best + 1 < len(falling) else 0.0
+    return float(falling[best] + below) / 2
+
+
 def _percent(part: int, whole: int) -> float | None:
     return 100 * part / whole if whole else None
 

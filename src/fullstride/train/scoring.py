@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,7 +70,11 @@ class HeldOutputs:
         self.batches: list[tuple[Tensor, Any]] = []
 
     def update(self, outputs: Tensor, targets: Any) -> None:
-        self.batches.append((outputs.cpu(), targets.cpu()))
+        if isinstance(targets, Tensor):
+            targets = targets.cpu()
+        else:  # objects of each image
+            targets = [{name: each.cpu() for name, each in objects.items()} for objects in targets]
+        self.batches.append((outputs.cpu(), targets))
 
     def merge(self, other: "HeldOutputs") -> None:
         self.batches += other.batches
@@ -81,10 +86,12 @@ class HeldOutputs:
         """`task` fitted to them. Raises FloatingPointError where an output is not finite."""
         if not self.batches:
             raise ValueError("none of the images to score on can be read: give others")
-        outputs, targets = (torch.cat(each) for each in zip(*self.batches, strict=True))
+        outputs = torch.cat([outputs for outputs, _ in self.batches])
+        targets = [targets for _, targets in self.batches]
+        joined = torch.cat(targets) if isinstance(targets[0], Tensor) else [*chain(*targets)]
         if not outputs.isfinite().all():
             raise FloatingPointError("the network's outputs are not finite")
-        return task.fit(full_precision(outputs), targets)
+        return task.fit(full_precision(outputs), joined)
 
 
 def evaluate(

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import box_processes
 import numpy as np
@@ -48,17 +49,39 @@ def test_detections_become_boxes_of_the_picture() -> None:
     assert len(DETECT.decode(found, ("cat", "dog"), 1)[0]) == 1
 
 
+def test_one_box_of_a_place_is_predicted_whatever_its_class() -> None:
+    """Boxes with an IoU of 0.9 and of 0.6 with the best, and one below the score."""
+    found = rows([0, 0, 10, 10, 0.9, 1], [0, 0, 10, 9, 0.8, 0], [0, 0, 10, 6, 0.7, 0])
+    (guesses,) = DETECT.decode(found, ("cat", "dog"), 5)
+    assert [guess.probability for guess in guesses] == pytest.approx([0.9, 0.7])
+    (guesses,) = replace(DETECT, min_score=0.75).decode(found, ("cat", "dog"), 5)
+    assert [guess.probability for guess in guesses] == pytest.approx([0.9])
+    assert DETECT.decode(rows([0, 0, 9, 9, 0.29, 0]), ("cat", "dog"), 5) == [()]
+
+
 def test_boxes_are_drawn_where_they_are() -> None:
     picture = Image.new("RGB", (100, 80))
-    guesses = (Box("dog", 0.9, (20.0, 30, 60, 70)), Box("cat", 0.1, (70.0, 50, 90, 70)))
-    drawn = DETECT.draw(picture, guesses, ("cat", "dog"))
+    drawn = DETECT.draw(picture, (Box("dog", 0.9, (20.0, 30, 60, 70)),), ("cat", "dog"))
     assert drawn is not None
     pixels = np.asarray(drawn).any(-1)
     assert pixels[70, 20:61].all()
     assert pixels[30:71, 60].all()
     assert not pixels[40:60, 30:50].any()
-    assert not pixels[:, 70:].any()
     assert not np.asarray(picture).any()
+
+
+def test_names_of_boxes_do_not_cover_each_other() -> None:
+    """Boxes at one corner, whose names would all begin there; a full picture takes no more."""
+    places: list[tuple[float, float, float, float]] = []
+    for _ in range(14):
+        place = task.place_of_name((0.0, 0, 95, 40), (40, 10), (100, 80), places)
+        if place is not None:
+            places.append(place)
+    assert len(places) == 12  # six lines of 12 pixels, in two columns
+    assert min(map(min, places)) >= 0
+    assert all(right < 100 and bottom < 80 for _, _, right, bottom in places)
+    for (a, b, c, d), (e, f, g, h) in combinations(places, 2):
+        assert c < e or g < a or d < f or h < b
 
 
 def test_files_are_compared_by_pairs_of_boxes() -> None:
@@ -122,6 +145,20 @@ def test_training_finds_objects(trained):
     assert [each["name"] for each in scores["by_class"]] == ["red", "blue"]
 
 
+def test_the_score_of_predictions_is_the_best_of_the_validation_split(trained, rectangles):
+    """By counting the predictions of the bundle with other scores, on the same images."""
+    bundle = tasks.load(trained[0])
+    chosen = bundle.task_state["min_score"]
+    f1 = {}
+    for score in (chosen, *np.linspace(0.02, 0.9, 23)):
+        other = replace(bundle, task_state={**bundle.task_state, "min_score": float(score)})
+        f1[score] = score_bundle(other, rectangles.val, "cpu").scores["f1"]
+    assert f1[chosen] == max(f1.values()) > 0
+    saved = bundle.scores["val"]
+    assert saved["f1"] == pytest.approx(f1[chosen])
+    assert f"from a score of {chosen:.3g} on" in tasks.task_of(bundle).fit_note(saved)
+
+
 def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_head(trained, rectangles, tmp_path):
     folder, _ = trained
     started = run.train(
@@ -141,7 +178,8 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_head(trained, rectangl
     whole, resumed = (tasks.load(each) for each in (folder, tmp_path / "run"))
     state = resumed.net.state_dict()
     assert all(torch.equal(v, state[name]) for name, v in whole.net.state_dict().items())
-    assert whole.task_state == {"head_width": 16, "head_convs": 1}
+    assert whole.task_state.keys() == {"head_width", "head_convs", "min_score"}
+    assert resumed.task_state == whole.task_state
     scores = score_bundle(whole, rectangles.test, "cpu").scores
     saved = json.loads((folder / "scores.json").read_text())["splits"]["test"]["scores"]
     assert scores["ap50"] == pytest.approx(saved["ap50"])

@@ -85,6 +85,25 @@ def test_a_class_without_objects_is_left_out_and_counted() -> None:
     assert [row.ap50 for row in score.by_class(("a", "b", "c"))] == [100, None, None]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_chosen_score_has_the_best_f1_of_a_slow_obvious_loop(seed: int) -> None:
+    scenes = random_scenes(seed)
+    chosen = average_precision.best_min_score(scenes, 3)
+
+    def f1(least: float) -> float:
+        score = DetectionScore(3, least)
+        score.scenes = scenes
+        rows = score.by_class("abc")
+        hits = sum((row.recall or 0) * row.images for row in rows)
+        return 2 * hits / sum(row.images + row.predicted for row in rows)
+
+    scores = [row[4] for each in scenes for row in each.detections]
+    assert f1(chosen) == pytest.approx(max(map(f1, scores)))
+    assert f1(chosen) > max(f1(min(scores)), f1(average_precision.DEFAULT_SCORE))
+    few = [scene([[0, 0, 9, 9, 0.9, 0]], [[0, 0, 9, 9]])] * 9
+    assert average_precision.best_min_score(few, 1) == average_precision.DEFAULT_SCORE
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_coco_scores_are_those_of_pycocotools(
     seed: int, capsys: pytest.CaptureFixture[str]
@@ -123,7 +142,7 @@ def test_without_the_extra_there_is_voc_score(monkeypatch: pytest.MonkeyPatch) -
     whole.scenes = alone.scenes = random_scenes(1)
     expected = whole.compute()
     monkeypatch.setattr(average_precision, "has_coco", lambda: False)
-    assert alone.compute() == {name: expected[name] for name in ("ap50", "absent_classes")}
+    assert alone.compute() == {name: expected[name] for name in ("ap50", "f1", "absent_classes")}
 
 
 def test_boxes_are_compared_in_pixels_of_the_picture() -> None:

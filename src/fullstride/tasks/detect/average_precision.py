@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullstride.tasks.task import ClassScore
+from fullstride.tasks.task import ClassScore, best_f1_threshold
 
 # How good are detections by the rules of Pascal VOC? AP50 with 11 recall points.
 #
@@ -32,6 +32,20 @@ class Scene(NamedTuple):
     boxes: np.ndarray  # (M, 4)
     labels: np.ndarray  # (M,)
     difficult: np.ndarray  # (M,): also crowds
+
+
+def scene_of(rows_d6: np.ndarray, target: Mapping[str, Tensor]) -> Scene:
+    """The outputs for an image and its target, both in pixels of the view, in those of the picture.
+
+    Rows of class -1 are no detections.
+    """
+    scale = target["scale"].item()
+    detections = rows_d6[rows_d6[:, 5] >= 0].astype(np.float64)
+    detections[:, :4] /= scale
+    boxes, labels, difficult = (
+        target[name].cpu().numpy() for name in ("boxes", "labels", "difficult")
+    )
+    return Scene(detections, boxes.astype(np.float64).reshape(-1, 4) / scale, labels, difficult)
 
 
 class Hits(NamedTuple):
@@ -222,14 +236,53 @@ def with_sizes(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), 1)
 
 
-SURE = 0.5  # score from which a detection counts for precision, recall and F1
+# Which detections are shown to people: those above a score, and one of each place.
+
+
+DEFAULT_SCORE = 0.3  # from which detections are shown, if none was chosen on validation images
+MIN_OBJECTS = 10  # with fewer of them the default stays
+SAME_PLACE = 0.7  # IoU above which two boxes name the same object, whatever their classes
+
+
+def shown(detections_d6: np.ndarray, min_score: float) -> np.ndarray:
+    """The detections from `min_score` on, without those that overlap a better one too much.
+
+    Rows are sorted by falling score. A detection is left out if its IoU with a better one that
+    stays is above `SAME_PLACE`, also where the classes differ: the head suppresses boxes within a
+    class alone, so that one object may have boxes of several classes.
+    """
+    is_shown = (detections_d6[:, 5] >= 0) & (detections_d6[:, 4] >= min_score)
+    rows = detections_d6[is_shown]
+    overlaps = pairwise_iou(rows[:, :4], rows[:, :4]) > SAME_PLACE
+    kept: list[int] = []
+    for index in range(len(rows)):
+        if not overlaps[index, kept].any():
+            kept.append(index)
+    return rows[kept]
+
+
+def all_shown(scenes: Sequence[Scene], min_score: float) -> list[Scene]:
+    return [scene._replace(detections=shown(scene.detections, min_score)) for scene in scenes]
+
+
+def best_min_score(scenes: Sequence[Scene], classes: int) -> float:
+    """The score from which detections have the highest F1 over the objects of all classes.
+
+    Hits are those of `match`, among the detections of `all_shown`. It is `DEFAULT_SCORE` for fewer
+    than `MIN_OBJECTS` objects, and where no object is detected.
+    """
+    objects = int(object_counts(scenes, classes).sum())
+    all_hits = hits(all_shown(scenes, 0.0))
+    if objects < MIN_OBJECTS or not all_hits.is_hit.any():
+        return DEFAULT_SCORE
+    return best_f1_threshold(all_hits.score, all_hits.is_hit, objects)
 
 
 @dataclass(frozen=True)
 class ObjectScore(ClassScore):
     """The scores of one class; `images` are its objects, and `predicted` its detections.
 
-    Precision, recall and F1 are those of detections with a score of 0.5 or more.
+    Precision, recall and F1 are those of the detections that are shown.
     """
 
     headers: ClassVar[Mapping[str, str]] = {
@@ -245,32 +298,26 @@ class ObjectScore(ClassScore):
 class DetectionScore:
     """Scores of detections. Those and the objects of all images are held.
 
-    Boxes are compared in pixels of the pictures, by which COCO calls objects small or large.
+    Boxes are compared in pixels of the pictures, by which COCO calls objects small or large. F1
+    and the scores by class but AP50 are those of the detections that are `shown` from `min_score`
+    on.
     """
 
-    def __init__(self, classes: int) -> None:
-        self.classes = classes
+    def __init__(self, classes: int, min_score: float = DEFAULT_SCORE) -> None:
+        self.classes, self.min_score = classes, min_score
         self.scenes: list[Scene] = []
 
     def update(self, detections_nd6: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> None:
-        images = detections_nd6.detach().float().cpu().numpy().astype(np.float64)
+        images = detections_nd6.detach().float().cpu().numpy()
         if not np.isfinite(images).all():
             raise FloatingPointError("the network's outputs are not finite")
-        for rows, target in zip(images, targets, strict=True):
-            scale = target["scale"].item()
-            detections = rows[rows[:, 5] >= 0]
-            detections[:, :4] /= scale
-            boxes, labels, difficult = (
-                target[name].cpu().numpy() for name in ("boxes", "labels", "difficult")
-            )
-            boxes = boxes.astype(np.float64).reshape(-1, 4) / scale
-            self.scenes.append(Scene(detections, boxes, labels, difficult))
+        self.scenes += [*map(scene_of, images, targets)]
 
     def merge(self, other: "DetectionScore") -> None:
         self.scenes += other.scenes
 
     def compute(self) -> dict[str, float]:
-        """`ap50`, those of `coco_scores` where the extra is installed, and `absent_classes`."""
+        """`ap50`, `f1`, `absent_classes`, and `coco_scores` where the extra is installed."""
         precision_k = self.average_precisions()
         present_k = ~np.isnan(precision_k)
         if not present_k.any():
@@ -281,6 +328,7 @@ class DetectionScore:
         return {
             "ap50": 100 * float(precision_k[present_k].mean()),
             **(coco_scores(self.scenes, self.classes) if has_coco() else {}),
+            "f1": self.f1(),
             "absent_classes": float((~present_k).sum()),
         }
 
@@ -292,12 +340,17 @@ class DetectionScore:
         limits = bootstrap_interval(self.scenes, self.classes)
         return limits and (100 * limits[0], 100 * limits[1])
 
+    def f1(self) -> float:
+        """F1 of the detections that are shown, over the objects of all classes, in percent."""
+        all_hits = hits(all_shown(self.scenes, self.min_score))
+        objects = int(object_counts(self.scenes, self.classes).sum())
+        return 200 * int(all_hits.is_hit.sum()) / (len(all_hits.is_hit) + objects)
+
     def by_class(self, names: Sequence[str]) -> list[ObjectScore]:
-        all_hits = hits(self.scenes)
-        sure = all_hits.score >= SURE
+        all_hits = hits(all_shown(self.scenes, self.min_score))
         right_k, predicted_k = (
-            np.bincount(all_hits.label[chosen], minlength=self.classes)
-            for chosen in (sure & all_hits.is_hit, sure)
+            np.bincount(labels, minlength=self.classes)
+            for labels in (all_hits.label[all_hits.is_hit], all_hits.label)
         )
         objects_k = object_counts(self.scenes, self.classes).sum(0)
         precisions = self.average_precisions()

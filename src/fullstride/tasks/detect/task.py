@@ -1,7 +1,7 @@
 """Where are the objects of an image, and what are they? The task of detection."""
 
 import colorsys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -25,11 +25,15 @@ from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.tasks.dense import DenseOptions
 from fullstride.tasks.detect.average_precision import (
+    DEFAULT_SCORE,
     DetectionScore,
     ObjectScore,
+    best_min_score,
     difference,
     has_coco,
     predict_alike,
+    scene_of,
+    shown,
 )
 from fullstride.tasks.task import Metric, Score, Task
 
@@ -52,28 +56,52 @@ class Box:
 # How are boxes shown to people? Rectangles in the colours of their classes, with names.
 
 
-SHOWN = 0.3  # score from which a box is drawn
 GOLDEN = 0.618034  # of the circle of hues, by which each class differs from the one before
+Rectangle = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def draw_boxes(picture: Image.Image, guesses: Sequence[Box], classes: Sequence[str]) -> Image.Image:
-    """A copy of `picture` with the boxes of a score of `SHOWN` or more, the highest on top."""
+    """A copy of `picture` with the boxes, and their names where they do not cover each other."""
     image = picture.convert("RGB")
     pen = ImageDraw.Draw(image)
     width = max(1, round(min(image.size) / 200))
     size = max(10, round(min(image.size) / 40))
-    for guess in reversed(guesses):
-        if guess.probability < SHOWN:
-            continue
+    for guess in reversed(guesses):  # the highest score on top
         left, top, right, bottom = guess.box
-        colour = class_colour(list(classes).index(guess.label))
-        pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=width)
+        outline = class_colour(list(classes).index(guess.label))
+        edges = (left, top, max(left, right), max(top, bottom))
+        pen.rectangle(edges, outline=outline, width=width)
+    names: list[Rectangle] = []
+    for guess in guesses:
         text = f"{' '.join(guess.label.split())} {100 * guess.probability:.0f} %"
-        box = pen.textbbox((left, top), text, anchor="lb", font_size=size)
-        shift = max(0, -box[1])  # names of boxes at the upper edge are inside
-        pen.rectangle((box[0], box[1] + shift, box[2], box[3] + shift), fill=colour)
-        pen.text((left, top + shift), text, fill="black", anchor="lb", font_size=size)
+        x1, y1, x2, y2 = pen.textbbox((0, 0), text, anchor="lt", font_size=size)
+        place = place_of_name(guess.box, (x2 - x1, y2 - y1), image.size, names)
+        if place is None:
+            continue
+        names.append(place)
+        pen.rectangle(place, fill=class_colour(list(classes).index(guess.label)))
+        pen.text(place[:2], text, fill="black", anchor="lt", font_size=size)
     return image
+
+
+def place_of_name(
+    box: Rectangle, text: tuple[float, float], size: Size, taken: Sequence[Rectangle]
+) -> Rectangle | None:
+    """Where the name of a box is written: the nearest free place to its upper left corner.
+
+    It is above the box if that is free, else some lines lower or higher, and begins at the left
+    side of the box or ends at the right one; all of it is inside a picture that is wide enough.
+    None where the names that are written already leave no place.
+    """
+    (w, h), (left, top, right, _) = text, box
+    above, lowest = top - h - 1, max(0.0, size[1] - h - 1)
+    lines = {min(max(above + step * (h + 2), 0.0), lowest) for step in range(-size[1], size[1])}
+    for y in sorted(lines, key=lambda y: (abs(y - above), y)):
+        for x in (left, right - w):
+            x = min(max(x, 0.0), max(0.0, size[0] - w - 1))
+            if not any(x <= c and a <= x + w and y <= d and b <= y + h for a, b, c, d in taken):
+                return x, y, x + w, y + h
+    return None
 
 
 def class_colour(index: int) -> tuple[int, int, int]:
@@ -113,13 +141,19 @@ class Detect(DetectOptions, Task):
 
     box_weight: float = 2.0  # of the loss of boxes
     labels: int = 0  # K
+    min_score: Annotated[float, Bounds(ge=0, le=1)] = DEFAULT_SCORE  # of boxes that are predicted
 
     name: ClassVar[str] = "detect"
     options: ClassVar[type] = DetectOptions
     metric: ClassVar[Metric] = Metric("ap50", "AP50", "%")
-    other_metrics: ClassVar[tuple[Metric, ...]] = COCO_METRICS
+    other_metrics: ClassVar[tuple[Metric, ...]] = (Metric("f1", "F1", "%"), *COCO_METRICS)
     default_recipe: ClassVar[str] = "dense"
-    state_fields: ClassVar[tuple[str, ...]] = ("detector", "head_width", "head_convs")
+    state_fields: ClassVar[tuple[str, ...]] = (
+        "detector",
+        "head_width",
+        "head_convs",
+        "min_score",
+    )
     output_names: ClassVar[tuple[str, str]] = ("detections", "detections")
     view_fit: ClassVar[Fit | None] = "pad"
     scoring_batch: ClassVar[int] = 16
@@ -189,7 +223,20 @@ class Detect(DetectOptions, Task):
         return detection_loss(outputs, targets, box_weight=self.box_weight)
 
     def score(self) -> DetectionScore:
-        return DetectionScore(self.labels)
+        return DetectionScore(self.labels, self.min_score)
+
+    def fit(self, outputs: Tensor, targets: list[dict[str, Tensor]]) -> Self:
+        """With the score from which boxes are predicted, see `best_min_score`."""
+        scenes = map(scene_of, outputs.numpy(), targets)
+        return replace(self, min_score=best_min_score([*scenes], self.labels))
+
+    def fit_note(self, scores: Mapping[str, float]) -> str:
+        if self.min_score == DEFAULT_SCORE or "f1" not in scores:
+            return ""
+        return (
+            f"boxes are predicted from a score of {self.min_score:.3g} on, which has the best F1 "
+            f"of the validation split: {scores['f1']:.2f} %"
+        )
 
     def by_class(self, score: Score, classes: Sequence[str]) -> list[ObjectScore]:
         assert isinstance(score, DetectionScore)
@@ -208,14 +255,16 @@ class Detect(DetectOptions, Task):
         return difference(outputs, expected)
 
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Box, ...]]:
-        """Detections (N, D, 6) -> at most `top` boxes of each image, in pixels of the view."""
+        """Detections (N, D, 6) -> at most `top` boxes of each image, in pixels of the view.
+
+        They are those of `shown` by the task's `min_score`.
+        """
         return [
             tuple(
                 Box(classes[int(label)], probability, (x1, y1, x2, y2))
-                for x1, y1, x2, y2, probability, label in rows[:top]
-                if label >= 0
+                for x1, y1, x2, y2, probability, label in shown(rows, self.min_score)[:top].tolist()
             )
-            for rows in outputs.tolist()
+            for rows in outputs.numpy()
         ]
 
     def place(self, guesses: tuple[Box, ...], size: Size, pre: Preprocessing) -> tuple[Box, ...]:
