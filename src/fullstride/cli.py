@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
@@ -29,6 +29,7 @@ from fullstride.io.console import (
     without_frame,
 )
 from fullstride.io.writing import OutOfMemoryError, lacks_memory, lost_worker
+from fullstride.tables.names import FORMATS, TASKS, check_name
 from fullstride.train.recipes.choice import (
     DEFAULTS,
     NamedRecipe,
@@ -161,6 +162,7 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
         is_about_recipe = message.startswith(RECIPE_ERROR)
         hint = "" if is_about_recipe else f"; see fullstride {name} --help"
         raise ValueError(message.removeprefix(RECIPE_ERROR) + hint) from None
+    check_names(call.keywords)
     if not takes_recipe(command):
         return call
     source = call.keywords.pop("recipe_name")
@@ -173,6 +175,19 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
         task.read_options(options)
         changes |= {"task_options": options} if options else {}
     return partial(call, recipe=RecipeChoice(source, changes))
+
+
+def check_names(values: Mapping[str, Any]) -> None:
+    """Raises ValueError for tasks and formats that do not exist, before PyTorch is imported.
+
+    `values` are the arguments of a command, by name; their dataclasses hold others.
+    """
+    groups = (vars(value) for value in values.values() if is_dataclass(value))
+    for group in (values, *groups):
+        if task := group.get("task"):
+            check_name("task", task, TASKS)
+        for name in group.get("formats", ()):
+            check_name("format", name, FORMATS)
 
 
 def command_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -400,12 +415,13 @@ def task_in(command: str, words: Sequence[str]) -> "Task | None":
     asks = {*HELP, WHOLE_HELP, RECIPE_HELP} & set(words)
     if not takes_recipe(COMMANDS[command]) or not (flags or (asks and places)):
         return None
-    from fullstride.tasks import find_task
-
     name = DEFAULTS.task
     if places:
         _, equals, value = words[places[-1]].partition("=")
         name = value if equals else "".join(words[places[-1] + 1 : places[-1] + 2])
+    check_name("task", name, TASKS)
+    from fullstride.tasks import find_task
+
     task = find_task(name)
     if fields(task.options):
         return task

@@ -123,6 +123,25 @@ def imported(words: list[str], modules: set[str]) -> list[str]:
     return sorted(modules & set(done.stderr.splitlines()[-1].split()))
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "digits", "--task", "detct"], "no task named 'detct': choose from classify"),
+        (["train", "digits", "--task", "detct", "--task.jitter", "1"], "no task named 'detct'"),
+        (["fit", "digits", "--budget-ms", "3", "--formats", "onx"], "no format named 'onx'"),
+    ],
+)
+def test_a_wrong_name_of_a_task_or_format_is_refused_without_pytorch(words, message, capsys):
+    words += ["--out", "x", *(["--model", "genet_tiny"] if words[0] == "train" else [])]
+    assert message in refused(capsys, *words)
+    code = (
+        f"import sys; from fullstride import cli; assert cli.run({words}) == 2; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "fullstride.cli" in done.stdout.split()
+    assert not {"torch", "numpy", "PIL"} & {*done.stdout.split()}
+
+
 def test_the_zoo_is_listed_without_pytorch():
     assert not imported(["zoo"], HEAVY | {"torch", "numpy", "PIL"})
 

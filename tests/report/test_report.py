@@ -142,6 +142,11 @@ def test_every_network_class_and_note_is_told():
         assert expected in text
 
 
+def test_the_page_says_how_its_intervals_were_computed():
+    assert "Intervals are Wilson's, at 95 %." in Reader(page()).text
+    assert "Intervals" not in Reader(page(entries=[UNTRAINED], predictions=[])).text
+
+
 def test_hostile_names_are_text_and_not_code():
     entry = Entry(**{**vars(TRAINED), "name": HOSTILE, "data": HOSTILE, "note": HOSTILE})
     html = page(

@@ -29,6 +29,8 @@ from fullstride.report.page import (
     Prediction,
     card,
     class_values,
+    data_title,
+    interval_note,
     learning_values,
     render_template,
     write,
@@ -53,17 +55,19 @@ def write_results(folder: Path, data: DataSet, results: FitResults) -> Path:
 def render(folder: Path, data: DataSet, results: FitResults) -> str:
     """The page as HTML. `folder` has the runs, `data` the pictures of mistakes."""
     shipment, metric = results.shipment, results.metric
+    files = [file_row(each, results) for each in sorted(shipment.files, key=time_of)]
     classes = tuple(map(printable, data.classes))
     split = shipment.test_split or "val"
     return render_template(
         "fit.html",
-        title=printable(f"fullstride fit on {results.data_name}"),
+        title=printable(f"fullstride fit on {data_title(data)}"),
         results=results,
         shipment=shipment,
         headline=headline(results),
         time_line=time_line(results),
         files_plot=Markup(plots.svg(figure(results), description(results))),
-        files=[file_row(each, results) for each in sorted(shipment.files, key=time_of)],
+        files=files,
+        interval_note=interval_note(metric, [row["interval"] for row in files]),
         within=[within_row(each, results) for each in shares_of_budget(results)],
         candidates=candidate_rows(results)[:MAX_CANDIDATES],
         left_out=Counter(results.left_out.values()),

@@ -30,7 +30,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.efficiency import short_precision
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.console_tables import busy_note
-from fullstride.report.page import Entry, Prediction, most_accurate
+from fullstride.report.page import Entry, Prediction, data_title, most_accurate
 from fullstride.tasks import common_metric, find_task
 from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
@@ -74,15 +74,16 @@ def gather(
         predictions, confusion = examples(model, images)
     else:
         by_class, baseline = rows_and_note(model, getattr(images, images.score_split))
+    shown = best.name if predictions else ""
     return dict(
-        title=printable(f"fullstride on {images.name}"),
+        title=printable(f"fullstride on {data_title(images)}"),
         entries=[*entries.values()],
         predictions=predictions,
         confusion=confusion,
         by_class=by_class,
         classes=tuple(map(printable, images.classes)),
         environment=asdict(rows[0].environment if rows else Environment.here()),
-        notes=[*map(printable, notes(images, best.name, rows, left_out, baseline))],
+        notes=[*map(printable, notes(images, rows, left_out, shown, baseline))],
     )
 
 
@@ -240,11 +241,12 @@ def rows_and_note(model: Model, images: Images) -> tuple[Sequence[ClassScore], s
 
 def notes(
     data: DataSet,
-    best: str,
     rows: Sequence[Measurement],
     left_out: Sequence[str],
+    shown: str = "",
     baseline: str = "",
 ) -> list[str]:
+    """Sentences below the page; `shown` is the network whose predicted images are on it."""
     sizes = (
         f"{len(data.train)} training, {len(data.val)} validation and {len(data.test)} test images"
     )
@@ -253,11 +255,12 @@ def notes(
         use = "Scores are on the images that epochs are chosen by, as there is no test."
     lines = [
         f"{data.name}: {sizes}. {use}",
-        f"Predicted images are predictions of {best} on {data.score_split} images, wrong ones "
-        "first.",
         "Accuracies are of the averaged weights after the last epoch, or after the best one if the "
         "recipe stops early.",
     ]
+    if shown:
+        use = f"on {data.score_split} images, wrong ones first."
+        lines.insert(1, f"Predicted images are predictions of {shown} {use}")
     if baseline:
         lines.insert(1, f"{baseline}.")
     if missing := data.missing_classes(data.score_split):

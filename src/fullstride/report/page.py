@@ -3,7 +3,7 @@
 import base64
 import io
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
+from fullstride.data.dataset import DataSet
 from fullstride.io.writing import PAGE, atomic_write
 from fullstride.report import plots
 from fullstride.report.console_tables import (
@@ -30,6 +31,7 @@ from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric
 
 TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
 MAX_CLASS_ROWS = 50
+DATA_FILES = (".json", ".csv", ".tsv", ".parquet")  # suffixes of files that are whole data sets
 THUMBNAIL = 256  # pixels a side that a picture is reduced to, so that the page stays small
 
 
@@ -107,6 +109,7 @@ def render(
         rivals=[
             e.name for e in trained if e is not best and overlap(e.interval, best and best.interval)
         ],
+        interval_note=interval_note(metric, [entry.interval for entry in entries]),
         latency_plot=Markup(plots.score_latency(points, metric, data)) if points else "",
         **learning_values(curves, metric),
         **class_values(confusion, classes, by_class),
@@ -114,6 +117,26 @@ def render(
         environment=environment,
         notes=notes,
     )
+
+
+def interval_note(metric: Metric, intervals: Iterable[tuple[float, float] | None]) -> str:
+    """The sentence on how the intervals of a table were computed; "" without intervals."""
+    if not any(intervals):
+        return ""
+    kind = "Wilson's" if metric.percent_of_images else "by resampling the images (bootstrap)"
+    return f"Intervals are {kind}, at 95 %. "
+
+
+def data_title(data: DataSet) -> str:
+    """What a page calls the data: their name, or for a file that of the folder of the data set.
+
+    A file of annotations in COCO's format is in a folder `annotations` of the data set.
+    """
+    place = Path(data.where.partition("?")[0])
+    if place.suffix not in DATA_FILES:
+        return data.name
+    folders = [folder for folder in place.parents if folder.name != "annotations"]
+    return folders[0].name or data.name
 
 
 def learning_values(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Names: of networks as papers print them, of tasks, and of the formats of exported files."""
 
+from collections.abc import Iterable
+
 # Name in the papers -> name in the zoo, or timm/NAME.
 PRINTED = {
     **{f"ResNet-{depth}": f"resnet{depth}" for depth in (18, 34, 50, 101, 152)},
@@ -32,3 +34,9 @@ TASKS = {
 }
 # As in `fullstride.deploy.formats`.
 FORMATS = ("onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server")
+
+
+def check_name(kind: str, name: str, names: Iterable[str]) -> None:
+    """Raises ValueError, in one line, for the name of a task or a format that is not in `names`."""
+    if name not in names:
+        raise ValueError(f"no {kind} named {name!r}: choose from {', '.join(names)}")

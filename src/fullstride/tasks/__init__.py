@@ -41,8 +41,7 @@ class TrainedModel(Protocol):
 
 def find_task(name: str = "classify") -> Task:
     """The task `name` with its default options. Raises ValueError if it is not in `TASKS`."""
-    if name not in TASKS:
-        raise ValueError(f"no task named {name!r}: choose from {', '.join(TASKS)}")
+    names.check_name("task", name, TASKS)
     return TASKS[name]()
 
 

@@ -12,8 +12,9 @@ from detections import write_rectangles
 from PIL import Image
 from torchruns import torchrun
 
-from fullstride import tasks
+from fullstride import cli, tasks
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.report.page import data_title
 from fullstride.tasks import find_task
 from fullstride.tasks.detect import average_precision, task
 from fullstride.tasks.detect.task import Box
@@ -157,6 +158,19 @@ def test_the_score_of_predictions_is_the_best_of_the_validation_split(trained, r
     saved = bundle.scores["val"]
     assert saved["f1"] == pytest.approx(f1[chosen])
     assert f"from a score of {chosen:.3g} on" in tasks.task_of(bundle).fit_note(saved)
+
+
+def test_the_page_of_a_detector_says_what_is_on_it(trained, rectangles, tmp_path, capsys):
+    """Its intervals are not those of a share of the images, and it has no pictures."""
+    assert cli.run(["report", str(trained[0]), "--out", str(tmp_path / "page.html")]) == 0
+    html = (tmp_path / "page.html").read_text()
+    assert "by resampling the images (bootstrap), at 95 %" in html
+    assert "Wilson" not in html
+    assert "Predicted images" not in html
+    assert "fullstride on data" in html
+    for place in ("coco.json", "coco/annotations/instances_train.json", "coco/labels.csv"):
+        where = f"/images/coco/{place.removeprefix('coco/')}"
+        assert data_title(replace(rectangles, where=where)) == "coco"
 
 
 def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_head(trained, rectangles, tmp_path):
