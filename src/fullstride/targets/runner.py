@@ -1,0 +1,247 @@
+"""Times exported files on the machine that it runs on, for fullstride on another one.
+
+fullstride sends the text of this file to a Python there, so it is installed nowhere; it needs NumPy
+and one of the runtimes. It reads requests from standard input and answers on standard output, each
+a line of JSON. Files are kept in a temporary folder until it ends. It runs no code of a file.
+"""
+
+# Old boards have Python 3.9, so this file uses nothing newer, and imports nothing of fullstride.
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+PROTOCOL = 1
+
+
+def read(path: str) -> str:
+    """The text of a small file of the system, "" where there is none."""
+    try:
+        return Path(path).read_text(errors="replace")[:100_000].strip("\0\n ")
+    except OSError:
+        return ""
+
+
+def number(path: str) -> float | None:
+    """Of thousands, such as kHz; None where there is none."""
+    text = read(path)
+    return float(text) / 1e3 if text.isdigit() else None
+
+
+def processor() -> str:
+    """The model of the processor or of the board, as the system names it."""
+    for line in read("/proc/cpuinfo").splitlines():
+        if line.lower().startswith("model name"):
+            return line.partition(":")[2].strip()
+    return read("/proc/device-tree/model") or platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def state() -> dict:
+    """What changes under load, None where the system does not say."""
+    frequency = "/sys/devices/system/cpu/cpu0/cpufreq/"
+    zones = Path("/sys/class/thermal").glob("thermal_zone*/temp")
+    temperatures = [number(str(zone)) or 0.0 for zone in zones]
+    return {
+        "governor": read(frequency + "scaling_governor") or None,
+        "clock_mhz": number(frequency + "scaling_cur_freq"),
+        "clock_max_mhz": number(frequency + "cpuinfo_max_freq"),
+        "temperature_c": max(temperatures, default=0.0) or None,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def runtimes() -> tuple[dict, dict]:
+    """The versions of the runtimes by format, and why others cannot be imported."""
+    versions, missing = {}, {}
+    for name, package in (("onnx", "onnxruntime"), ("openvino", "openvino")):
+        try:
+            versions[name] = str(__import__(package).__version__).split("-")[0]
+        except Exception as error:  # a broken library may raise anything
+            missing[name] = one_line(error)
+    return versions, missing
+
+
+def one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+class Runner:
+    """An operation for each kind of request, which returns the answer."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.sessions: dict = {}  # (name, threads) -> function of a batch
+        names = ("hello", "put", "remove", "run", "measure", "noise")
+        self.operations = {name: getattr(self, name) for name in names}
+
+    def hello(self, request: dict) -> dict:
+        versions, missing = runtimes()
+        return {
+            "protocol": PROTOCOL,
+            "processor": processor(),
+            "machine": platform.machine(),
+            "cores": cores(),
+            "os": platform.platform(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "runtimes": versions,
+            "missing": missing,
+            "free_mib": shutil.disk_usage(self.folder).free // 2**20,
+            **state(),
+        }
+
+    def path(self, name: str) -> Path:
+        """Of a file that was sent: a name of one part, or of a folder and a file in it."""
+        parts = name.split("/")
+        if not 1 <= len(parts) <= 2 or any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"{name!r} is no name of a file")
+        return self.folder.joinpath(*parts)
+
+    def put(self, request: dict) -> dict:
+        """Append a part of a file; the last part has the digest of the whole."""
+        path = self.path(request["name"])
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab" if request["offset"] else "wb") as file:
+            if file.tell() != request["offset"]:
+                raise ValueError(f"{request['name']} has {file.tell()} bytes")
+            file.write(base64.b64decode(request["data"]))
+        digest = request.get("sha256")
+        if digest and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            path.unlink()
+            raise ValueError(f"{request['name']} was damaged on its way")
+        return {}
+
+    def remove(self, request: dict) -> dict:
+        self.sessions.clear()
+        for path in self.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return {}
+
+    def open(self, file: dict, threads: int):
+        """A function of a batch, opened once by the runtime of the file's format."""
+        key = file["name"], threads
+        if key not in self.sessions:
+            path = str(self.path(file["name"]))
+            self.sessions[key] = OPEN[file["format"]](path, threads, file["precision"])
+        return self.sessions[key]
+
+    def run(self, request: dict) -> dict:
+        """The outputs of one file for given inputs, as base64 of little-endian float32."""
+        dtype = np.dtype(request["dtype"]).newbyteorder("<")
+        inputs = np.frombuffer(base64.b64decode(request["data"]), dtype).reshape(request["shape"])
+        infer = self.open(request["file"], request["threads"] or cores())
+        outputs = np.ascontiguousarray(infer(inputs), "<f4")
+        return {"shape": outputs.shape, "data": base64.b64encode(outputs.tobytes()).decode()}
+
+    def measure(self, request: dict) -> dict:
+        """Milliseconds of every call of each file, in turn inside every round."""
+        threads, before = request["threads"] or cores(), state()
+        steps = {
+            file["name"]: partial(self.open(file, threads), random_inputs(file))
+            for file in request["files"]
+        }
+        return {"ms": in_turn(steps, request), "threads": threads, "before": before, **state()}
+
+    def noise(self, request: dict) -> dict:
+        """Milliseconds of rounds of the same computation, on one core and without a runtime."""
+        values = np.ones(100_000, np.float32)
+        return {"ms": in_turn({"values": partial(np.sqrt, values)}, request), **state()}
+
+
+def random_inputs(file: dict):
+    images = np.random.default_rng(0).integers(256, size=file["shape"], dtype=np.uint8)
+    return images if file["dtype"] == "uint8" else images.astype(np.float32) / 128 - 1
+
+
+def in_turn(steps: dict, request: dict) -> dict:
+    """The times of each step; a first call of every round is not counted, as caches are cold."""
+    calls = {name: warm_up(step, request) for name, step in steps.items()}
+    ms: dict = {name: [] for name in steps}
+    for _ in range(request["rounds"]):
+        for name, step in steps.items():
+            step()
+            for _ in range(calls[name]):
+                start = time.perf_counter()
+                step()
+                ms[name].append(1e3 * (time.perf_counter() - start))
+    return ms
+
+
+def warm_up(step, request: dict) -> int:
+    """Run for `warmup_s`; the number of calls that take `round_s`."""
+    step()  # chooses algorithms
+    start, calls = time.perf_counter(), 0
+    while calls == 0 or time.perf_counter() < start + request["warmup_s"]:
+        step()
+        calls += 1
+    seconds = (time.perf_counter() - start) / calls
+    return max(1, round(request["round_s"] / seconds))
+
+
+def open_onnx(path: str, threads: int, precision: str):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    gpu = {"CUDAExecutionProvider"} & {*onnxruntime.get_available_providers()}
+    session = onnxruntime.InferenceSession(path, options, [*gpu, "CPUExecutionProvider"])
+    (source,), (result,) = session.get_inputs(), session.get_outputs()
+    return lambda images: session.run([result.name], {source.name: images})[0]
+
+
+def open_openvino(path: str, threads: int, precision: str):
+    import openvino
+
+    hint = "bf16" if precision == "bf16" else "f32"
+    options = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
+    options["PERFORMANCE_HINT"] = "LATENCY"
+    model = openvino.Core().compile_model(f"{path}/model.xml", "CPU", options)
+    return lambda images: model([images])[0]
+
+
+OPEN = {"onnx": open_onnx, "openvino": open_openvino}
+
+
+def too_long(*_) -> None:
+    raise TimeoutError("it took longer than its limit")
+
+
+def main() -> None:
+    # What libraries print goes to standard error, so that answers stand alone.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    signal.signal(signal.SIGALRM, too_long)
+    with tempfile.TemporaryDirectory(prefix="fullstride") as folder:
+        runner = Runner(Path(folder))
+        for line in sys.stdin.buffer:
+            try:
+                request = json.loads(line)
+                signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
+                answer = runner.operations[request["op"]](request)
+            except Exception as error:  # of a runtime, of any type; the next request may work
+                answer = {"error": one_line(error)}
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

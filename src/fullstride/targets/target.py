@@ -1,0 +1,472 @@
+"""Times exported files on another machine: over SSH, or by any command that runs a Python there.
+
+A target is written as ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON], or as a command: one that runs
+what follows it elsewhere, such as "docker exec -i box", or that of a Python, such as
+"docker exec -i box /venv/bin/python".
+"""
+
+import base64
+import hashlib
+import json
+import os
+import selectors
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from fullstride.io.records import Bounds, from_json, parse_json
+from fullstride.measure.environment import Environment, version
+
+RUNNER = Path(__file__).with_name("runner.py")
+# Reads the text of the runner from standard input, which requests follow.
+BOOT = "import sys;i=sys.stdin.buffer;exec(compile(i.read(int(i.readline())),'runner','exec'))"
+# Keys are checked as the user's ssh does. It asks for nothing, and notices a broken connection.
+SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+SSH += ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
+PYTHON = "python3"
+PART_BYTES = 2**19  # of a file in one request
+MAX_ANSWER_BYTES = 2**25
+MAX_GREETING_BYTES = 2**16  # that a login may print before the first answer
+HELLO_S = 60.0  # for an answer: a board imports NumPy and runtimes from a slow card
+FILE_S = 180.0  # to open a file, and for slow calls, beside the seconds of the protocol
+GRACE_S = 10.0  # after the limit that the runner keeps itself
+PAUSES_S = (0.5, 2.0, 5.0, 10.0)  # before each attempt to connect again
+SLOWER = 0.9  # times an earlier clock, below which a machine is held back
+Milliseconds = Annotated[float, Bounds(gt=0)]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What times depend on, and what must not change between two of them."""
+
+    processor: str
+    machine: str  # architecture, such as aarch64
+    cores: int
+    runtimes: dict[str, str]  # format -> version
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What changes under load; None where the system does not say."""
+
+    governor: str | None
+    clock_mhz: float | None
+    clock_max_mhz: float | None
+    temperature_c: float | None
+    load: float | None
+
+    def __str__(self) -> str:
+        parts = [f"governor {self.governor}"] if self.governor else []
+        if self.clock_mhz and self.clock_max_mhz:
+            parts.append(f"{self.clock_mhz:,.0f} of {self.clock_max_mhz:,.0f} MHz")
+        parts += [f"{self.temperature_c:.0f} °C"] if self.temperature_c else []
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description(Machine, State):
+    """What the runner says of the machine and its software."""
+
+    protocol: int
+    os: str
+    python: str
+    numpy: str
+    missing: dict[str, str]  # format -> why its runtime cannot be imported
+    free_mib: int
+
+    @property
+    def identity(self) -> Machine:
+        return Machine(**{each.name: getattr(self, each.name) for each in fields(Machine)})
+
+    @property
+    def state(self) -> State:
+        return State(**{each.name: getattr(self, each.name) for each in fields(State)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedFile:
+    """An exported file, and the inputs of a call."""
+
+    name: str  # of no other file that is timed with it
+    path: Path  # of a file, or of a folder of files
+    format: str
+    precision: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def request(self) -> dict[str, Any]:
+        shape, parts = [*self.shape], ("format", "precision", "dtype")
+        return {
+            "name": self.key,
+            "shape": shape,
+            **{name: getattr(self, name) for name in parts},
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """The name of the file there, which its contents decide."""
+        digest = hashlib.sha256()
+        for path in self.paths():
+            digest.update(path.name.encode() + path.read_bytes())
+        return digest.hexdigest()[:16] + self.path.suffix
+
+    def paths(self) -> list[Path]:
+        return sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Milliseconds of every call, in rounds of the same number of calls, and the conditions."""
+
+    ms: dict[str, tuple[Milliseconds, ...]]  # by the name of the file
+    environment: Environment
+    held_back: str  # whether the clock fell while they were measured, in words, or ""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a file computed, as base64 of little-endian float32."""
+
+    shape: tuple[int, ...]
+    data: str
+
+
+class LostConnectionError(Exception):
+    """The process that connects has ended."""
+
+
+class Target:
+    """Another machine, with a connection that is made when it is needed, and made again.
+
+    Every method raises ValueError, in one line, if the machine cannot be reached, is another one
+    than before, or answers with anything that the runner would not.
+    """
+
+    def __init__(self, where: str):
+        self.where, self.command = where, command_of(where)
+        self.description: Description | None = None  # of the first connection
+        self.process: subprocess.Popen[bytes] | None = None
+        self.sent: set[str] = set()  # names of files that are there
+        self.errors: Any = None  # file of what the process prints to standard error
+
+    def __enter__(self) -> "Target":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def describe(self) -> Description:
+        """What is there. Connects, if there is no connection."""
+        if self.description is None:
+            self._connect()
+        assert self.description is not None
+        return self.description
+
+    def noise(self, rounds: int = 20, round_s: float = 0.2) -> float:
+        """(p90 - p10) / median of the rounds of one computation; above .05 the machine is busy."""
+        how = {"rounds": rounds, "round_s": round_s, "warmup_s": 0.5}
+        answer = self._again(lambda: self._ask("noise", FILE_S, **how))
+        samples = from_json(tuple[Milliseconds, ...], answer["ms"]["values"], self.where)
+        medians = [np.median(part) for part in np.array_split(samples, rounds)]
+        p10, p50, p90 = np.percentile(medians, (10, 50, 90))
+        return float((p90 - p10) / p50)
+
+    def run(self, file: TimedFile, images: np.ndarray, threads: int | None = None) -> np.ndarray:
+        """The outputs there for a batch of inputs, float32."""
+        inputs = np.ascontiguousarray(images, np.dtype(file.dtype).newbyteorder("<"))
+        how = {"file": file.request(), "threads": threads, "shape": inputs.shape}
+        data = base64.b64encode(inputs.tobytes()).decode()
+
+        def work() -> np.ndarray:
+            self._send(file)
+            answer = self._ask("run", FILE_S, **how, dtype=file.dtype, data=data)
+            outputs = from_json(Outputs, answer, self.where)
+            return np.frombuffer(base64.b64decode(outputs.data), "<f4").reshape(outputs.shape)
+
+        return self._again(work)
+
+    def measure(
+        self,
+        files: Sequence[TimedFile],
+        *,
+        rounds: int,
+        round_s: float,
+        warmup_s: float,
+        threads: int | None = None,
+    ) -> Times:
+        """Every file in turn inside every round; `threads`: None for all cores there."""
+        names = {file.key: file.name for file in files}
+        how = {"rounds": rounds, "round_s": round_s, "warmup_s": warmup_s, "threads": threads}
+        seconds = len(files) * (FILE_S + warmup_s + 4 * rounds * round_s)
+
+        def work() -> dict[str, Any]:
+            for file in files:
+                self._send(file)
+            return self._ask("measure", seconds, **how, files=[file.request() for file in files])
+
+        answer = self._again(work)
+        ms = from_json(dict[str, tuple[Milliseconds, ...]], answer.get("ms"), self.where)
+        if ms.keys() != names.keys() or any(
+            len(each) < rounds or len(each) % rounds for each in ms.values()
+        ):
+            raise ValueError(f"{self.where} answers with times of other files or rounds")
+        before, after = (read_state(each, self.where) for each in (answer.get("before"), answer))
+        return Times(
+            ms={names[key]: each for key, each in ms.items()},
+            environment=environment_of(self.describe(), after, threads),
+            held_back=held_back(before, after),
+        )
+
+    def clear(self) -> None:
+        """Remove all files there."""
+        if self.process is not None:
+            self._again(lambda: self._ask("remove", HELLO_S))
+        self.sent.clear()
+
+    def close(self) -> None:
+        """End the connection, with which all files there are removed."""
+        if self.process is not None:
+            for stream in (self.process.stdin, self.process.stdout):
+                if stream is not None:
+                    with suppress(OSError):
+                        stream.close()
+            try:
+                self.process.wait(1)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.errors.close()
+        self.process = None
+        self.sent.clear()
+
+    def _again(self, work: Callable[[], Result]) -> Result:
+        """Do `work`, from its beginning after each new connection."""
+        for pause_s in (*PAUSES_S, None):
+            try:
+                if self.process is None:
+                    self._connect()
+                return work()
+            except LostConnectionError as error:
+                self.close()
+                if pause_s is None or self.description is None:
+                    raise ValueError(str(error)) from None
+                time.sleep(pause_s)
+        raise AssertionError
+
+    def _connect(self) -> None:
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the connection
+        pipe = subprocess.PIPE
+        try:
+            self.process = subprocess.Popen(
+                self.command, bufsize=0, stdin=pipe, stdout=pipe, stderr=self.errors
+            )
+        except OSError as error:
+            self.errors.close()
+            raise ValueError(f"{self.command[0]} does not run here: {error.strerror}") from None
+        text = RUNNER.read_bytes()
+        try:
+            answer = self._ask("hello", HELLO_S, text=b"%d\n%s" % (len(text), text))
+        except LostConnectionError as error:
+            self.close()
+            if self.description is None:
+                raise ValueError(str(error)) from None
+            raise
+        found = from_json(Description, answer, self.where)
+        if self.description is not None and found.identity != self.description.identity:
+            self.close()
+            raise ValueError(f"{self.where} is another machine now: {found.identity}")
+        self.description = found
+
+    def _send(self, file: TimedFile) -> None:
+        """Send a file, unless it is there."""
+        key = file.key
+        if key in self.sent:
+            return
+        for path in file.paths():
+            name = f"{key}/{path.name}" if file.path.is_dir() else key
+            data = path.read_bytes()
+            for offset in range(0, max(1, len(data)), PART_BYTES):
+                part = data[offset : offset + PART_BYTES]
+                is_last = offset + PART_BYTES >= len(data)
+                digest = {"sha256": hashlib.sha256(data).hexdigest()} if is_last else {}
+                text = base64.b64encode(part).decode()
+                self._ask("put", HELLO_S, name=name, offset=offset, data=text, **digest)  # pyright: ignore[reportArgumentType]
+        self.sent.add(key)
+
+    def _ask(self, op: str, limit_s: float, text: bytes = b"", **request: Any) -> dict[str, Any]:
+        """The answer to a request, a JSON object; what a login prints before it is left out."""
+        line = json.dumps({"op": op, "limit_s": limit_s, **request}).encode() + b"\n"
+        try:
+            received = self._exchange(text + line, limit_s + GRACE_S, is_first=op == "hello")
+            answer = parse_json(received, f"the answer of {self.where}")
+        except ValueError:
+            self.close()
+            raise
+        if not isinstance(answer, dict):
+            raise ValueError(f"{self.where} answers {received[:40]!r}, which is no JSON object")
+        if "error" in answer:
+            raise ValueError(f"{self.where}: {answer['error']}{advice(str(answer['error']))}")
+        return answer
+
+    def _exchange(self, data: bytes, limit_s: float, *, is_first: bool) -> bytes:
+        """Write `data`, and read a line; neither waits longer than the limit."""
+        assert self.process is not None
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        os.set_blocking(stdin.fileno(), False)
+        deadline, unwritten, received = time.monotonic() + limit_s, memoryview(data), bytearray()
+        limit = MAX_GREETING_BYTES if is_first else MAX_ANSWER_BYTES
+        with selectors.DefaultSelector() as selector:
+            selector.register(stdin, selectors.EVENT_WRITE)
+            selector.register(stdout, selectors.EVENT_READ)
+            while True:
+                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise ValueError(f"{self.where} has not answered within {limit_s:.0f} s")
+                for key, _ in ready:
+                    if key.fileobj is stdin:
+                        unwritten = unwritten[self._write(unwritten) :]
+                        if not unwritten:
+                            selector.unregister(stdin)
+                        continue
+                    received += self._read(stdout.fileno())
+                    start = answer_start(received) if is_first else 0
+                    if received.endswith(b"\n") and start < len(received):
+                        return bytes(received[start:])
+                    if len(received) > limit:
+                        raise ValueError(
+                            f"{self.where} answers {bytes(received[:40])!r}... and more than "
+                            f"{limit:,} bytes: there is no runner"
+                        )
+
+    def _write(self, data: memoryview) -> int:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        try:
+            return os.write(self.process.stdin.fileno(), data[: 2**16])
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError:
+            raise self._ended() from None
+
+    def _read(self, stdout: int) -> bytes:
+        part = os.read(stdout, 2**16)
+        if not part:
+            raise self._ended()
+        return part
+
+    def _ended(self) -> LostConnectionError:
+        """The reason: the last line that the process has printed to standard error."""
+        assert self.process is not None
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)
+        size = self.errors.seek(0, os.SEEK_END)
+        self.errors.seek(max(0, size - 4096))
+        lines = self.errors.read().decode("utf-8", "replace").split("\n")
+        last = next((each.strip() for each in reversed(lines) if each.strip()), "")
+        reason = last or f"it ended with {self.process.returncode}"
+        return LostConnectionError(f"no connection to {self.where}: {reason}{advice(last)}")
+
+
+def command_of(where: str) -> list[str]:
+    """The words that run the runner there. Raises ValueError for what is no target."""
+    if not where.startswith("ssh://"):
+        words = shlex.split(where)
+        if not words:
+            raise ValueError(f"target {where!r}: use ssh://HOST, or a command")
+        is_python = Path(words[-1]).name.startswith("python")
+        return [*words, *([] if is_python else [PYTHON]), "-u", "-c", BOOT]
+    try:
+        parts = urlsplit(where)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("")
+    # A name that begins with a hyphen would be an option of ssh.
+    if (
+        not host
+        or parts.query
+        or parts.password
+        or any((each or "").startswith("-") for each in (parts.username, host))
+    ):
+        raise ValueError(f"target {where!r}: use ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON]")
+    words = [*SSH, *(["-l", parts.username] if parts.username else [])]
+    words += ["-p", str(port)] if port else []
+    python = PYTHON if parts.path in ("", "/") else parts.path
+    return [*words, "--", host, shlex.join([python, "-u", "-c", BOOT])]
+
+
+def answer_start(received: bytearray) -> int:
+    """Where the first line begins that an answer may be, after what a login prints."""
+    return 0 if received.startswith(b"{") else received.find(b"\n{") + 1 or len(received)
+
+
+def advice(line: str) -> str:
+    if "Host key verification failed" in line:
+        return " (connect once by ssh, and accept its key)"
+    if "Permission denied" in line:
+        return " (no password is asked for: add your key to its authorized_keys)"
+    if "not found" in line or "No such file" in line:
+        return " (name its Python: ssh://HOST/PATH/OF/PYTHON)"
+    if "No module named" in line:
+        return " (install it there: pip install numpy onnxruntime)"
+    return ""
+
+
+def read_state(answer: Any, where: str) -> State:
+    names = [each.name for each in fields(State)] if isinstance(answer, dict) else []
+    return from_json(State, {name: answer.get(name) for name in names}, where)
+
+
+def held_back(before: State, after: State) -> str:
+    """Whether the clock fell under load, in words."""
+    first, last = before.clock_mhz, after.clock_mhz
+    if first is None or last is None or last >= SLOWER * first:
+        return ""
+    return f"the clock fell from {first:,.0f} MHz: {after}"
+
+
+def environment_of(found: Description, state: State, threads: int | None) -> Environment:
+    """The environment of a measurement there. PyTorch had no part in it."""
+    return Environment(
+        device=found.processor,
+        threads=threads or found.cores,
+        os=found.os,
+        python=found.python,
+        torch="",
+        cuda=None,
+        driver=None,
+        fullstride=version("fullstride"),
+        commit=None,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        clock_mhz=state.clock_mhz,
+        clock_max_mhz=state.clock_max_mhz,
+        temperature_c=state.temperature_c,
+    )
+
+
+def report(found: Description, noise: float) -> Iterator[str]:
+    """What is on a target, for people."""
+    yield f"{found.processor}, {found.machine}, {found.cores} cores; {found.state}".strip("; ")
+    yield f"Python {found.python}, NumPy {found.numpy}, {found.free_mib:,} MiB free; {found.os}"
+    for name, number in found.runtimes.items():
+        yield f"{name}: runs here, {number}"
+    for name, reason in found.missing.items():
+        yield f"{name}: does not run ({reason}); pip install {PACKAGES[name]}"
+    busy = " (busy: times will be uncertain)" if noise > 0.05 else ""
+    yield f"noise: rounds of the same computation differ by {noise:.1%}{busy}"
+
+
+PACKAGES = {"onnx": "onnxruntime", "openvino": "openvino"}
