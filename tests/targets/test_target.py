@@ -150,14 +150,14 @@ def test_a_large_file_is_sent_in_parts_and_compared_with_its_digest(tmp_path, fi
 
 def test_another_machine_after_the_connection_was_made_again_is_refused(file, relay):
     edit = "if operation == 'hello' and number: answer['cores'] = 999"
-    with relay(1, edit) as target, pytest.raises(ValueError, match="another machine.*999"):
+    with relay(1, edit) as target, pytest.raises(ConnectionError, match="another machine.*999"):
         target.measure([file], **HOW)
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        ("answer = 'Segmentation fault'", "not whole JSON"),
+        ("answer = 'Segmentation fault'", "no JSON object"),
         ("answer = '[1]'", "no JSON object"),
         ("answer['ms'] = {key: [-1.0] * 3 for key in answer['ms']}", "-1"),
         ("answer['ms'] = {key: [float('nan')] * 3 for key in answer['ms']}", "board"),
@@ -174,7 +174,7 @@ def test_a_wrong_answer_is_one_line(file, relay, edit, message, monkeypatch):
     monkeypatch.setattr(target_module, "GRACE_S", 0.5)
     monkeypatch.setattr(target_module, "FILE_S", 1.0)
     with relay(edit=f"if operation == 'measure': {edit}") as target:
-        with pytest.raises(ValueError, match=message) as error:
+        with pytest.raises(ConnectionError, match=message) as error:
             target.measure([file], **HOW)
         assert "\n" not in str(error.value)
 
@@ -202,7 +202,7 @@ def test_what_a_login_prints_is_left_out(tmp_path):
 def test_a_target_that_only_prints_is_refused(monkeypatch):
     target = Target("x")
     target.command = ["yes"]
-    with target, pytest.raises(ValueError, match="there is no runner"):
+    with target, pytest.raises(ConnectionError, match="there is no runner"):
         target.describe()
 
 
@@ -220,13 +220,16 @@ def test_why_there_is_no_connection_is_one_line_with_what_helps(script, message)
     target = Target("x")
     target.command = ["sh", "-c", script]
     start = time.perf_counter()
-    with target, pytest.raises(ValueError, match=message):
+    with target, pytest.raises(ConnectionError, match=message):
         target.describe()
     assert time.perf_counter() - start < 2  # it is not tried again
 
 
 def test_a_command_that_is_not_here_is_one_line():
-    with Target("no-such-command-here") as target, pytest.raises(ValueError, match="not run here"):
+    with (
+        Target("no-such-command-here") as target,
+        pytest.raises(ConnectionError, match="not run here"),
+    ):
         target.describe()
 
 

@@ -14,14 +14,18 @@ from fullstride.autofit.settings import FitSettings
 from fullstride.deploy.choose_form import Label, runnable
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.io.console import printable
+from fullstride.io.records import Record
 from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
-from fullstride.measure.budget import Budget
+from fullstride.measure.budget import Budget, is_elsewhere
 from fullstride.report import scatter
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.scatter import BANDS, TimedCandidate
 from fullstride.study.driver import StudyJob
+from fullstride.targets.target import Machine, Target, connect
 
+MACHINE_FILE = "target.json"  # in the folder of a fit for another machine
+MACHINE = Record(Machine, "the machine that files were measured on", ("processor", "runtimes"))
 INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
 
 
@@ -37,13 +41,42 @@ class FitJob(StudyJob):
 
     @cached_property
     def profile(self) -> Profile | None:
-        """Of the device that files are for; None: this machine, where they are measured."""
-        return None if self.settings.is_here else load_profile(self.settings.target)
+        """Of the device that files are for; None where they are measured."""
+        return None if self.settings.is_measured else load_profile(self.settings.target)
+
+    @cached_property
+    def target(self) -> Target | None:
+        """Another machine, where files are measured; None: this one.
+
+        Raises ValueError, in one line, if it is not there, or not the one that earlier calls for
+        this fit had.
+        """
+        if not is_elsewhere(self.settings.target):
+            return None
+        target, path = connect(self.settings.target), self.folder / MACHINE_FILE
+        found, before = target.describe().identity, MACHINE.find(path)
+        if before is not None and before != found:
+            raise ValueError(
+                f"{target.where} is {found}, and was {before} when the times of {self.folder} were "
+                "measured: use another --out"
+            )
+        if before is None and self.folder.exists():
+            MACHINE.save(path, found)
+        return target
 
     @cached_property
     def labels(self) -> tuple[Label, ...]:
-        """The formats and precisions that are timed here. Raises ValueError if one does not run."""
-        return runnable(self.settings.formats, self.settings.precisions)
+        """The formats and precisions that are timed. Raises ValueError if one does not run."""
+        labels = runnable(self.settings.formats, self.settings.precisions)
+        if self.target is None:
+            return labels
+        there = self.target.describe()
+        if labels := tuple(label for label in labels if label[0] in there.runtimes):
+            return labels
+        raise ValueError(
+            f"{self.target.where} has none of the runtimes that are asked for; `fullstride measure "
+            "target` says what to install"
+        )
 
     def check(self) -> None:
         """Raise ValueError, in one line, so that a typing error is found before many images are."""
@@ -58,7 +91,7 @@ class FitJob(StudyJob):
         _ = self.budget, self.profile, settings.limit_hours
         find_specs(settings.candidates)
         check_source(settings.source_of_weights)
-        if settings.is_here:
+        if settings.is_measured:
             _ = self.labels
 
 

@@ -82,7 +82,7 @@ def forms(settings: FitSettings, times: Sequence[CandidateTime]) -> list[tuple[s
     the settings restrict both as in `runnable`, so that programs are taken only if they are named.
     """
     formats, precisions = settings.formats, settings.precisions
-    if not settings.is_here:
+    if not settings.is_measured:
         own = sorted({remote_precision(each.precision) for each in times if each.ms is not None})
         wanted = own + [each for each in REMOTE_PRECISIONS if each not in own]
         return [
@@ -270,7 +270,7 @@ def measured(
     again, up to `MEASUREMENTS` times, and each keeps its shortest time. `times` are those of the
     candidates, untrained.
     """
-    budget, percentile = job.budget, job.settings.percentile
+    budget = job.budget
     path, paths = job.folder / SHIP / TIMES, [each.file.path for each in records]
     stored = FILE_TIMES.find(path)
     if stored is not None and set(stored.times) != set(paths):
@@ -281,7 +281,7 @@ def measured(
             yield "once more, as the budget may have been missed by noise:"
             time.sleep(PAUSE_S)
         yield f"measuring {len(again)} files in turn, batch {budget.batch}"
-        stored = combine(stored, measure_files(job.folder, again, budget, percentile))
+        stored = combine(stored, measure_files(job, again))
         stored = FILE_TIMES.save(path, stored)
         again = in_doubt(stored, records, times, budget)
     assert stored is not None
@@ -318,19 +318,16 @@ def in_doubt(
     return [each.file.path for each in records if may_fit(each.file)]
 
 
-def measure_files(
-    folder: Path,
-    paths: Sequence[str],
-    budget: Budget,
-    percentile: float,
-) -> FileTimes:
+def measure_files(job: FitJob, paths: Sequence[str]) -> FileTimes:
     """Files of the folder in turn, by the online protocol at the batch of the budget."""
-    models = {path: open_file(folder / path, trust=True) for path in paths}
-    rows = choose_form.measure_files(models, replace(ONLINE, batch=budget.batch))
+    models = {path: open_file(job.folder / path, trust=True) for path in paths}
+    protocol = replace(ONLINE, batch=job.budget.batch)
+    rows = choose_form.measure_files(models, protocol, target=job.target)
+    here = Environment.here(choose_device("auto"))
     return FileTimes(
-        times={row.name: astuple(call_time(row, percentile)) for row in rows},
+        times={row.name: astuple(call_time(row, job.settings.percentile)) for row in rows},
         measurements=1,
-        environment=asdict(Environment.here(choose_device("auto"))),
+        environment=asdict(rows[0].environment if job.target is not None else here),
     )
 
 

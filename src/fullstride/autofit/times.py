@@ -26,6 +26,7 @@ from fullstride.deploy.choose_form import (
     UntrainedFiles,
     measure_files,
     quickly_written,
+    run_there,
     untrained_files,
 )
 from fullstride.deploy.exported import ExportedModel, Precision
@@ -81,6 +82,8 @@ def time_one(
         for label in labels:
             try:
                 models[label] = files.open(*label, scratch, batch=batch)
+                if job.target is not None:
+                    run_there(job.target, models[label], batch)
             except (ValueError, MemoryError) as error:
                 failures[label] = last_line(error).replace(f"{scratch}/", "")
 
@@ -99,6 +102,8 @@ def time_one(
         models.clear()
         for path in scratch.iterdir():
             remove(path)
+        if job.target is not None:
+            job.target.clear()
     for (format, precision), reason in failures.items():
         rows[format, precision] = CandidateTime(
             candidate=candidate.name, format=format, precision=precision, ms=None, failure=reason
@@ -139,7 +144,7 @@ def timed(
     side, batch = candidate.resolution, job.budget.batch
     protocol = replace(protocol, resolution=side, batch=batch)
     by_name = {" ".join(label): model for label, model in models.items()}
-    measure = partial(measure_files, by_name, protocol)
+    measure = partial(measure_files, by_name, protocol, target=job.target)
     times = quiet_times(measure, job.settings.percentile)
     return {
         (format, precision): CandidateTime(

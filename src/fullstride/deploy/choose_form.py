@@ -33,11 +33,12 @@ from fullstride.deploy.exported import (
     one_input,
 )
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
-from fullstride.deploy.formats import FORMATS, onnx, open_file, output, tensorrt
+from fullstride.deploy.formats import FORMATS, detect_format, onnx, open_file, output, tensorrt
 from fullstride.deploy.job import ExportJob
 from fullstride.deploy.settings import ExportOptions
 from fullstride.io.writing import atomic_write, scratch_folder
-from fullstride.measure.bench import BenchOptions, bench
+from fullstride.measure.bench import DEFAULTS as BENCH_DEFAULTS
+from fullstride.measure.bench import BenchOptions, Series, bench, measurement
 from fullstride.measure.budget import Budget, conditions, ties, within
 from fullstride.measure.environment import cpu_name
 from fullstride.measure.protocols import (
@@ -53,6 +54,7 @@ from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tables.class_names import permutation
+from fullstride.targets.target import Target, TimedFile
 from fullstride.tasks import common_metric
 from fullstride.train.averages import BATCH_NORM
 
@@ -315,17 +317,68 @@ def latencies(
 
 
 def measure_files(
-    models: Mapping[str, ExportedModel], protocol: Protocol, threads: int | None = None
+    models: Mapping[str, ExportedModel],
+    protocol: Protocol,
+    threads: int | None = None,
+    target: Target | None = None,
 ) -> list[Measurement]:
     """Opened files with inputs of the same channels, measured in turn inside of every round.
 
-    Each is measured at its own resolution.
+    Each is measured at its own resolution. `target`: another machine, where they are measured by
+    all of its cores, unless there are `threads`.
     """
+    if target is not None:
+        return measure_there(models, protocol, target, threads)
     channels = next(iter(models.values())).preprocessing.channels
     modules = {label: ExportedModule(model) for label, model in models.items()}
     sides = {label: model.preprocessing.resolution for label, model in models.items()}
     options = BenchOptions(in_channels=channels, threads=threads, resolutions=sides)
     return bench(modules, protocol, options=options)
+
+
+def timed_file(name: str, model: ExportedModel, batch: int) -> TimedFile:
+    """A file as another machine gets it."""
+    about, format = model.metadata, detect_format(model.path)
+    assert format is not None
+    return TimedFile(
+        name=name,
+        path=model.path,
+        format=format,
+        precision=about.precision,
+        shape=(batch, *about.input_shape()),
+        dtype="float32" if about.input_kind == "normalised" else "uint8",
+    )
+
+
+def run_there(target: Target, model: ExportedModel, batch: int) -> None:
+    """Raise ValueError, in one line, if another machine cannot open or run a file."""
+    images = example(model.preprocessing, model.metadata.input_kind)
+    file = timed_file("", model, batch)
+    target.run(file, np.resize(images, file.shape))
+
+
+def measure_there(
+    models: Mapping[str, ExportedModel], protocol: Protocol, target: Target, threads: int | None
+) -> list[Measurement]:
+    """`measure_files` on another machine, by the online protocol."""
+    files = [timed_file(name, model, protocol.batch) for name, model in models.items()]
+    times = target.measure(
+        files,
+        rounds=protocol.rounds,
+        round_s=protocol.round_s,
+        warmup_s=protocol.warmup_s,
+        threads=threads,
+    )
+    versions, threads = target.describe().runtimes, times.environment.threads
+    rows = []
+    for file in files:
+        series = Series(lambda: None, protocol.batch, environment=times.environment)
+        series.samples += times.ms[file.name]
+        own = replace(protocol, resolution=models[file.name].preprocessing.resolution)
+        row = measurement(file.name, series, own, BENCH_DEFAULTS)
+        runtime = f"{file.format} {versions[file.format]}, {threads} threads, {file.precision}"
+        rows.append(replace(row, runtime=runtime))
+    return rows
 
 
 # How long would a network take as a file? It is written untrained: weights do not change the time.

@@ -4,12 +4,24 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fullstride.io.records import check_range
 
 MOST_IMAGES = 65_536  # of a call
 HERE = "here"  # the name of the device of this machine, on which times are measured
+SSH = "ssh://"
+
+
+def is_elsewhere(target: str) -> bool:
+    """Whether a target is another machine, where times are measured: an address or a command.
+
+    All others are this machine, or a profile by which times are estimated.
+    """
+    words = target.split()
+    is_command = len(words) > 1 or Path(target).name.startswith("python")
+    return target.startswith(SSH) or (is_command and not target.endswith(".json"))
 
 
 @dataclass(frozen=True, kw_only=True)

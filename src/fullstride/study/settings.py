@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fullstride.io.records import Bounds, check_bounds
-from fullstride.measure.budget import HERE, Budget, find_budget, required_budget
+from fullstride.measure.budget import HERE, Budget, find_budget, is_elsewhere, required_budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +17,9 @@ class BudgetSettings:
     images_per_s: float | None = None
     # Images of a call.
     call_batch: int = 1
-    # Where the network will run: here, where networks are measured, or a profile such as rtx4090,
-    # or a file that `measure calibrate` wrote, by which times are estimated.
+    # Where the network will run: here, or on another machine, as ssh://HOST or a command that runs
+    # a Python there, where networks are measured; or a profile such as rtx4090, or a file that
+    # `measure calibrate` wrote, by which times are estimated.
     target: str = HERE
 
     def __post_init__(self) -> None:
@@ -33,6 +34,11 @@ class BudgetSettings:
     def is_here(self) -> bool:
         """Whether times are measured on this machine."""
         return self.target == HERE
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether times are measured, on this machine or on another one."""
+        return self.is_here or is_elsewhere(self.target)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from fullstride.io.records import Bounds, from_json, parse_json
+from fullstride.io.records import Bounds, from_json
 from fullstride.measure.environment import Environment, version
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -75,6 +75,9 @@ class State:
         return ", ".join(parts)
 
 
+STATE = tuple(each.name for each in fields(State))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Description(Machine, State):
     """What the runner says of the machine and its software."""
@@ -92,7 +95,7 @@ class Description(Machine, State):
 
     @property
     def state(self) -> State:
-        return State(**{each.name: getattr(self, each.name) for each in fields(State)})
+        return State(**{name: getattr(self, name) for name in STATE})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +146,22 @@ class Outputs:
     data: str
 
 
-class LostConnectionError(Exception):
-    """The process that connects has ended."""
+@cache
+def connect(where: str) -> "Target":
+    """The one connection of this process to a machine, which ends with the process."""
+    return Target(where)
+
+
+class LostConnectionError(ConnectionError):
+    """The process that connects has ended, and may be started again."""
 
 
 class Target:
     """Another machine, with a connection that is made when it is needed, and made again.
 
-    Every method raises ValueError, in one line, if the machine cannot be reached, is another one
-    than before, or answers with anything that the runner would not.
+    Every method raises ConnectionError, in one line, if the machine cannot be reached, is another
+    one than before, or answers with anything that the runner would not, and ValueError where the
+    machine cannot do what it is asked for, such as to open a file.
     """
 
     def __init__(self, where: str):
@@ -178,7 +188,8 @@ class Target:
         """(p90 - p10) / median of the rounds of one computation; above .05 the machine is busy."""
         how = {"rounds": rounds, "round_s": round_s, "warmup_s": 0.5}
         answer = self._again(lambda: self._ask("noise", FILE_S, **how))
-        samples = from_json(tuple[Milliseconds, ...], answer["ms"]["values"], self.where)
+        times = self._read_answer(dict[str, tuple[Milliseconds, ...]], answer.get("ms"))
+        (samples,) = times.values()
         medians = [np.median(part) for part in np.array_split(samples, rounds)]
         p10, p50, p90 = np.percentile(medians, (10, 50, 90))
         return float((p90 - p10) / p50)
@@ -192,7 +203,7 @@ class Target:
         def work() -> np.ndarray:
             self._send(file)
             answer = self._ask("run", FILE_S, **how, dtype=file.dtype, data=data)
-            outputs = from_json(Outputs, answer, self.where)
+            outputs = self._read_answer(Outputs, answer)
             return np.frombuffer(base64.b64decode(outputs.data), "<f4").reshape(outputs.shape)
 
         return self._again(work)
@@ -217,12 +228,15 @@ class Target:
             return self._ask("measure", seconds, **how, files=[file.request() for file in files])
 
         answer = self._again(work)
-        ms = from_json(dict[str, tuple[Milliseconds, ...]], answer.get("ms"), self.where)
+        ms = self._read_answer(dict[str, tuple[Milliseconds, ...]], answer.get("ms"))
         if ms.keys() != names.keys() or any(
             len(each) < rounds or len(each) % rounds for each in ms.values()
         ):
-            raise ValueError(f"{self.where} answers with times of other files or rounds")
-        before, after = (read_state(each, self.where) for each in (answer.get("before"), answer))
+            raise ConnectionError(f"{self.where} answers with times of other files or rounds")
+        before, after = (
+            self._read_answer(State, {name: each.get(name) for name in STATE})
+            for each in (answer.get("before", {}), answer)
+        )
         return Times(
             ms={names[key]: each for key, each in ms.items()},
             environment=environment_of(self.describe(), after, threads),
@@ -258,10 +272,10 @@ class Target:
                 if self.process is None:
                     self._connect()
                 return work()
-            except LostConnectionError as error:
+            except LostConnectionError:
                 self.close()
                 if pause_s is None or self.description is None:
-                    raise ValueError(str(error)) from None
+                    raise
                 time.sleep(pause_s)
         raise AssertionError
 
@@ -274,19 +288,19 @@ class Target:
             )
         except OSError as error:
             self.errors.close()
-            raise ValueError(f"{self.command[0]} does not run here: {error.strerror}") from None
+            raise ConnectionError(
+                f"{self.command[0]} does not run here: {error.strerror}"
+            ) from None
         text = RUNNER.read_bytes()
         try:
             answer = self._ask("hello", HELLO_S, text=b"%d\n%s" % (len(text), text))
-        except LostConnectionError as error:
+        except LostConnectionError:
             self.close()
-            if self.description is None:
-                raise ValueError(str(error)) from None
             raise
-        found = from_json(Description, answer, self.where)
+        found = self._read_answer(Description, answer)
         if self.description is not None and found.identity != self.description.identity:
             self.close()
-            raise ValueError(f"{self.where} is another machine now: {found.identity}")
+            raise ConnectionError(f"{self.where} is another machine now: {found.identity}")
         self.description = found
 
     def _send(self, file: TimedFile) -> None:
@@ -310,15 +324,24 @@ class Target:
         line = json.dumps({"op": op, "limit_s": limit_s, **request}).encode() + b"\n"
         try:
             received = self._exchange(text + line, limit_s + GRACE_S, is_first=op == "hello")
-            answer = parse_json(received, f"the answer of {self.where}")
-        except ValueError:
+        except ConnectionError:
             self.close()
             raise
+        answer = parsed(received)
         if not isinstance(answer, dict):
-            raise ValueError(f"{self.where} answers {received[:40]!r}, which is no JSON object")
+            self.close()
+            raise ConnectionError(
+                f"{self.where} answers {received[:40]!r}, which is no JSON object"
+            )
         if "error" in answer:
             raise ValueError(f"{self.where}: {answer['error']}{advice(str(answer['error']))}")
         return answer
+
+    def _read_answer(self, kind: type[Result], answer: Any) -> Result:
+        try:
+            return from_json(kind, answer, f"the answer of {self.where}")
+        except ValueError as error:
+            raise ConnectionError(str(error)) from None
 
     def _exchange(self, data: bytes, limit_s: float, *, is_first: bool) -> bytes:
         """Write `data`, and read a line; neither waits longer than the limit."""
@@ -335,7 +358,7 @@ class Target:
             while True:
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    raise ValueError(f"{self.where} has not answered within {limit_s:.0f} s")
+                    raise ConnectionError(f"{self.where} has not answered within {limit_s:.0f} s")
                 for key, _ in ready:
                     if key.fileobj is stdin:
                         unwritten = unwritten[self._write(unwritten) :]
@@ -347,7 +370,7 @@ class Target:
                     if received.endswith(b"\n") and start < len(received):
                         return bytes(received[start:])
                     if len(received) > limit:
-                        raise ValueError(
+                        raise ConnectionError(
                             f"{self.where} answers {bytes(received[:40])!r}... and more than "
                             f"{limit:,} bytes: there is no runner"
                         )
@@ -408,6 +431,14 @@ def command_of(where: str) -> list[str]:
     return [*words, "--", host, shlex.join([python, "-u", "-c", BOOT])]
 
 
+def parsed(line: bytes) -> Any:
+    """The value of a line of JSON; None for anything else."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+
+
 def answer_start(received: bytearray) -> int:
     """Where the first line begins that an answer may be, after what a login prints."""
     return 0 if received.startswith(b"{") else received.find(b"\n{") + 1 or len(received)
@@ -423,11 +454,6 @@ def advice(line: str) -> str:
     if "No module named" in line:
         return " (install it there: pip install numpy onnxruntime)"
     return ""
-
-
-def read_state(answer: Any, where: str) -> State:
-    names = [each.name for each in fields(State)] if isinstance(answer, dict) else []
-    return from_json(State, {name: answer.get(name) for name in names}, where)
 
 
 def held_back(before: State, after: State) -> str:
