@@ -53,15 +53,13 @@ class FitJob(StudyJob):
         """
         if not is_elsewhere(self.settings.target):
             return None
-        target, path = connect(self.settings.target), self.folder / MACHINE_FILE
-        found, before = target.describe().identity, MACHINE.find(path)
+        target = connect(self.settings.target)
+        found, before = target.describe().identity, MACHINE.find(self.folder / MACHINE_FILE)
         if before is not None and before != found:
             raise ValueError(
                 f"{target.where} is {found}, and was {before} when the times of {self.folder} were "
                 "measured: use another --out"
             )
-        if before is None and self.folder.exists():
-            MACHINE.save(path, found)
         return target
 
     @cached_property

@@ -14,6 +14,8 @@ import numpy as np
 
 from fullstride.autofit.budget import (
     INPUT,
+    MACHINE,
+    MACHINE_FILE,
     NOISE,
     CandidateTime,
     FitJob,
@@ -318,6 +320,8 @@ def time_candidates(
     is no time at all.
     """
     if job.profile is None:
+        if job.target is not None:
+            MACHINE.save(job.folder / MACHINE_FILE, job.target.describe().identity)
         times = yield from measured(job, candidates)
     else:
         times = estimated(candidates, job.profile, job)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fullstride.commands.estimating import calibrate, choose, estimate
 from fullstride.commands.fitting import analyse_scale, fit, scale, search
-from fullstride.commands.measuring import bench, capacity, cost, zoo
+from fullstride.commands.measuring import bench, capacity, cost, target, zoo
 from fullstride.commands.shipping import export, predict, pseudo_label, report
 from fullstride.commands.studying import bench_blocks, figures, rank
 from fullstride.commands.training import bench_data, pack, train, validate
@@ -38,6 +38,7 @@ COMMANDS = {
     "measure capacity": capacity,
     "measure estimate": estimate,
     "measure calibrate": calibrate,
+    "measure target": target,
 }
 GROUPS = {
     "study": "Studies of many trainings or networks: LLR-NAS, scaling, and the papers' own.",
@@ -84,7 +85,7 @@ VALUES = {
     "protocol": choices(["online", "throughput", "tresnet", "genet", "resnet_rs"]),
     "source": f"{choices(['ours', 'timm'])} ...",
     "target": TARGET,
-    "fit target": HERE_OR_TARGET,
+    "fit target": f"{HERE_OR_TARGET}|ssh://HOST|COMMAND",
     "study search target": HERE_OR_TARGET,
     "study scale target": HERE_OR_TARGET,
     "study figures target": f"{TARGET} ...",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import (
     Device,
@@ -204,6 +204,20 @@ def bench(
     print(*console_tables.measurement_notes(rows, plan.options.in_channels), sep="\n")
     if out:
         save_measurements(rows, out)
+
+
+def target(where: Annotated[Positional[str], arg(metavar="TARGET")]) -> None:
+    """Say what is on another machine: processor, runtimes, what is missing, and how noisy it is.
+
+    TARGET is ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON], or a command that runs a Python there. It
+    needs NumPy and a runtime there, and is what `fit --target` measures on.
+
+    Example: fullstride measure target ssh://pi@raspberrypi
+    """
+    from fullstride.targets.target import Target, report
+
+    with Target(where) as machine:
+        print(*report(machine.describe(), machine.noise()), sep="\n")
 
 
 def print_tables(runs: Iterable[Any], is_one_table: bool) -> list[Any]:

@@ -54,6 +54,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
                 "fullstride measure calibrate writes that of this machine, and without --target "
                 "fit and study search measure here"
             )
+        elif is_elsewhere(name):
+            advice = "only fit measures on another machine, choose a profile or a JSON file here"
         elif close:
             advice = f"did you mean {' or '.join(close)}, or the path of a JSON file?"
         else:

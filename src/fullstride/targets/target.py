@@ -5,6 +5,7 @@ what follows it elsewhere, such as "docker exec -i box", or that of a Python, su
 "docker exec -i box /venv/bin/python".
 """
 
+import atexit
 import base64
 import hashlib
 import json
@@ -149,7 +150,9 @@ class Outputs:
 @cache
 def connect(where: str) -> "Target":
     """The one connection of this process to a machine, which ends with the process."""
-    return Target(where)
+    target = Target(where)
+    atexit.register(target.close)
+    return target
 
 
 class LostConnectionError(ConnectionError):
@@ -313,10 +316,11 @@ class Target:
             data = path.read_bytes()
             for offset in range(0, max(1, len(data)), PART_BYTES):
                 part = data[offset : offset + PART_BYTES]
-                is_last = offset + PART_BYTES >= len(data)
-                digest = {"sha256": hashlib.sha256(data).hexdigest()} if is_last else {}
-                text = base64.b64encode(part).decode()
-                self._ask("put", HELLO_S, name=name, offset=offset, data=text, **digest)  # pyright: ignore[reportArgumentType]
+                request: dict[str, Any] = {"name": name, "offset": offset}
+                request["data"] = base64.b64encode(part).decode()
+                if offset + PART_BYTES >= len(data):
+                    request["sha256"] = hashlib.sha256(data).hexdigest()
+                self._ask("put", HELLO_S, **request)
         self.sent.add(key)
 
     def _ask(self, op: str, limit_s: float, text: bytes = b"", **request: Any) -> dict[str, Any]:
