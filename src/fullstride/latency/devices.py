@@ -20,6 +20,7 @@ from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.operator_table import find_operators, own_resolution
 from fullstride.latency.profiles import CALIBRATED, Fit, Profile
 from fullstride.latency.roofline import Machine
+from fullstride.measure.budget import is_elsewhere
 from fullstride.measure.operators import Operators
 
 if TYPE_CHECKING:
