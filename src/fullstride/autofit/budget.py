@@ -54,10 +54,10 @@ class FitJob(StudyJob):
         if not is_elsewhere(self.settings.target):
             return None
         target = connect(self.settings.target)
-        found, before = target.describe().identity, MACHINE.find(self.folder / MACHINE_FILE)
-        if before is not None and before != found:
+        identity, before = target.describe().identity, MACHINE.find(self.folder / MACHINE_FILE)
+        if before is not None and before != identity:
             raise ValueError(
-                f"{target.where} is {found}, and was {before} when the times of {self.folder} were "
+                f"{target.where} is {identity}, and was {before} when {self.folder} was "
                 "measured: use another --out"
             )
         return target

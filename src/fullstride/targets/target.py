@@ -300,11 +300,11 @@ class Target:
         except LostConnectionError:
             self.close()
             raise
-        found = self._read_answer(Description, answer)
-        if self.description is not None and found.identity != self.description.identity:
+        description = self._read_answer(Description, answer)
+        if self.description is not None and description.identity != self.description.identity:
             self.close()
-            raise ConnectionError(f"{self.where} is another machine now: {found.identity}")
-        self.description = found
+            raise ConnectionError(f"{self.where} is another machine now: {description.identity}")
+        self.description = description
 
     def _send(self, file: TimedFile) -> None:
         """Send a file, unless it is there."""
@@ -468,13 +468,13 @@ def held_back(before: State, after: State) -> str:
     return f"the clock fell from {first:,.0f} MHz: {after}"
 
 
-def environment_of(found: Description, state: State, threads: int | None) -> Environment:
+def environment_of(description: Description, state: State, threads: int | None) -> Environment:
     """The environment of a measurement there. PyTorch had no part in it."""
     return Environment(
-        device=found.processor,
-        threads=threads or found.cores,
-        os=found.os,
-        python=found.python,
+        device=description.processor,
+        threads=threads or description.cores,
+        os=description.os,
+        python=description.python,
         torch="",
         cuda=None,
         driver=None,
@@ -487,13 +487,15 @@ def environment_of(found: Description, state: State, threads: int | None) -> Env
     )
 
 
-def report(found: Description, noise: float) -> Iterator[str]:
+def report(description: Description, noise: float) -> Iterator[str]:
     """What is on a target, for people."""
-    yield f"{found.processor}, {found.machine}, {found.cores} cores; {found.state}".strip("; ")
-    yield f"Python {found.python}, NumPy {found.numpy}, {found.free_mib:,} MiB free; {found.os}"
-    for name, number in found.runtimes.items():
+    yield f"{description.processor}, {description.machine}, {description.cores} cores; {description.state}".strip(
+        "; "
+    )
+    yield f"Python {description.python}, NumPy {description.numpy}, {description.free_mib:,} MiB free; {description.os}"
+    for name, number in description.runtimes.items():
         yield f"{name}: runs here, {number}"
-    for name, reason in found.missing.items():
+    for name, reason in description.missing.items():
         yield f"{name}: does not run ({reason}); pip install {PACKAGES[name]}"
     busy = " (busy: times will be uncertain)" if noise > 0.05 else ""
     yield f"noise: rounds of the same computation differ by {noise:.1%}{busy}"
