@@ -487,15 +487,14 @@ def environment_of(description: Description, state: State, threads: int | None) 
     )
 
 
-def report(description: Description, noise: float) -> Iterator[str]:
+def report(there: Description, noise: float) -> Iterator[str]:
     """What is on a target, for people."""
-    yield f"{description.processor}, {description.machine}, {description.cores} cores; {description.state}".strip(
-        "; "
-    )
-    yield f"Python {description.python}, NumPy {description.numpy}, {description.free_mib:,} MiB free; {description.os}"
-    for name, number in description.runtimes.items():
+    cores = f"{there.processor}, {there.machine}, {there.cores} cores"
+    yield "; ".join(filter(None, (cores, str(there.state))))
+    yield f"Python {there.python}, NumPy {there.numpy}, {there.free_mib:,} MiB free; {there.os}"
+    for name, number in there.runtimes.items():
         yield f"{name}: runs here, {number}"
-    for name, reason in description.missing.items():
+    for name, reason in there.missing.items():
         yield f"{name}: does not run ({reason}); pip install {PACKAGES[name]}"
     busy = " (busy: times will be uncertain)" if noise > 0.05 else ""
     yield f"noise: rounds of the same computation differ by {noise:.1%}{busy}"
