@@ -334,8 +334,8 @@ def of_measurement(one: Measurement) -> Iterator[Timed]:
     protocol = one.protocol
     if protocol.name == "genet" and protocol.batch > LARGEST_BATCH:
         return
-    device, made = one.environment.device, one.runtime or mode(one.compiled)
-    way = f"{one.name} on {device}, {short_precision(one.precision)}, {one.layout}, {made}"
+    device, runtime = one.environment.device, one.runtime or mode(one.compiled)
+    way = f"{one.name} on {device}, {short_precision(one.precision)}, {one.layout}, {runtime}"
     way += f", batch {protocol.batch}, protocol {protocol.name}"
     for quantity in MEASURES.get((protocol.name, protocol.work), ()):
         yield Timed(
