@@ -78,8 +78,8 @@ class AdditiveModel:
     def slopes(self) -> tuple[Slope, ...]:
         """The pseudo-gradients with standard errors."""
         errors = np.sqrt(np.diag(self.covariance))
-        known = [error if np.isfinite(error) else None for error in errors.tolist()]
-        rows = zip(self.space.terms, self.mean.tolist(), known, strict=True)
+        finite = [error if np.isfinite(error) else None for error in errors.tolist()]
+        rows = zip(self.space.terms, self.mean.tolist(), finite, strict=True)
         return tuple(Slope(*names, value, error) for names, value, error in rows)
 
 

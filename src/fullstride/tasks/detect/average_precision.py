@@ -254,11 +254,11 @@ def shown(detections_d6: np.ndarray, min_score: float) -> np.ndarray:
     is_shown = (detections_d6[:, 5] >= 0) & (detections_d6[:, 4] >= min_score)
     rows = detections_d6[is_shown]
     overlaps = pairwise_iou(rows[:, :4], rows[:, :4]) > SAME_PLACE
-    kept: list[int] = []
+    survivors: list[int] = []
     for index in range(len(rows)):
-        if not overlaps[index, kept].any():
-            kept.append(index)
-    return rows[kept]
+        if not overlaps[index, survivors].any():
+            survivors.append(index)
+    return rows[survivors]
 
 
 def all_shown(scenes: Sequence[Scene], min_score: float) -> list[Scene]:
