@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 from defaults import find_file
-from fullstride.latency.estimate import Estimator
+from fullstride.latency.estimator import Estimator
 from scipy.stats import rankdata
 
 from fullstride.data.dataset import DataSet, open_data

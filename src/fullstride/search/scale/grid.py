@@ -117,14 +117,14 @@ def own_sides(spec: Any, settings: ScaleSettings, *, many: bool) -> tuple[int, .
     return tuple(sorted({max(step, side) for side in sides}))
 
 
-def slow_resolution(resolution: int, share: float = 0.5) -> int:
+def slow_resolution(resolution: int) -> int:
     """The resolution of an EfficientNet that grows slowly: 224 stay, 600 become 368 pixels a side.
 
-    In the logarithm from 224 it grows by `share` of what the compound coefficient's `resolution`
-    does, rounded to 8 pixels. EfficientNet-RS (arXiv:2103.07579) keeps widths and depths, and says
-    that resolution should grow slowly; its resolutions are only in a picture, so the share is ours.
+    In the logarithm from 224 it grows by half of what the compound coefficient's `resolution` does,
+    rounded to 8 pixels. EfficientNet-RS (arXiv:2103.07579) keeps widths and depths, and says that
+    resolution should grow slowly; its resolutions are only in a picture, so the half is ours.
     """
-    return 8 * round(BASE_SIDE * (resolution / BASE_SIDE) ** share / 8)
+    return 8 * round((BASE_SIDE * resolution) ** 0.5 / 8)
 
 
 def rand_magnitude(resolution: int) -> int:

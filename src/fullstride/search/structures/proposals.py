@@ -228,7 +228,6 @@ def next_structures(
     *,
     count: int = 4,
     method: Literal["thompson", "greedy"] = "thompson",
-    candidates: int = CANDIDATES,
 ) -> np.ndarray:
     """(k, M), k <= `count`: distinct structures within `budget` ms that are not in `tried`, (n, M).
 
@@ -242,7 +241,7 @@ def next_structures(
     for _ in range(count):
         gains = model.draw(rng) if method == "thompson" else model.gains()
         ranked = select(
-            space, gains, costs, budget, top=len(used) + 1, count=candidates, rng=rng
+            space, gains, costs, budget, top=len(used) + 1, count=CANDIDATES, rng=rng
         ).structures
         new = [row for row in ranked if row.tobytes() not in used]
         if not new:
