@@ -33,13 +33,13 @@ from typing import Any
 
 import numpy as np
 from defaults import find_file
-from fullstride.latency.estimator import Estimator
 from scipy.stats import rankdata
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.io.console import print_parts
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.latency.devices import load_profile
+from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.budget import HERE

@@ -79,7 +79,8 @@ def test_efficientnets_scale_together_so_the_step_follows_the_time():
     assert regime.gains == ()
     assert regime.law_by == "time"
     assert regime.next.ms <= 300
-    assert regime.next.low < regime.next.gain < regime.next.high
+    low, high = regime.next.interval
+    assert low < regime.next.gain < high
 
 
 def test_the_front_has_no_network_that_a_faster_one_beats():
@@ -123,7 +124,8 @@ def test_the_next_step_is_the_candidate_with_the_most_gain_for_its_time_within_t
     within = [size for size in missing if ms_of(size) <= 40]
     assert regime.next.size == max(within, key=rate)
     truth = error_of(best.size) - error_of(regime.next.size)
-    assert regime.next.low - 0.3 < truth < regime.next.high + 0.3
+    low, high = regime.next.interval
+    assert low - 0.3 < truth < high + 0.3
     assert all(step.ms <= 40 for step in regime.steps)
 
 

@@ -26,6 +26,9 @@ LEAST_STEP = 0.05
 MOST_CONDITION = 30.0  # of the axes' logarithms, above which they changed together
 
 
+Interval = tuple[float, float] | None  # both ends of the 95 % interval; None: unknown
+
+
 class Candidate(NamedTuple):
     """A network that is not trained yet."""
 
@@ -42,8 +45,7 @@ class NextStep:
     extra_ms: float  # than the best one within the budget
     error: float  # predicted, per cent
     gain: float  # points, predicted
-    low: float | None  # 95 % interval of the gain; None: unknown
-    high: float | None
+    interval: Interval  # of the gain
 
 
 def noise_of(points: Sequence[FinishedPoint], deviation: float | None) -> float | None:
@@ -144,7 +146,7 @@ def next_steps(
         gain, interval = power.gain(*sizes)
         if gain > 0:
             extra_ms, error = each.ms - start.ms, float(power.at(sizes[1]))
-            steps.append(NextStep(*each, extra_ms, error, gain, *(interval or (None, None))))
+            steps.append(NextStep(*each, extra_ms, error, gain, interval))
     least = LEAST_STEP * start.ms
     return tuple(sorted(steps, key=lambda step: -step.gain / max(step.extra_ms, least)))
 
@@ -169,14 +171,13 @@ class FrontPoint:
     p_value: float | None = None  # of McNemar's test against the next faster one of the front
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class AxisGain:
     """How much the error falls along one axis at the front, others being equal."""
 
     axis: str  # width, depth or resolution
     points_per_doubling: float  # of the time
-    low: float | None  # 95 % interval; None: unknown
-    high: float | None
+    interval: Interval
     pairs: int  # of networks that differ in this axis alone
 
 
@@ -193,8 +194,7 @@ class Law:
     # network's error by them.
     half: int = 0
     largest: float | None = None
-    largest_low: float | None = None
-    largest_high: float | None = None
+    largest_interval: Interval = None
 
     def error_at(self, ms: np.ndarray) -> np.ndarray:
         return self.floor + np.exp(self.constant - self.exponent * np.log(ms))
@@ -293,7 +293,7 @@ def analyse_regime(
         steps = next_steps(chosen, inside_too, law, time_law)
     if steps and steps[0].ms > FAR * points[-1].ms:
         warnings.append(f"{steps[0].name} takes {steps[0].ms / points[-1].ms:.1f} times as long")
-    if steps and not (steps[0].low or 0) > 0:
+    if steps and (steps[0].interval is None or steps[0].interval[0] <= 0):
         warnings.append("the interval of the next step's gain includes no gain")
     return RegimeAnalysis(
         epochs=epochs,
@@ -370,10 +370,8 @@ def gains_at(
             spread = np.sqrt(np.sum((falls - gain * doublings) ** 2) / (len(pairs) - 1))
             quantile = float(t.ppf(0.975, len(pairs) - 1))
             half = quantile * spread * math.sqrt(len(pairs)) / doublings.sum()
-        low, high = (None, None) if half is None else (float(gain - half), float(gain + half))
-        yield AxisGain(
-            axis=axis, points_per_doubling=float(gain), low=low, high=high, pairs=len(pairs)
-        )
+        interval = None if half is None else (float(gain - half), float(gain + half))
+        yield AxisGain(axis, float(gain), interval, len(pairs))
 
 
 def neighbouring_pairs(
@@ -412,7 +410,6 @@ def summary(front: Sequence[FinishedPoint], deviation: float | None, *, saturati
         of_half = law_of_times(half, deviation, saturating=saturating)
         largest = float(of_half.at([front[-1].ms]))
         interval = of_half.interval(front[-1].ms)
-    low, high = interval or (None, None)
     return Law(
         floor=law.floor,
         constant=law.constant,
@@ -421,6 +418,5 @@ def summary(front: Sequence[FinishedPoint], deviation: float | None, *, saturati
         points=len(front),
         half=len(half),
         largest=largest,
-        largest_low=low,
-        largest_high=high,
+        largest_interval=interval,
     )

@@ -1,17 +1,18 @@
 """Plans the trainings of a scaling study: the points that fit, their seeds, and the total time."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fullstride.measure.budget import HERE
 from fullstride.measure.environment import choose_device
 from fullstride.measure.max_batch import budget_bytes
+from fullstride.report.console_tables import table
 from fullstride.report.training_progress import duration
 from fullstride.search.scale.grid import PointCost, ScalePoint, cross, grid, rand_magnitude
 from fullstride.search.settings import ScaleSettings
-from fullstride.study.driver import StudyJob
+from fullstride.study.driver import Parts, StudyJob
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.recipes.choice import RecipeChoice, case_of
 from fullstride.train.recipes.recipe import Recipe
@@ -182,20 +183,18 @@ def sum_s(trainings: Sequence[PlannedTraining]) -> float:
     return sum(each.seconds for each in trainings)
 
 
-def plan_lines(plan: ScalePlan) -> Iterator[str]:
+def plan_lines(plan: ScalePlan) -> Parts:
     """The plan for people, with its total."""
-    cost = {each.name: each for each in plan.costs}
-    width = max(len(name) for name in cost)
     hours: dict[str, float] = {}
     for each in plan.trainings:
         hours[each.point] = hours.get(each.point, 0.0) + each.seconds / 3600
-    yield f"{'network':{width}}  GMACs  M weights  ms/image  training ms/image  hours"
-    for name in sorted(hours, key=lambda name: cost[name].ms):
-        own = cost[name]
-        yield (
-            f"{name:{width}} {own.macs / 1e9:6.3g} {own.weights / 1e6:10.3g} {own.ms:9.3g} "
-            f"{own.training_ms:18.3g} {hours[name]:6.2g}  {own.by}"
-        )
+    chosen = sorted((cost for cost in plan.costs if cost.name in hours), key=lambda cost: cost.ms)
+    columns = ["network", "GMACs", "M weights", "ms/image", "training ms/image", "hours", "time by"]
+    rows = []
+    for cost in chosen:
+        sizes = cost.macs / 1e9, cost.weights / 1e6, cost.ms, cost.training_ms, hours[cost.name]
+        rows.append([cost.name, *(f"{value:.3g}" for value in sizes), cost.by])
+    yield table(columns, rows)
     reasons: dict[str, list[str]] = {}
     for name, reason in plan.left_out.items():
         kind = "too slow" if "ms" in reason else "memory" if "GiB" in reason else "time"

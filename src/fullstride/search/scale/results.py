@@ -24,7 +24,14 @@ from fullstride.report import plots
 from fullstride.report.console_tables import table
 from fullstride.report.page import render_template, write
 from fullstride.report.scatter import ScalingPanel, ScalingPoint, scaling_figure
-from fullstride.search.scale.analysis import AxisGain, Law, NextStep, RegimeAnalysis, analyse
+from fullstride.search.scale.analysis import (
+    AxisGain,
+    Interval,
+    Law,
+    NextStep,
+    RegimeAnalysis,
+    analyse,
+)
 from fullstride.search.scale.finished import COLUMNS, Source, Training, write_trainings
 
 JSON, CSV, PICTURE, REPORT = "scale.json", "trainings.csv", "scale.png", "report.html"
@@ -92,19 +99,19 @@ def headline(results: ScaleResults) -> str:
 
 def step_line(step: NextStep) -> str:
     change = f"+{step.extra_ms:.3g} ms" if step.extra_ms > 0 else f"{step.extra_ms:.3g} ms"
-    return f"{step.name}, {change}, {step.gain:.2f} points less error{span(step.low, step.high)}"
+    return f"{step.name}, {change}, {step.gain:.2f} points less error{span(step.interval)}"
 
 
-def span(low: float | None, high: float | None) -> str:
-    if low is None or high is None or not math.isfinite(low + high):
+def span(interval: Interval) -> str:
+    if interval is None or not math.isfinite(sum(interval)):
         return " (interval unknown)"
-    return f" ({low:.2f} to {high:.2f})"
+    return " ({:.2f} to {:.2f})".format(*interval)
 
 
 def gain_line(gain: AxisGain) -> str:
     return (
         f"{gain.axis}: {gain.points_per_doubling:.2f} points per doubling of the time"
-        f"{span(gain.low, gain.high)}, {gain.pairs} pairs"
+        f"{span(gain.interval)}, {gain.pairs} pairs"
     )
 
 
@@ -113,7 +120,7 @@ def law_line(name: str, law: Law) -> str:
     if law.largest is not None:
         half = (
             f"; by the cheapest {law.half} of {law.points}, the largest network's error is "
-            f"{law.largest:.2f} %{span(law.largest_low, law.largest_high)}"
+            f"{law.largest:.2f} %{span(law.largest_interval)}"
         )
     return (
         f"{name}: {law.floor:.2f} % + c / ms^{law.exponent:.2f}, rmse {law.rmse:.2f} points{half}"
@@ -150,7 +157,7 @@ def steps_table(steps: Sequence[NextStep]) -> Table:
     rows = [["network", "ms/image", "extra ms", "error %", "gain", "95 % interval"]]
     for step in steps:
         times, error = (f"{step.ms:.3g}", f"{step.extra_ms:.3g}"), f"{step.error:.2f}"
-        interval = span(step.low, step.high).strip(" ()")
+        interval = span(step.interval).strip(" ()")
         rows.append([step.name, *times, error, f"{step.gain:.2f}", interval])
     return rows
 
