@@ -196,8 +196,8 @@ def test_the_local_executor_has_one_process_per_gpu_or_two_cores(monkeypatch, tm
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (dict(trial_cores=0), "--trial.cores"),
-        (dict(executor="slurm", slurm_hours=0), "--slurm.hours"),
+        (dict(trial_cores=0), "--trial-cores 0"),
+        (dict(executor="slurm", slurm_hours=0), "--slurm-hours 0"),
         (dict(executor="slurm", slurm_options=("gpu",)), "partition=gpu"),
         (dict(executor="slurm", slurm_options=("--partition=gpu",)), "partition=gpu"),
         (dict(slurm_options=("partition=gpu",)), "--executor slurm"),

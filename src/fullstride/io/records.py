@@ -66,15 +66,15 @@ def check_bounds(instance: Any, prefix: str = "") -> None:
     """Compare the fields of a dataclass with the `Bounds` in their types. For `__post_init__`.
 
     Raises ValueError for the first field that does not fit. None fits an optional field, and in a
-    tuple each number is compared.
+    tuple each number is compared. With the prefix "--" a field is named as its flag.
     """
     for name, hint in _hints(type(instance)).items():
-        value = getattr(instance, name)
+        value, shown = getattr(instance, name), name.replace("_", "-") if prefix == "--" else name
         for number in value if isinstance(value, tuple) else (value,):
             for bounds, kind in _bounds_in(hint):
                 if isinstance(number, int | float) and number not in bounds:
                     raise ValueError(
-                        f"{prefix}{name} {shortened(value)}: use {_NOUNS[kind]}, {bounds}"
+                        f"{prefix}{shown} {shortened(value)}: use {_NOUNS[kind]}, {bounds}"
                     )
 
 

@@ -6,8 +6,7 @@ Apart from what runs them, as `--help` reads this module and nothing slow.
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
-from fullstride.io.records import Bounds, check_bounds
-from fullstride.measure.budget import HERE, MOST_IMAGES
+from fullstride.io.records import Bounds
 from fullstride.study.settings import BudgetSettings
 
 PAPER_SIDES = (192, 224, 256)  # pixels, of arXiv:2006.14090
@@ -155,7 +154,7 @@ Depth = Annotated[float, Bounds(gt=0, le=1_024)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleSettings:
+class ScaleSettings(BudgetSettings):
     """The arguments of `scale`. One that has begun to train is resumed only with the same ones."""
 
     # The network that is scaled; or several, such as timm/efficientnet_b0 to b4, that are compared
@@ -181,13 +180,6 @@ class ScaleSettings:
     band: Annotated[int, Bounds(ge=0)] = 8
     # Trainings of each of three points, from which the noise is estimated; others have one.
     seeds: Annotated[int, Bounds(ge=1, le=100)] = 2
-    # Where networks will run: here, where they are measured, or a profile such as rtx4090, or a
-    # file that `measure calibrate` wrote, by which times are estimated.
-    target: str = HERE
-    # Images of a call.
-    call_batch: Annotated[int, Bounds(ge=1, le=MOST_IMAGES)] = 1
-    # The longest time that an image may take, in ms; slower points are left out.
-    budget_ms: Annotated[float, Bounds(gt=0)] | None = None
     # Memory for training in GiB, without which that of the device is meant; points that need more
     # are left out.
     memory_gib: Annotated[float, Bounds(gt=0)] | None = None
@@ -197,7 +189,7 @@ class ScaleSettings:
     target_epochs: Annotated[float, Bounds(gt=0)] | None = None
 
     def __post_init__(self) -> None:
-        check_bounds(self, "--")
+        super().__post_init__()
         if not self.models:
             raise ValueError("--models is empty: name a network, or several")
         for name in ("models", "widths", "depths", "resolutions", "regimes"):

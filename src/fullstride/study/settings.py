@@ -4,7 +4,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fullstride.io.records import Bounds, check_bounds
-from fullstride.measure.budget import HERE, Budget, find_budget, is_elsewhere, required_budget
+from fullstride.measure.budget import (
+    HERE,
+    MOST_IMAGES,
+    Budget,
+    find_budget,
+    is_elsewhere,
+    required_budget,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,14 +19,14 @@ class BudgetSettings:
     """The time that a network may take, and where it must keep to it."""
 
     # The time that a call may take, divided by its images, in ms.
-    budget_ms: float | None = None
+    budget_ms: Annotated[float, Bounds(gt=0)] | None = None
     # The budget as a rate instead.
-    images_per_s: float | None = None
+    images_per_s: Annotated[float, Bounds(gt=0)] | None = None
     # Images of a call.
-    call_batch: int = 1
-    # Where the network will run: here, or on another machine, as ssh://HOST or a command that runs
-    # a Python there, where networks are measured; or a profile such as rtx4090, or a file that
-    # `measure calibrate` wrote, by which times are estimated.
+    call_batch: Annotated[int, Bounds(ge=1, le=MOST_IMAGES)] = 1
+    # Where the network will run: here, where networks are measured, or a profile such as rtx4090,
+    # or a file that `measure calibrate` wrote, by which times are estimated; for fit also another
+    # machine, as ssh://HOST or a command that runs a Python there, where they are measured.
     target: str = HERE
 
     def __post_init__(self) -> None:
@@ -29,6 +36,12 @@ class BudgetSettings:
     def budget(self) -> Budget:
         """The limit of the time of a call. Raises ValueError if there is none."""
         return required_budget(self.budget_ms, self.images_per_s, self.call_batch)
+
+    @property
+    def limit_ms(self) -> float | None:
+        """The ms that an image may take; None without a budget."""
+        found = find_budget(self.budget_ms, self.images_per_s)
+        return found and found.ms_per_image
 
     @property
     def is_here(self) -> bool:

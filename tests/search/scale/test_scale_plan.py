@@ -258,6 +258,8 @@ def test_points_above_the_budget_or_the_memory_are_left_out(few_digits):
     enough = by_memory[2].fixed_bytes + 8 * by_memory[2].image_bytes
     plan = plan_of(few_digits, estimated(memory_gib=enough / 2**30))
     assert {each.name for each in plan.costs} == {each.name for each in by_memory[:3]}
+    as_rate = plan_of(few_digits, estimated(images_per_s=1e3 / limit))
+    assert as_rate.costs == plan_of(few_digits, estimated(budget_ms=limit)).costs
     with pytest.raises(ValueError, match="no point is left"):
         plan_of(few_digits, estimated(budget_ms=1e-9))
 

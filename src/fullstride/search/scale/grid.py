@@ -15,7 +15,6 @@ from fullstride.io.writing import lacks_memory
 from fullstride.latency.devices import load_profile
 from fullstride.latency.network_times import estimates
 from fullstride.latency.spec_operators import operators_of
-from fullstride.measure.budget import HERE
 from fullstride.measure.max_batch import FLOAT_BYTES, WORKSPACE_BYTES
 from fullstride.measure.operators import Operators
 from fullstride.measure.protocols import timed_each
@@ -226,9 +225,9 @@ def point_costs(
     """
     specs = [point.spec(classes, channels) for point in points]
     operators = [operators_of(spec) for spec in specs]
-    on_gpu = settings.target != HERE or device.startswith("cuda")
+    on_gpu = not settings.is_here or device.startswith("cuda")
     precision = "bfloat16" if on_gpu else "float32"
-    if settings.target == HERE:
+    if settings.is_here:
         times = yield from measured_times(specs, operators, settings.call_batch, batch, device)
     else:
         times = estimated_times(operators, settings)

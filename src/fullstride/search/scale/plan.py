@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fullstride.measure.budget import HERE
 from fullstride.measure.environment import choose_device
 from fullstride.measure.max_batch import budget_bytes
 from fullstride.report.console_tables import table
@@ -68,7 +67,7 @@ class ScaleJob(StudyJob):
 
     @property
     def on_gpu(self) -> bool:
-        return self.settings.target != HERE or self.devices[0].startswith("cuda")
+        return not self.settings.is_here or self.devices[0].startswith("cuda")
 
     @property
     def batch(self) -> int:
@@ -80,8 +79,9 @@ class ScaleJob(StudyJob):
         """For training; None: unknown, as on a device that is not here."""
         if self.settings.memory_gib is not None:
             return self.settings.memory_gib * 2**30
-        is_here = self.settings.target == HERE
-        return budget_bytes(None, choose_device(self.options.device)) if is_here else None
+        if not self.settings.is_here:
+            return None
+        return budget_bytes(None, choose_device(self.options.device))
 
     def check(self) -> None:
         """Raise ValueError, in one line, for what no point can train on or by."""
@@ -153,7 +153,7 @@ def make_plan(job: ScaleJob, costs: Sequence[PointCost]) -> ScalePlan:
 
 def misfits(job: ScaleJob, costs: Sequence[PointCost]) -> dict[str, str]:
     """The names of points above the budget or the memory, with the reason."""
-    left_out, memory_bytes, budget_ms = dict[str, str](), job.memory_bytes, job.settings.budget_ms
+    left_out, memory_bytes, budget_ms = dict[str, str](), job.memory_bytes, job.settings.limit_ms
     images = min(job.batch, LEAST_PASS if job.on_gpu else len(job.data.train))
     for cost in costs:
         needed = cost.fixed_bytes + images * cost.image_bytes

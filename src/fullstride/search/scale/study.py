@@ -210,7 +210,7 @@ def analyse_all(job: ScaleJob, done: Results) -> Generator[str, None, ScaleResul
     ]
     regimes = analyse(
         trainings,
-        budget_ms=settings.budget_ms,
+        budget_ms=settings.limit_ms,
         target_epochs=settings.target_epochs,
         candidates=candidates,
         by_time=len(settings.models) > 1,
@@ -218,7 +218,7 @@ def analyse_all(job: ScaleJob, done: Results) -> Generator[str, None, ScaleResul
     results = ScaleResults(
         data_name=job.data.name,
         device=settings.target,
-        budget_ms=settings.budget_ms,
+        budget_ms=settings.limit_ms,
         trainings=tuple(trainings),
         failures=failures,
         regimes=regimes,
