@@ -1,6 +1,6 @@
 """Classify pictures over HTTP with a file of `fullstride export`. The server is uvicorn.
 
-pip install 'fullstride[export]' starlette uvicorn
+pip install fullstride starlette uvicorn
 MODEL=model.onnx uvicorn --app-dir docs serve:app
 curl --data-binary @picture.jpg localhost:8000
 

@@ -45,6 +45,8 @@ from fullstride.deploy.choose_form import (
     runnable,
     untrained_files,
 )
+from fullstride.deploy.formats import FORMATS
+from fullstride.deploy.formats.base import missing_package
 from fullstride.latency import estimate, load_profile
 from fullstride.latency.devices import CPU
 from fullstride.measure.budget import Budget
@@ -189,6 +191,14 @@ def test_programs_and_precisions_that_gain_nothing_are_timed_only_by_name():
     for formats, precisions in ((("onxx",), ()), ((), ("fp8",)), (("onnx",), ("bf16",))):
         with pytest.raises(ValueError, match="use|choose"):
             runnable(formats, precisions)
+
+
+def test_without_a_runtime_the_line_says_what_to_install(monkeypatch):
+    for name, each in FORMATS.items():
+        absent = replace(each, missing=lambda: str(missing_package("onnxruntime", extra="")))
+        monkeypatch.setitem(FORMATS, name, absent)
+    with pytest.raises(ValueError, match="pip install onnxruntime"):
+        runnable()
 
 
 def test_of_many_candidates_a_shortlist_is_measured_and_the_others_have_a_reason(

@@ -275,6 +275,10 @@ def runnable(
                 pairs.append((name, precision))
     if not pairs:
         names = ", ".join(formats or data_formats())
+        if not names:
+            raise ValueError(
+                f"no file runs here: {next(each.missing() for each in FORMATS.values())}"
+            )
         raise ValueError(f"{', '.join(precisions)} does not run in {names}: choose another")
     return tuple(pairs)
 

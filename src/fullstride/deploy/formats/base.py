@@ -25,7 +25,9 @@ class Format:
 
 
 def missing_package(package: str, extra: str = "export") -> ValueError:
-    return ValueError(f"{package} is not installed: pip install 'fullstride[{extra}]'")
+    """`extra`: the one of ours that has the package; "" for a package of the base install."""
+    what = f"'fullstride[{extra}]'" if extra else package
+    return ValueError(f"{package} is not installed: pip install {what}")
 
 
 def unreadable_file(path: Path, error: Exception) -> ValueError:

@@ -38,7 +38,7 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401  torch.onnx needs it
     except ImportError as error:
-        raise missing_package(str(error.name)) from None
+        raise missing_package(str(error.name), extra="") from None
     with quiet("torch.onnx"):  # its warnings are about itself; the comparison judges the file
         program = torch.onnx.export(
             job.program(dtype),
@@ -128,7 +128,7 @@ def missing() -> str:
     try:
         import onnxruntime  # noqa: F401
     except ImportError as error:
-        return str(missing_package(str(error.name)))
+        return str(missing_package(str(error.name), extra=""))
     return ""
 
 

@@ -34,7 +34,7 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
             quantize_static,
         )
     except ImportError as error:
-        raise missing_package(str(error.name)) from None
+        raise missing_package(str(error.name), extra="") from None
     in_float = layer_nodes(model, job.metadata.float_layers)
     if symmetric:
         types = ["Conv", "Gemm", "MatMul"]
