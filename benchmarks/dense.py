@@ -134,7 +134,7 @@ def scores(net: nn.Module, task: Task, data: DataSet, pre: Preprocessing) -> dic
     """What `net` achieves on the test, with the IoU of each class as CLASS_iou."""
     evaluation = score_images(net, task, data.test, ScoringOptions(pre, "cpu"))
     result = dict(evaluation.scores)
-    for row in evaluation.by_class(data.classes):
+    for row in evaluation.score.by_class(data.classes):
         if (iou := getattr(row, "iou", None)) is not None:
             result[f"{row.name}_iou"] = iou
     return result

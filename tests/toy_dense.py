@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class Head(nn.Module):
         return F.interpolate(self.norm(self.conv(maps[0])), (h, w), mode="bilinear")
 
 
-class Error:
+class Error(Score):
     """The mean absolute distance of the first map from the targets, which are maps too."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Error:
         self.total += (outputs[:, 0] - targets).abs().sum().item()
         self.pixels += targets.numel()
 
-    def merge(self, other: "Error") -> None:
+    def merge(self, other: Self) -> None:
         self.total, self.pixels = self.total + other.total, self.pixels + other.pixels
 
     def compute(self) -> dict[str, float]:

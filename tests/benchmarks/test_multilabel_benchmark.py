@@ -35,6 +35,14 @@ def test_each_row_is_trained_and_is_in_the_table(tmp_path):
     assert f"| {multilabel.BASE} | {content['base_rate'][0]:.1f} |" in table
 
 
+def test_a_cell_has_the_mean_and_the_deviation_of_the_seeds():
+    scores = [dict.fromkeys(multilabel.SCORES, value) for value in (20.0, 23.0, 29.0)]
+    content = {"base_rate": [9.0, 10.0, 11.0], "rows": {"asymmetric loss": scores}}
+    table = multilabel.page(content)
+    assert f"| {multilabel.BASE} | 10.0 ± 1.0 |" in table
+    assert "| asymmetric loss | 24.0 ± 4.6 | 24.0 ± 4.6 |" in table
+
+
 @pytest.mark.slow
 def test_a_short_training_is_better_than_the_base_rate(tmp_path):
     plan = multilabel.Plan({"train": 1200, "val": 60, "test": 200}, multilabel.RECIPE)

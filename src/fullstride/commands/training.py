@@ -188,7 +188,7 @@ def validate(
     metrics = tasks.find_task(bundle.task).metrics(tasks.common_metric([bundle]))
     for line in validation_lines(on.split, result, metrics, bundle.classes, on.missing):
         print(printable(line))
-    if per_class and (rows := result.by_class(bundle.classes)):
+    if per_class and (rows := result.score.by_class(bundle.classes)):
         console().print(class_table(rows))
     if out:
         save_scores(out, bundle.name, on.data.name, bundle.classes, {on.split: result})

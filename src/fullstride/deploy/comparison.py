@@ -238,8 +238,8 @@ def score_model(
     return ModelScores(
         {**finite_scores(score, number), **interval_scores(task, score)},
         skipped,
-        task.confusion(score),
-        task.by_class(score, names),
+        score.confusion(),
+        score.by_class(names),
         "".join(correct),
         tuple(
             Mistake(images.names[index], names[images.targets[index]], names[guess], probability)

@@ -273,7 +273,8 @@ def validation_lines(
     """All scores of a split, beginning with those of `metrics`, and the commonest confusions."""
     lines = [score_line(split, result.scores, metrics, missing)]
     lines += filter(None, [result.task.baseline_note(result.scores)])
-    confused = result.confusion.most_confused(CONFUSIONS) if result.confusion else ()
+    matrix = result.score.confusion()
+    confused = matrix.most_confused(CONFUSIONS) if matrix else ()
     if confused:
         pairs = (
             f"{classes[label]} as {classes[other]} ({images})" for label, other, images in confused

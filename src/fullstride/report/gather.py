@@ -224,14 +224,14 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMa
         )
         for i in (*wrong, *right[spread])
     ]
-    return shown, task.confusion(score)
+    return shown, score.confusion()
 
 
 def rows_and_note(model: Model, images: Images) -> tuple[Sequence[ClassScore], str]:
     """The scores of a model by class, none where its task has none, and its `baseline_note`."""
     if isinstance(model, Bundle):
         evaluation = score_bundle(model, images, "cpu")
-        rows, scores = evaluation.by_class(model.classes), evaluation.scores
+        rows, scores = evaluation.score.by_class(model.classes), evaluation.scores
     else:
         result = score_model(model, images)
         rows, scores = result.by_class, result.scores

@@ -36,7 +36,7 @@ TOP = 5
 MAX_PENDING = 2**20  # pairs that are held before they are counted: 8 MiB
 
 
-class ClassificationScore:
+class ClassificationScore(Score):
     """Scores of predicted classes, counted batch by batch.
 
     The memory is that of the pairs of classes that occur, and does not grow with K². `loss` is the
@@ -71,7 +71,7 @@ class ClassificationScore:
         if sum(map(len, self.pending)) > MAX_PENDING:
             self._count_pending()
 
-    def merge(self, other: "ClassificationScore") -> None:
+    def merge(self, other: Self) -> None:
         self.images += other.images
         self.correct += other.correct
         self.loss += other.loss
@@ -278,10 +278,6 @@ class Classify(Task):
             f"calibration by a temperature of {self.temperature:.3g}: ECE of the validation split "
             f"{scores['ece_uncalibrated']:.1f} % before, {scores['ece']:.1f} % with it"
         )
-
-    def confusion(self, score: Score) -> ConfusionMatrix:
-        assert isinstance(score, ClassificationScore)
-        return score.confusion()
 
     def activate(self, outputs: Tensor) -> Tensor:
         """Logits (N, K) -> probabilities."""

@@ -28,7 +28,7 @@ from fullstride.tasks.dense import (
     resize,
     stacked,
 )
-from fullstride.tasks.task import Metric, Task, full_precision, mean_over_processes
+from fullstride.tasks.task import Metric, Score, Task, full_precision, mean_over_processes
 
 # What is the depth of a pixel without looking at the picture? That of training, and of its row.
 
@@ -98,7 +98,7 @@ SUMS = ("pixels", "delta1", "delta2", "delta3", "mae", "rmse", "loss")
 PRIORS = ("constant", "rows")
 
 
-class DepthScore:
+class DepthScore(Score):
     """Scores of depths over the valid pixels of all images, at the size of the view.
 
     With `constant` and `rows`, the priors of the training, `delta1_constant` and `delta1_rows` are
@@ -140,7 +140,7 @@ class DepthScore:
         prior_nh = self.rows[torch.from_numpy(numbers)].to(targets_nhw.device)
         return prior_nh[:, :, None].expand(targets_nhw.shape)
 
-    def merge(self, other: "DepthScore") -> None:
+    def merge(self, other: Self) -> None:
         self.sums = {name: value + other.sums[name] for name, value in self.sums.items()}
 
     def compute(self) -> dict[str, float]:

@@ -240,7 +240,7 @@ class Counts:
         return {f"{name}{suffix}": 100 * value for name, value in values.items()}
 
 
-class MultiLabelScore:
+class MultiLabelScore(Score):
     """Scores of predicted labels. The logits of all images are held, 5 bytes a label and image.
 
     Labels are predicted from a probability of 0.5 on, for the names with `top3` if they are among
@@ -257,7 +257,7 @@ class MultiLabelScore:
         self.logits.append(full_precision(logits_nk).cpu())
         self.targets.append(targets_nk.cpu() > 0)
 
-    def merge(self, other: "MultiLabelScore") -> None:
+    def merge(self, other: Self) -> None:
         self.logits += other.logits
         self.targets += other.targets
 
@@ -464,14 +464,6 @@ class MultiLabel(MultiLabelOptions, Task):
             f"{few if defaults else ''}: mean F1 {scores['mean_f1']:.2f} % before, "
             f"{scores['mean_f1_thresholds']:.2f} % with them"
         )
-
-    def by_class(self, score: Score, classes: Sequence[str]) -> list[LabelScore]:
-        assert isinstance(score, MultiLabelScore)
-        return score.by_class(classes)
-
-    def interval(self, score: Score) -> tuple[float, float] | None:
-        assert isinstance(score, MultiLabelScore)
-        return score.interval()
 
     def activate(self, outputs: Tensor) -> Tensor:
         """Logits (N, K) -> a probability for each label."""

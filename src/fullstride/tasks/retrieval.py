@@ -199,7 +199,7 @@ METRICS = (
 )
 
 
-class RetrievalScore:
+class RetrievalScore(Score):
     """`retrieval_scores` of the outputs, as a `Score`.
 
     It holds the embeddings in float32: 4 N D bytes, 490 MB for 60,000 images of 2,048 values.
@@ -213,7 +213,7 @@ class RetrievalScore:
         self.embeddings.append(embeddings_nd.float().cpu())
         self.labels.append(labels_n.cpu())
 
-    def merge(self, other: "RetrievalScore") -> None:
+    def merge(self, other: Self) -> None:
         self.embeddings += other.embeddings
         self.labels += other.labels
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class RegionScore(ClassScore):
     iou: float | None  # pixels that are rightly of the class / those that are or are taken for it
 
 
-class SegmentScore:
+class SegmentScore(Score):
     """Pixels by class and prediction over all images, at the size of the view.
 
     Pixels of class `IGNORED` count nowhere: padding is among them. A class that no pixel has and
@@ -78,7 +78,7 @@ class SegmentScore:
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
         self.loss += loss.sum(dtype=torch.float64).item()
 
-    def merge(self, other: "SegmentScore") -> None:
+    def merge(self, other: Self) -> None:
         self._add(other.counts_kk)
         self.loss += other.loss
 
@@ -198,10 +198,6 @@ class Segment(DenseOptions, Task):
 
     def score(self) -> SegmentScore:
         return SegmentScore()
-
-    def by_class(self, score: Score, classes: Sequence[str]) -> list[RegionScore]:
-        assert isinstance(score, SegmentScore)
-        return score.by_class(classes)
 
     def baseline_note(self, scores: Mapping[str, float]) -> str:
         if "miou_constant" not in scores:

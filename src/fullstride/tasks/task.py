@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache, cached_property
-from typing import Annotated, Any, ClassVar, Protocol, Self, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 import torch
@@ -166,18 +166,33 @@ class Metric:
         return f"{self.label} {value:.{digits}f} {self.unit}".rstrip()
 
 
-class Score(Protocol):
+class Score(ABC):
     """Scores of a data set, updated batch by batch, so that no outputs are held."""
 
+    @abstractmethod
     def update(self, outputs: Any, targets: Any, /) -> None:
         """Count one batch. The outputs are those of the network in evaluation mode."""
 
-    def merge(self, other: Self, /) -> None:
+    @abstractmethod
+    def merge(self, other: Any, /) -> None:
         """Add what another process counted on other images."""
 
+    @abstractmethod
     def compute(self) -> dict[str, float]:
         """Values by name, with the metric's; of equal metrics the lower "loss" is better."""
-        ...
+
+    def confusion(self) -> ConfusionMatrix | None:
+        """The counts by class and prediction; None for a task without."""
+        return None
+
+    def by_class(self, names: Sequence[str]) -> Sequence[ClassScore]:
+        """A row of scores for each class, in their order; none for a task without."""
+        matrix = self.confusion()
+        return matrix.by_class(names) if matrix else ()
+
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the task's `metric`; None for a percentage of images or without."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -354,19 +369,6 @@ class Task(ABC):
     def baseline_note(self, scores: Mapping[str, float]) -> str:
         """One line on what predicting without the images would score, by `scores`, or ""."""
         return ""
-
-    def confusion(self, score: Score) -> ConfusionMatrix | None:
-        """What `score` counted by classes; None for a task without."""
-        return None
-
-    def by_class(self, score: Score, classes: Sequence[str]) -> Sequence[ClassScore]:
-        """A row of scores for each class, in their order; none for a task without."""
-        matrix = self.confusion(score)
-        return matrix.by_class(classes) if matrix else ()
-
-    def interval(self, score: Score) -> tuple[float, float] | None:
-        """The 95 % interval of `metric`, unless that is a percentage of the images or has none."""
-        return None
 
     def activate(self, outputs: Tensor) -> Tensor:
         """What `decode` gets of the network's outputs; exported files compute it too."""

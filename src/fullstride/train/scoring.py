@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,14 +44,6 @@ class Evaluation(NamedTuple):
     task: Task
     score: Score  # of the task, that counted the images
 
-    @property
-    def confusion(self) -> ConfusionMatrix | None:
-        """For a task with one class for each image."""
-        return self.task.confusion(self.score)
-
-    def by_class(self, classes: Sequence[str]) -> Sequence[ClassScore]:
-        return self.task.by_class(self.score, classes)
-
     def with_interval(self) -> "Evaluation":
         """With the 95 % interval of the task's metric, as scores, where the task computes one."""
         return self._replace(scores={**self.scores, **interval_scores(self.task, self.score)})
@@ -59,11 +51,11 @@ class Evaluation(NamedTuple):
 
 def interval_scores(task: Task, score: Score) -> dict[str, float]:
     """The 95 % interval of the task's metric, by the names of scores; none for some tasks."""
-    limits = task.interval(score) or ()
+    limits = score.interval() or ()
     return {f"{task.metric.name}_{end}": x for end, x in zip(("low", "high"), limits, strict=False)}
 
 
-class HeldOutputs:
+class HeldOutputs(Score):
     """The outputs and targets of all images, as a `Score`, for what is fitted to them."""
 
     def __init__(self) -> None:
@@ -76,7 +68,7 @@ class HeldOutputs:
             targets = [{name: each.cpu() for name, each in objects.items()} for objects in targets]
         self.batches.append((outputs.cpu(), targets))
 
-    def merge(self, other: "HeldOutputs") -> None:
+    def merge(self, other: Self) -> None:
         self.batches += other.batches
 
     def compute(self) -> dict[str, float]:
@@ -361,8 +353,8 @@ def save_scores(
         split: SplitScores(
             result.scores,
             result.skipped,
-            tuple(result.by_class(classes)),
-            result.confusion,
+            tuple(result.score.by_class(classes)),
+            result.score.confusion(),
         )
         for split, result in results.items()
     }

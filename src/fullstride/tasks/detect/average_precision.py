@@ -6,13 +6,13 @@ Letters: N images, D detections, M objects. All scores are in percent; docs/dens
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fullstride.tasks.task import ClassScore, best_f1_threshold
+from fullstride.tasks.task import ClassScore, Score, best_f1_threshold
 
 # How good are detections by the rules of Pascal VOC? AP50 with 11 recall points.
 #
@@ -295,7 +295,7 @@ class ObjectScore(ClassScore):
     ap50: float | None  # None: no image has such an object
 
 
-class DetectionScore:
+class DetectionScore(Score):
     """Scores of detections. Those and the objects of all images are held.
 
     Boxes are compared in pixels of the pictures, by which COCO calls objects small or large. F1
@@ -313,7 +313,7 @@ class DetectionScore:
             raise FloatingPointError("the network's outputs are not finite")
         self.scenes += [*map(scene_of, images, targets)]
 
-    def merge(self, other: "DetectionScore") -> None:
+    def merge(self, other: Self) -> None:
         self.scenes += other.scenes
 
     def compute(self) -> dict[str, float]:

@@ -27,7 +27,6 @@ from fullstride.tasks.dense import DenseOptions
 from fullstride.tasks.detect.average_precision import (
     DEFAULT_SCORE,
     DetectionScore,
-    ObjectScore,
     best_min_score,
     difference,
     has_coco,
@@ -35,7 +34,7 @@ from fullstride.tasks.detect.average_precision import (
     scene_of,
     shown,
 )
-from fullstride.tasks.task import Metric, Score, Task
+from fullstride.tasks.task import Metric, Task
 
 # What is predicted for an image? An object: its class, a score and a box.
 
@@ -237,14 +236,6 @@ class Detect(DetectOptions, Task):
             f"boxes are predicted from a score of {self.min_score:.3g} on, which has the best F1 "
             f"of the validation split: {scores['f1']:.2f} %"
         )
-
-    def by_class(self, score: Score, classes: Sequence[str]) -> list[ObjectScore]:
-        assert isinstance(score, DetectionScore)
-        return score.by_class(classes)
-
-    def interval(self, score: Score) -> tuple[float, float] | None:
-        assert isinstance(score, DetectionScore)
-        return score.interval()
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
         """Whether the sure detections of each image have a partner in the other's."""
