@@ -40,8 +40,8 @@ class BudgetSettings:
     @property
     def limit_ms(self) -> float | None:
         """The ms that an image may take; None without a budget."""
-        found = find_budget(self.budget_ms, self.images_per_s)
-        return found and found.ms_per_image
+        budget = find_budget(self.budget_ms, self.images_per_s)
+        return budget and budget.ms_per_image
 
     @property
     def is_here(self) -> bool:

@@ -25,7 +25,7 @@ class Format:
 
 
 def missing_package(package: str, extra: str = "export") -> ValueError:
-    """`extra`: the one of ours that has the package; "" for a package of the base install."""
+    """`extra`: of fullstride, the one that has the package; "" for one of the base install."""
     what = f"'fullstride[{extra}]'" if extra else package
     return ValueError(f"{package} is not installed: pip install {what}")
 
