@@ -58,7 +58,7 @@ class LayerRank:
         return f"{size} depthwise" if self.shape[1] == 1 else f"{size} in {self.groups} groups"
 
     def cells(self) -> list[str]:
-        """What `LAYER_COLUMNS` says."""
+        """The cells of `LAYER_COLUMNS`."""
         shape, numbers = " x ".join(map(str, self.shape)), cells_of(self)
         return [self.name, shape, str(self.stride), self.kind, *numbers]
 
@@ -76,7 +76,7 @@ class StageRank:
     lowest: LayerRank  # by `relative`
 
     def cells(self) -> list[str]:
-        """What `STAGE_COLUMNS` says."""
+        """The cells of `STAGE_COLUMNS`."""
         lowest = [self.lowest.name, f"{self.lowest.relative:.2f}"]
         return [self.stage, self.kind, str(self.layers), *cells_of(self), *lowest]
 

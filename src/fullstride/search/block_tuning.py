@@ -44,7 +44,7 @@ PAPER_TUNING: Mapping[str, Any] = dict(epochs=30.0, batch_size=256, lr=0.01, wei
 
 @dataclass(frozen=True, kw_only=True)
 class TunedScore:
-    """What a network of a study achieves on the validation split at the end of its training."""
+    """The scores of a trained network of a study on the validation split."""
 
     spec: Mapping[str, Any]  # of `NetSpec`, as JSON
     seed: int
@@ -57,7 +57,7 @@ class TunedScore:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NetworkTraining:
-    """What a trial trains from random weights, in its folder's `run`."""
+    """A training from random weights, whose run is in the trial's folder."""
 
     spec: Spec  # its resolution is that of training unless the recipe has another
     data: DataSet  # the test split is not used
@@ -81,6 +81,13 @@ class BlockTuning(NetworkTraining):
     # `block` trains what `exchanged` says, `full` everything; `feature` is `block` after `matched`,
     # which brings new parts close to the MasterNet's maps.
     method: Method = "block"
+
+
+def write_spec(spec: Spec, path: Path) -> str:
+    """Write a spec to a file, by whose path a run names its network; returns that."""
+    with atomic_write(path, SPEC_OUTPUT) as temporary:
+        temporary.write_text(spec.to_json())
+    return str(path)
 
 
 def training_trial(folder: Path, training: NetworkTraining) -> Trial:
@@ -140,9 +147,8 @@ def train_network(
     if isinstance(spec, TimmSpec):
         model = f"timm/{spec.name}"
     else:
-        model = str(folder.resolve() / SPEC)  # the run names it, wherever the next call comes from
-        with atomic_write(Path(model), SPEC_OUTPUT) as temporary:
-            temporary.write_text(spec.to_json())
+        path = folder.resolve() / SPEC  # the run names it, wherever the next call comes from
+        model = write_spec(spec, path)
     changes = {**recipe.changes, "seed": training.seed}
     if torch.device(device).type == "cuda":
         changes.setdefault("grad_accum_steps", 0)  # the fewest passes that fit

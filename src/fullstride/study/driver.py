@@ -193,7 +193,7 @@ def render_event(study: Study, event: Event, folder: Path) -> Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """What the folder of a study is for. The data may have moved."""
+    """The arguments that the folder of a study is for. The data may have moved."""
 
     data: str
     fingerprint: str  # of the images and their labels

@@ -70,14 +70,14 @@ class Task:
             return Outcome(error=f"{self.trial.name} on {platform.node()}: {_line(error)}")
 
     def checkpoint(self) -> Any:
-        """What submitit runs where Slurm takes the machine away: the trial has checkpoints."""
+        """The task for submitit to run again where Slurm ends it: the trial has checkpoints."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 class Engine(Protocol):
-    """What runs tasks on machines."""
+    """Ray or Slurm, which runs tasks on machines."""
 
     def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
         """A job for each task, in order."""
@@ -166,7 +166,7 @@ class ClusterExecutor:
 
 
 def log_path(trial: Trial) -> Path:
-    """Where the lines of a trial on a cluster are."""
+    """The file of the lines of a trial on a cluster."""
     return trial.result.with_suffix(".log")
 
 

@@ -54,7 +54,7 @@ def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
     if (run.folder / run_folder.CHECKPOINT).exists():
         last = final_network(run).net.to(run.device)
         nets += [last]
-        # Those of few steps are far off, whether the recipe ends with precise ones or not.
+        # Statistics after few steps are far off, whether or not the recipe ends with precise ones.
         keeps_statistics = run.recipe.frozen_statistics
         if not keeps_statistics and batch_norms(last, frozen_names(last, run.recipe)):
             nets += [of_run(run, last)]

@@ -35,7 +35,7 @@ from fullstride.study.processes import DeviceProcess, wait_for
 STARTS = 2  # of a trial's process, if something ends it
 POLL_S = 0.5  # between two looks at trials that run elsewhere
 CORES_PER_TRIAL = 2  # of a CPU: one computes while the other decodes images
-# What a trial may raise that is its own fault; others go on.
+# Errors that are a trial's own fault; the other trials go on.
 FAILURES = (ValueError, ArithmeticError, RuntimeError, MemoryError)
 
 # (folder, device, **arguments): yields lines for people and returns a frozen dataclass. A function
@@ -70,7 +70,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialKind:
-    """What trials of one kind do, and what their results are."""
+    """The work and the results of one kind of trial."""
 
     work: Work
     result_type: type[Any]  # of what `work` returns

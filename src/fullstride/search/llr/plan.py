@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from fullstride.data.dataset import DataSet
-from fullstride.io.writing import atomic_write, scratch_folder
+from fullstride.io.writing import scratch_folder
 from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
-from fullstride.search.block_tuning import PAPER_TUNING, SPEC_OUTPUT, tuning_recipe
+from fullstride.search.block_tuning import PAPER_TUNING, tuning_recipe, write_spec
 from fullstride.search.llr.results import (
     DeviceTimes,
     MeasuredStructure,
@@ -39,7 +39,7 @@ from fullstride.train.timing import RunTimes, time_run
 
 TRIALS = "trials"  # with a folder for each training
 FURTHER = 16  # tunings after the first design, by default: four refits
-# Of a step, with that of the same network without a teacher, whose forward pass is a third.
+# Time of a step with a teacher / without one: the teacher's forward pass is a third of a step.
 TEACHER = 4 / 3
 TUNING_SHARE = 0.25  # of the MasterNet's epochs
 # Purposes of random draws, apart from each other and from those of later stages.
@@ -330,13 +330,11 @@ def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, Search
 def measure_steps(job: SearchJob) -> RunTimes:
     """The times of the MasterNet's steps, on the first device."""
     with scratch_folder(job.folder / "steps") as scratch:
-        model: Path = scratch / "spec.json"
-        with atomic_write(model, SPEC_OUTPUT) as temporary:
-            temporary.write_text(job.spec(job.start, job.home).to_json())
+        model = write_spec(job.spec(job.start, job.home), scratch / "spec.json")
         begin = perf_counter()
         run = prepare(
             scratch / "run",
-            str(model),
+            model,
             job.unseen,
             job.master_choice(job.home).resolve(case_of(job.data)),
             RunOptions(device=job.devices[0], workers=job.workers),

@@ -10,7 +10,7 @@ from fullstride.search.structures.additive import Slope
 
 @dataclass(frozen=True)
 class Variant:
-    """What is chosen outside of the structures: each is searched with the same regression."""
+    """A resolution and kernel; the structures of each are searched with the same regression."""
 
     resolution: int  # pixels a side
     kernel: int  # of all stages; 0: as each stage has it
@@ -54,7 +54,7 @@ class PlannedTrainings:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """What will be trained, and how long that is expected to take here."""
+    """The trainings of a search, and how long they are expected to take here."""
 
     structures: float  # in the space
     master_ms: Mapping[str, float]  # variant -> ms per image of the MasterNet
@@ -83,7 +83,7 @@ class Tuning:
 
 @dataclass(frozen=True, kw_only=True)
 class Regression:
-    """What each change is worth."""
+    """The regression of scores on changes of structures."""
 
     slopes: tuple[Slope, ...]
     reference: float  # score of the MasterNet's structure

@@ -128,7 +128,7 @@ def end_search(job: SearchJob, done: Results) -> Generator[str, None, SearchResu
     return RECORD.save(job.folder / RESULTS, results)
 
 
-# What people see of the results.
+# How results are shown.
 
 
 def times_lines(times: DeviceTimes) -> Parts:

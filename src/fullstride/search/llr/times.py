@@ -245,7 +245,7 @@ def seconds(own: Counted, estimator: Estimator, of: int) -> float:
 
 
 def place_parts(space: NetSpace, side: int) -> Iterator[tuple[np.ndarray, list[list[Counted]]]]:
-    """Of stem, stages and head: which row each choice before it reads, and the parts of each row.
+    """For stem, stages and head the row that each choice before it reads, and each row's parts.
 
     A row is one number of channels that are read, with the parts of each choice.
     """

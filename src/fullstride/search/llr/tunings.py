@@ -348,7 +348,7 @@ def ratio_of(
 
 
 def within_budget(job: SearchJob, finalists: Iterable[Finalist]) -> list[Finalist]:
-    """By variant, the best predicted first."""
+    """The finalists within the budget by their variants, the best predicted first."""
     rows = within(finalists, lambda each: each.ms, job.budget.ms_per_image)
     return sorted(rows, key=lambda each: (job.variants.index(each.variant), -each.predicted))
 

@@ -202,7 +202,7 @@ class Law:
 
 @dataclass(frozen=True, kw_only=True)
 class RegimeAnalysis:
-    """What the trainings of one length say."""
+    """The front, the laws and the next steps of the trainings of one length."""
 
     epochs: float
     regime: str

@@ -31,7 +31,7 @@ Positive = Annotated[float, Bounds(gt=0)]
 
 
 class Size(NamedTuple):
-    """What a network is scaled by."""
+    """Width, depth and resolution of a scaled network."""
 
     width: float  # multiplier
     depth: float  # multiplier, or layers

@@ -27,7 +27,7 @@ from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.search.scale.finished import Size
 from fullstride.search.settings import ScaleSettings
 
-# Of the scaling study of arXiv:2103.07579.
+# The grid of the scaling study of arXiv:2103.07579.
 WIDTHS = (0.25, 0.5, 1.0, 1.5, 2.0)
 LAYERS = (26, 50, 101, 200, 300, 350, 400)
 SIDES = (128, 160, 224, 320, 448)
@@ -193,7 +193,7 @@ STEP_IMAGES = {"cpu": 8, "cuda": 64}  # at most, of a training step that is meas
 
 @dataclass(frozen=True, kw_only=True)
 class PointCost:
-    """What a point needs, for one image."""
+    """The costs of a point for one image."""
 
     point: ScalePoint
     macs: float  # multiply-adds

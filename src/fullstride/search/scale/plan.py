@@ -165,7 +165,7 @@ def misfits(job: ScaleJob, costs: Sequence[PointCost]) -> dict[str, str]:
 
 
 def first_trainings(job: ScaleJob, costs: Sequence[PointCost]) -> list[PlannedTraining]:
-    """Those that do not depend on the results of others."""
+    """The trainings that do not depend on the results of others."""
     middle = cross([cost.point for cost in costs])
     order = [cost for cost in costs if cost.point in middle]
     order.sort(key=lambda cost: cost.training_ms)

@@ -111,7 +111,7 @@ class PowerLaw:
 
     @cached_property
     def _covariance(self) -> np.ndarray:
-        """Of floor, constant and exponents, by the derivatives at the fit."""
+        """The covariance of floor, constant and exponents, by the derivatives at the fit."""
         derivatives = self._derivatives(self.log_sizes)
         variance, quantile = self._variance_and_quantile
         return np.linalg.pinv(derivatives.T @ derivatives) * variance * quantile**2
@@ -124,7 +124,7 @@ class PowerLaw:
     def gain(
         self, sizes: Sequence[float], other: Sequence[float]
     ) -> tuple[float, tuple[float, float] | None]:
-        """By how many points the error at `other` is below that at `sizes`, with a 95 % interval.
+        """The points by which the error at `other` is lower than at `sizes`, with a 95 % interval.
 
         The interval follows the derivatives of the law at its fit, which is close where the two
         sizes are, as what is uncertain in both cancels.

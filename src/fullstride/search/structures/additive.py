@@ -18,14 +18,14 @@ import numpy as np
 
 from fullstride.search.structures.space import Space
 
-# Of what is estimated: points of the grids, and the decades below and above the scores' deviation.
+# Grids of noise and prior: points, and decades below and above the deviation of the scores.
 GRID, DECADES = 40, (-3.0, 1.0)
 # The noise is expected to be this share of the scores' deviation, within a factor of e**SPREAD:
 # one training for each choice leaves nothing that would tell noise from effects.
 NOISE_SHARE, SPREAD = 0.1, 1.0
 # Between the effects of one term at two places: if more depth helps one stage, it may help others.
 CORRELATION = 0.5
-# Of the effects in tunings with those in whole trainings, and their deviation over that of those.
+# Correlations between the effects in tunings and in whole trainings, and ratios of deviations.
 # An agreement of 1 would leave no covariance between them to invert.
 AGREEMENTS, RATIOS = (0.0, 0.5, 0.9, 0.99), (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -56,7 +56,7 @@ class AdditiveModel:
         return self.joint[1:, 1:]
 
     def gains(self, coefficients: np.ndarray | None = None) -> list[np.ndarray]:
-        """Of each choice of each place over the MasterNet's own: one array for a place."""
+        """The gains of all choices over the MasterNet's own: one array for a place."""
         values = self.mean if coefficients is None else coefficients
         places = zip(self.space.places, self.space.columns, strict=True)
         return [place.features @ values[columns] for place, columns in places]

@@ -24,7 +24,7 @@ CHUNK = 100_000  # structures at once, which bounds the memory
 PARENTS = 8  # structures that a round of the local search starts from
 COPIES = 8  # times that one structure may come in a chunk without hiding others
 ROUNDS = 100  # of the local search at most; it ends when a round changes nothing
-# Of the budget, left free by moves of two places: times of two changes do not quite add up.
+# Shares of the budget that moves of two places leave free: two times do not quite add up.
 RESERVES = (0.0, 0.005, 0.02)
 
 
@@ -121,7 +121,7 @@ def climb(space: Space, best: Best) -> None:
 
 
 def pair_moves(structure: np.ndarray, near: np.ndarray, best: Best) -> np.ndarray:
-    """With each change of one place, the best change of each other place that still fits.
+    """Each change of one place with the best change of each other place that still fits.
 
     `near`: the structures that differ from `structure` at one place. Times of two changes are taken
     to add up, less than which would need every pair.

@@ -140,7 +140,7 @@ class NetSpace(Space):
     options: tuple[tuple[Choice, ...], ...]  # of each place, in the order of its choices
 
     def choices_of(self, structure: np.ndarray) -> tuple[Choice, ...]:
-        """What stands at each place of one structure, (M,)."""
+        """The choice at each place of one structure, (M,)."""
         rows = zip(self.options, structure.tolist(), strict=True)
         return tuple(options[index] for options, index in rows)
 
@@ -240,7 +240,7 @@ def net_space(
 
 
 def net_choices(spec: NetSpec) -> tuple[Choice, ...]:
-    """What stands at each place of a network. Raises ValueError for blocks of another kind."""
+    """The choice at each place of a network. Raises ValueError for blocks of another kind."""
     stem = Choice(1, spec.stem_width, "C", 3, 1.0)
     head = [Choice(1, spec.head_width, "C", 1, 1.0)] if spec.head_width else []
     stages = [
