@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fullstride.io.writing import cores
-from fullstride.study.processes import share_cores
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import (
     POLL_S,
@@ -26,6 +25,7 @@ from fullstride.study.trials import (
     Trial,
     TrialKind,
     run_trial,
+    share_cores,
 )
 
 # File systems of a network show a new file to other machines with a delay of up to a minute.

@@ -4,11 +4,16 @@ The files of the results are the truth: a trial that has one is not run again, b
 one that another process runs is waited for.
 """
 
+import multiprocessing
+import os
+import sys
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,7 +35,6 @@ from fullstride.io.writing import (
     lacks_memory,
     lost_worker,
 )
-from fullstride.study.processes import DeviceProcess, wait_for
 
 STARTS = 2  # of a trial's process, if something ends it
 POLL_S = 0.5  # between two looks at trials that run elsewhere
@@ -264,6 +268,74 @@ def local_devices(
     return (device,) * max(1, cores() // cores_per_trial)
 
 
+def share_cores(threads: int, processes: int) -> None:
+    """Let this process compute with so many threads, as one of so many on its machine."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # if PyTorch is imported later
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads)
+    # By this the processes that decode images are chosen, as among those of torchrun.
+    os.environ["LOCAL_WORLD_SIZE"] = str(processes)
+
+
+class TrialProcess:
+    """A process that runs one trial on one device, and ends with this one.
+
+    It is one of so many processes, which share the cores.
+    """
+
+    def __init__(self, kind: TrialKind, trial: Trial, device: str, processes: int):
+        self.trial, self.device = trial, device
+        self.error: BaseException | None = None  # that is no failure of the trial
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        self.lines, sender = context.Pipe(duplex=False)
+        torch = sys.modules.get("torch")  # it takes seconds to import, and need not be there
+        limit = torch.get_num_threads() if torch else cores()
+        threads = max(1, min(limit, cores() // processes))
+        settings = (sender, kind, trial, device, threads, processes)
+        # No daemon, as its loaders have processes too.
+        self.process = context.Process(target=_run_in_process, args=settings)
+        self.process.start()
+        sender.close()
+
+    def read(self) -> Iterator[str]:
+        """The lines that are there. The process may have been ended within one."""
+        try:
+            while self.lines.poll():
+                message = self.lines.recv()
+                if isinstance(message, BaseException):
+                    self.error = message
+                else:
+                    yield message
+        except (EOFError, OSError):
+            self.process.join()
+
+
+def _run_in_process(
+    sender: Connection, kind: TrialKind, trial: Trial, device: str, threads: int, processes: int
+) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    share_cores(threads, processes)
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.set_device(device)
+    try:
+        for line in run_trial(kind, trial, device):
+            sender.send(line)
+    except KeyboardInterrupt:
+        os._exit(130)  # the parent got it too
+    except Exception as error:
+        sender.send(error)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent was killed: the next call would run the same trial."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
 class LocalExecutor:
     """Runs trials on this machine.
 
@@ -275,7 +347,7 @@ class LocalExecutor:
     def __init__(self, devices: Sequence[str]):
         self.devices = tuple(devices)
         self._waiting = deque[tuple[TrialKind, Trial]]()
-        self._running = list[tuple[Trial, DeviceProcess]]()
+        self._running = list[TrialProcess]()
         self._has_processes = False
 
     def submit(self, kind: TrialKind, trials: Sequence[Trial]) -> None:
@@ -292,26 +364,26 @@ class LocalExecutor:
             yield Ended(trial=trial)
 
     def _poll_processes(self) -> Generator[str | Ended, None, None]:
-        free = Counter(self.devices) - Counter(each.device for _, each in self._running)
+        free = Counter(self.devices) - Counter(each.device for each in self._running)
         for device in free.elements():
             if self._waiting:
-                kind, trial = self._waiting.popleft()
-                settings = (kind, trial, device), device, len(self.devices)
-                self._running.append((trial, DeviceProcess.start(run_trial, *settings)))
-        wait_for([each for _, each in self._running], POLL_S)
-        for trial, each in list(self._running):
+                process = TrialProcess(*self._waiting.popleft(), device, len(self.devices))
+                self._running.append(process)
+        ends, lines = [p.process.sentinel for p in self._running], [p.lines for p in self._running]
+        wait([*ends, *lines], POLL_S)
+        for each in list(self._running):
             has_ended = not each.process.is_alive()  # before its last lines are read
             yield from each.read()
             if has_ended:
-                self._running.remove((trial, each))
+                self._running.remove(each)
                 code = each.process.exitcode
                 crash = f"with code {code}" if code else ""
-                yield Ended(trial=trial, error=each.error, crash=crash)
+                yield Ended(trial=each.trial, error=each.error, crash=crash)
 
     def cancel(self) -> None:
-        for _, each in self._running:
+        for each in self._running:
             each.process.terminate()
-        for _, each in self._running:
+        for each in self._running:
             each.process.join()
         self._running.clear()
         self._waiting.clear()

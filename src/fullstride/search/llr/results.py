@@ -88,7 +88,6 @@ class Regression:
     slopes: tuple[Slope, ...]
     reference: float  # score of the MasterNet's structure
     noise: float | None  # standard deviation of a training, in points
-    tunings: int
     failures: tuple[str, ...] = ()  # trial: reason
 
 

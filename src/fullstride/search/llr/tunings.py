@@ -152,7 +152,6 @@ def regress(
         slopes=model.slopes(),
         reference=model.reference,
         noise=model.noise if math.isfinite(model.noise) else None,
-        tunings=len(tunings),
         failures=tuple(f"{each.trial}: {each.failure}" for each in tunings if each.failure),
     )
 

@@ -138,15 +138,11 @@ def table_7(family: str) -> list[Training]:
         for row in (*published(), *published("timm"))
         if row.source == "arXiv:2103.07579 Table 7"
     }
-    rows = [
-        row
-        for row in speeds()
-        if row.table == "ResNet-RS 7" and row.quantity == "seconds per 128 images"
-    ]
     trainings = []
-    for row in rows:
-        zoo = PRINTED[row.line]
-        if not zoo.removeprefix("timm/").startswith(family):
+    for row in speeds():
+        zoo, is_time = PRINTED.get(row.line, ""), row.quantity == "seconds per 128 images"
+        is_own = zoo.removeprefix("timm/").startswith(family)
+        if not (row.table == "ResNet-RS 7" and is_time and is_own):
             continue
         number = int(zoo.rpartition("_")[2].removeprefix("b"))
         is_rs = family == "resnet_rs"
