@@ -112,7 +112,7 @@ class Bundle:
     source: str = ""  # where the weights come from
     licence: str = ""  # of the weights, by its authors' name; "" if unknown
     task: str = "classify"  # name of the task that the network was trained for
-    temperature: float = 1.0  # that probabilities are calibrated by, see `tasks.temperature`
+    temperature: float = 1.0  # that probabilities are calibrated by, see `Classify.temperature`
     mirror: bool = True  # whether the mirror image of a picture is of the same class
     # what else was fitted on the validation split, see `Task.fit`; the task checks it
     task_state: Mapping[str, Any] = field(default_factory=dict)

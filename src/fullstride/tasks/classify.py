@@ -1,4 +1,4 @@
-"""Which one of K classes does an image show? The task of classification."""
+"""The task of classification: each image shows one of K classes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ from fullstride.tasks.losses import (
 )
 from fullstride.tasks.task import ConfusionMatrix, Metric, Score, Task, full_precision
 
-# How good are predicted classes? Accuracies, scores by class, the loss and the calibration.
+# The score: accuracies, scores by class, the loss and the calibration.
 #
 # Letters: N images, K classes. All scores but the loss are in percent; docs/measuring.md defines
 # them.
@@ -141,7 +141,7 @@ def calibration_bins(confidence_n: Tensor, is_correct_n: Tensor) -> np.ndarray:
     return np.stack([np.bincount(bins, each, BINS) for each in weights])
 
 
-# How sure should a network be? The temperature that its logits are divided by before softmax.
+# Calibration by a temperature that logits are divided by before softmax.
 
 
 LIMITS = (0.05, 20.0)  # of a temperature

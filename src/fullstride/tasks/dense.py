@@ -1,10 +1,10 @@
-"""Which maps do dense tasks look at? P3 to P7 of a feature pyramid over any network."""
+"""The parts that dense tasks share: a feature pyramid, a head for pixels, maps and colours."""
 
 import colorsys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,11 +14,17 @@ from torch import Tensor, nn
 
 from fullstride.data.readers.decode import Size
 from fullstride.data.readers.masks import IGNORED
-from fullstride.data.transforms.crop import view_geometry
-from fullstride.data.transforms.masks import nearest
+from fullstride.data.transforms.crop import (
+    Augmentation,
+    Decoder,
+    Sides,
+    check_decoder,
+    view_geometry,
+)
+from fullstride.data.transforms.masks import MaskTestView, MaskTrainView, nearest
 from fullstride.io.records import Bounds
-from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.task import full_precision
+from fullstride.nets.preprocessing import Fit, Preprocessing
+from fullstride.tasks.task import Task, full_precision
 
 FROM_NETWORK = (8, 16, 32)  # strides of the maps of a network that P3 to P5 are made of
 Factor = Annotated[float, Bounds(gt=0, le=4)]
@@ -85,7 +91,7 @@ class Pyramid(nn.Module):
         return [norm(level) for norm, level in zip(self.norms, levels.values(), strict=True)]
 
 
-# How do maps of a network become a value for each pixel? P3 to P7, summed at stride 4.
+# The head for pixels: P3 to P7, summed at stride 4.
 
 
 FINEST = 4  # stride of the grid that the levels are summed on
@@ -156,12 +162,34 @@ def resize(values: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(values, size, mode="bilinear", align_corners=False)
 
 
-# What is done with a value for each pixel? Maps are stacked, and put back on their picture.
+# Tasks with a value for each pixel, and such maps on their picture.
 
 
-def stacked(maps: list[Any]) -> Tensor:
-    """Arrays (H, W) of N images -> (N, H, W); N may be 0."""
-    return torch.from_numpy(np.stack(maps)) if maps else torch.empty(0)
+class PixelTask(DenseOptions, Task):
+    """A task whose targets and predictions are maps with a value for each pixel."""
+
+    outside: ClassVar[float]  # of pixels of the view that are not of the picture, in targets
+    # whether values are divided by the factor that a picture is enlarged by in training
+    divides: ClassVar[bool] = False
+
+    default_recipe: ClassVar[str] = "dense"
+    view_fit: ClassVar[Fit | None] = "pad"
+    scoring_batch: ClassVar[int] = 16
+
+    def train_view(
+        self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides
+    ) -> MaskTrainView:
+        check_decoder(decoder)
+        return MaskTrainView(
+            pre, augmentation, self.jitter, sides, outside=self.outside, divides=self.divides
+        )
+
+    def test_view(self, pre: Preprocessing) -> MaskTestView:
+        return MaskTestView(pre, outside=self.outside)
+
+    def collate(self, targets: list[Any]) -> Tensor:
+        """Arrays (H, W) of N images -> (N, H, W); N may be 0."""
+        return torch.from_numpy(np.stack(targets)) if targets else torch.empty(0)
 
 
 def on_picture(values: np.ndarray, size: Size, pre: Preprocessing, outside: float) -> np.ndarray:
@@ -175,7 +203,7 @@ def on_picture(values: np.ndarray, size: Size, pre: Preprocessing, outside: floa
     return nearest(values, rows, columns, outside)
 
 
-# How is a value for each pixel shown to people? Colours of classes, and of depths.
+# Colours of classes, and of depths.
 
 
 OPACITY = 0.6  # of colours over a picture

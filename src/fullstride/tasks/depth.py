@@ -1,9 +1,9 @@
-"""How far is what each pixel shows? The task of depth, in metres."""
+"""The task of depth estimation: the distance in metres of what each pixel shows."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,22 +15,20 @@ from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule
 from fullstride.data.readers.decode import Size
 from fullstride.data.readers.masks import MILLIMETRES, UnreadableImage
 from fullstride.data.targets import open_depths
-from fullstride.data.transforms.crop import Augmentation, Decoder, Sides, check_decoder
-from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
 from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.preprocessing import Fit, Preprocessing
+from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.dense import (
     DenseOptions,
     PixelHead,
+    PixelTask,
     depth_colours,
     on_picture,
     resize,
-    stacked,
 )
-from fullstride.tasks.task import Metric, Score, Task, full_precision, mean_over_processes
+from fullstride.tasks.task import Metric, Score, full_precision, mean_over_processes
 
-# What is the depth of a pixel without looking at the picture? That of training, and of its row.
+# The priors: depths that are predicted without the picture, of all pixels and of each row.
 
 
 MAPS = 500  # at most, that the priors are the medians of
@@ -86,7 +84,7 @@ def row_numbers(inside_h: np.ndarray, rows: int) -> np.ndarray:
     return np.clip((shares * rows).astype(int), 0, rows - 1)
 
 
-# How good are predicted depths? Shares of pixels within a ratio, and errors, beside the priors.
+# The score: shares of pixels within a ratio, and errors, beside those of the priors.
 #
 # Letters: N images, H x W pixels. delta1, delta2 and delta3 are percentages of the valid pixels of
 # all images whose predicted and true depth, the larger by the smaller, are below 1.25, 1.25 squared
@@ -201,7 +199,7 @@ class DepthOptions(DenseOptions):
 
 
 @dataclass(frozen=True)
-class Depth(DepthOptions, Task):
+class Depth(DepthOptions, PixelTask):
     """Mean absolute error of the logarithm of depths; compared by delta1 in percent.
 
     The network's output is the logarithm in training, and its exponential in evaluation, so that
@@ -210,7 +208,7 @@ class Depth(DepthOptions, Task):
     processes. A picture that is enlarged by a factor in training has depths divided by it, as in
     arXiv:1406.2283.
 
-    `constant` and `rows` are the priors that each score is beside, see `tasks.depth.priors`.
+    `constant` and `rows` are the priors that each score is beside, see `Priors`.
     Training begins with the constant.
     """
 
@@ -227,11 +225,10 @@ class Depth(DepthOptions, Task):
         Metric("rmse", "RMSE", "m", higher_is_better=False),
         Metric("loss", "loss", higher_is_better=False),
     )
-    default_recipe: ClassVar[str] = "dense"
     state_fields: ClassVar[tuple[str, ...]] = ("head_width", "max_depth", "constant", "rows")
     output_names: ClassVar[tuple[str, str]] = ("metres", "metres")
-    view_fit: ClassVar[Fit | None] = "pad"
-    scoring_batch: ClassVar[int] = 16
+    outside: ClassVar[float] = OUTSIDE
+    divides: ClassVar[bool] = True
 
     def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         return open_depths(where, rule)
@@ -239,19 +236,6 @@ class Depth(DepthOptions, Task):
     def for_data(self, data: DataSet) -> Self:
         priors = fit_priors(data.train, self.max_depth)
         return replace(self, constant=priors.constant, rows=priors.rows)
-
-    def train_view(
-        self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides
-    ) -> MaskTrainView:
-        check_decoder(decoder)
-        return MaskTrainView(pre, augmentation, self.jitter, sides, outside=OUTSIDE, divides=True)
-
-    def test_view(self, pre: Preprocessing) -> MaskTestView:
-        return MaskTestView(pre, outside=OUTSIDE)
-
-    def collate(self, targets: list[Any]) -> Tensor:
-        """Metres (H, W) of N images -> float32 (N, H, W)."""
-        return stacked(targets)
 
     def head(self, net: Backbone) -> PixelHead:
         width, start = self.head_width, math.log(self.constant or 1.0)

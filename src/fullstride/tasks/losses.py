@@ -1,4 +1,4 @@
-"""How wrong are the logits of a batch? The losses of classification, as means over its images.
+"""The losses of classification, as means over the images of a batch.
 
 Targets are class indices (N,), or a probability for each class (N, K). With `weights_k`, a weight
 for each class, the loss of an image has the weight of its class, and the sum is divided by N. (For
@@ -107,7 +107,7 @@ def weight_tensor(
     return torch.tensor(class_weights(counts, how), device=device, dtype=dtype)
 
 
-# Are embeddings of one class nearer to each other than to others? The triplet loss.
+# The triplet loss, by which embeddings of one class are nearer to each other than to others.
 
 
 class WithEmbedding(nn.Module):

@@ -1,4 +1,4 @@
-"""Which of K labels does an image have, any number of them? The task of multi-label recognition."""
+"""The task of multi-label recognition: each image has any number of K labels."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from fullstride.tasks.task import (
     full_precision,
 )
 
-# How well are images ranked for each label? Average precisions, and an interval of their mean.
+# The average precision of each label, and an interval of their mean.
 #
 # Letters: N images, K labels, B resamples of the images.
 
@@ -39,22 +39,12 @@ def average_precisions(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
     there, so that the order of images with equal scores has no influence. NaN for a label that no
     image has.
     """
-    columns = zip(scores_nk.T, has_nk.T, strict=True)
-    return np.array([_average_precision(scores_n, has_n) for scores_n, has_n in columns])
-
-
-def _average_precision(scores_n: np.ndarray, has_n: np.ndarray) -> float:
-    if not has_n.any():
-        return float("nan")
-    order, ends = _descending(scores_n)
-    hits = has_n[order].cumsum()[ends]
-    return float((np.diff(hits, prepend=0) * hits / (ends + 1)).sum() / hits[-1])
-
-
-def _descending(scores_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The images by falling scores, and the place of the last one of each group of equal scores."""
-    order = np.argsort(-scores_n, kind="stable")
-    return order, np.append(np.flatnonzero(np.diff(scores_n[order])), len(order) - 1)
+    once_n1 = np.ones((len(scores_nk), 1), np.int32)
+    precisions = [
+        _Ranking.of(scores_n, has_n).average_precision(once_n1)[0][0] if has_n.any() else np.nan
+        for scores_n, has_n in zip(scores_nk.T, has_nk.T, strict=True)
+    ]
+    return np.array(precisions)
 
 
 def bootstrap_interval(scores_nk: np.ndarray, has_nk: np.ndarray) -> tuple[float, float] | None:
@@ -97,7 +87,9 @@ class _Ranking:
 
     @staticmethod
     def of(scores_n: np.ndarray, has_n: np.ndarray) -> "_Ranking":
-        order, ends = _descending(scores_n)
+        order = np.argsort(-scores_n, kind="stable")
+        # the last image of each group of equal scores
+        ends = np.append(np.flatnonzero(np.diff(scores_n[order])), len(order) - 1)
         places = np.flatnonzero(has_n[order])
         group = np.searchsorted(ends, places)
         firsts = np.flatnonzero(np.diff(group, prepend=-1))
@@ -113,7 +105,7 @@ class _Ranking:
         return sums_b / np.maximum(total[-1], 1), total[-1]
 
 
-# How wrong are the logits of several labels? A focal loss with an exponent for either side.
+# The loss: focal, with an exponent for labels that an image has and one for others.
 
 
 def multilabel_focal(
@@ -174,8 +166,7 @@ def _power(base: Tensor, exponent: float, gradient: bool) -> Tensor | float:
     return power if gradient else power.detach()
 
 
-# From which probability on has an image a label? Thresholds chosen on the validation split, by
-# label.
+# The threshold of each label's probability, chosen on the validation split.
 
 
 DEFAULT = 0.5
@@ -196,7 +187,7 @@ def best_threshold(probability_n: np.ndarray, has_n: np.ndarray) -> float:
     return float(np.clip(best_f1_threshold(probability_n, has_n, int(has_n.sum())), *LIMITS))
 
 
-# How good are predicted labels? mAP, and precision, recall and F1 by class and overall.
+# The score: mAP, and precision, recall and F1 by class and overall.
 #
 # Letters: N images, K labels. Scores but the loss are in percent; docs/tasks.md defines them.
 
@@ -336,7 +327,6 @@ def _harmonic(a: float, b: float) -> float:
 
 Threshold = Annotated[float, Bounds(gt=0, lt=1)]
 TIE = 0.02  # of the largest output: what 16 bits may change, and several labels are often equal
-AT_TOP: dict[str, Any] = dict(unit="%", min_outputs=TOP + 1)
 
 
 @dataclass(frozen=True)
@@ -388,10 +378,8 @@ class MultiLabel(MultiLabelOptions, Task):
         Metric("of1", "OF1", "%"),
         Metric("mean_f1", "mean F1", "%"),
         *(Metric(name, name.upper(), "%") for name in ("cp", "cr", "op", "or")),
-        *(
-            Metric(f"{name}_top{TOP}", f"{name.upper()} top-{TOP}", **AT_TOP)
-            for name in ("cf1", "of1")
-        ),
+        Metric(f"cf1_top{TOP}", f"CF1 top-{TOP}", "%", min_outputs=TOP + 1),
+        Metric(f"of1_top{TOP}", f"OF1 top-{TOP}", "%", min_outputs=TOP + 1),
         Metric("loss", "loss", higher_is_better=False),
     )
     recipe_fields: ClassVar[frozenset[str]] = frozenset(

@@ -1,4 +1,4 @@
-"""Which images show the same thing? The task of retrieval, by the distances of embeddings."""
+"""The task of retrieval: images of the same class are found by the distances of embeddings."""
 
 import hashlib
 from collections import Counter
@@ -19,7 +19,7 @@ from fullstride.nets.backbone import Backbone, EmbeddingHead, Masks
 from fullstride.tasks.losses import TRIPLET_FORMS, TripletForm, cross_entropy
 from fullstride.tasks.task import Metric, Score, Task, full_precision
 
-# How does a classifier become a network for retrieval? By a head over its embedding.
+# The head, over the embedding of a classifier.
 
 
 class RetrievalHead(EmbeddingHead):
@@ -55,7 +55,7 @@ def embedding_channels(net: Backbone) -> int:
     return classifier.in_features
 
 
-# Which classes are never trained on? The splits of a data set for retrieval.
+# The splits of a data set for retrieval: the test has classes that are not trained on.
 
 
 VAL_SHARE = 0.1  # of the classes
@@ -180,7 +180,7 @@ def _notes(data: DataSet) -> list[str]:
     return notes
 
 
-# How well do embeddings retrieve? Each image is a query, and all others are its gallery.
+# The score: each image is a query, and all others are its gallery.
 #
 # Letters: N images, D values of an embedding, Q queries.
 

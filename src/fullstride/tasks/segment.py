@@ -1,8 +1,8 @@
-"""Which one of K classes does each pixel show? The task of semantic segmentation."""
+"""The task of semantic segmentation: each pixel shows one of K classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,30 +14,27 @@ from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.readers.decode import Size
 from fullstride.data.readers.masks import IGNORED
 from fullstride.data.targets import open_masks
-from fullstride.data.transforms.crop import Augmentation, Decoder, Sides, check_decoder
-from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.preprocessing import Fit, Preprocessing
+from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.dense import (
     DenseOptions,
     PixelHead,
+    PixelTask,
     class_colours,
     class_picture,
     on_picture,
     over_picture,
     resize,
-    stacked,
 )
 from fullstride.tasks.task import (
     ClassScore,
     Metric,
     Score,
-    Task,
     full_precision,
     mean_over_processes,
 )
 
-# How good are predicted classes of pixels? mIoU and accuracies, from one table of counts.
+# The score: mIoU and accuracies, from one table of counts.
 #
 # Letters: N images, K classes, H x W pixels. Scores but the loss are in percent.
 
@@ -148,7 +145,7 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class Segment(DenseOptions, Task):
+class Segment(PixelTask):
     """Cross-entropy of the pixels, at the size of the input; compared by the mIoU in percent.
 
     Pixels of class `IGNORED` are left out. The loss is the mean over the other pixels of the batch,
@@ -163,26 +160,11 @@ class Segment(DenseOptions, Task):
         Metric("mean_accuracy", "mean accuracy", "%"),
         Metric("loss", "loss", higher_is_better=False),
     )
-    default_recipe: ClassVar[str] = "dense"
     state_fields: ClassVar[tuple[str, ...]] = ("head_width",)
-    view_fit: ClassVar[Fit | None] = "pad"
-    scoring_batch: ClassVar[int] = 16
+    outside: ClassVar[float] = IGNORED
 
     def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         return open_masks(where, rule)
-
-    def train_view(
-        self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides
-    ) -> MaskTrainView:
-        check_decoder(decoder)
-        return MaskTrainView(pre, augmentation, self.jitter, sides, outside=IGNORED)
-
-    def test_view(self, pre: Preprocessing) -> MaskTestView:
-        return MaskTestView(pre, outside=IGNORED)
-
-    def collate(self, targets: list[Any]) -> Tensor:
-        """Classes (H, W) of N images -> uint8 (N, H, W)."""
-        return stacked(targets)
 
     def head(self, net: Backbone) -> PixelHead:
         return PixelHead(net.channels, net.strides, net.spec.classes, width=self.head_width)

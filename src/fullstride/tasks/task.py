@@ -1,4 +1,4 @@
-"""What is a task? The targets of samples, the head, the loss, the scores and the predictions."""
+"""Defines a task: the targets of samples, the head, the loss, the scores and the predictions."""
 
 import json
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from fullstride.io.records import Bounds, from_json
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
 
-# Which classes are taken for which? Counts of images by class and prediction, and their scores.
+# Counts of images by class and prediction, and the scores of classes.
 
 
 MAX_CLASSES = 10**6
@@ -450,7 +450,7 @@ def full_precision(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-# What is a number over all processes that train together? Its mean, for the loss of each.
+# Numbers over all processes that train together.
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Which one of K classes does a video show? Classification by networks of clips."""
+"""The task of classifying videos, by networks of clips."""
 
 import re
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Video(VideoOptions, Classify):
         return ClipTestView(pre)
 
 
-# Which views of a video are scored or predicted? `10x3`: ten clips, and three crops of each.
+# The views of a video that are scored or predicted, such as `10x3`.
 
 
 def views_of(text: str, pre: Preprocessing, starts: Starts = "inclusive") -> ViewsOfVideo:

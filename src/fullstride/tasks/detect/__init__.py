@@ -1,1 +1,1 @@
-"""Where is which object? The task of detection."""
+"""The task of detection, its two heads and its scores."""

@@ -1,4 +1,4 @@
-"""How good are detected boxes? VOC's AP50 and, with an extra, COCO's scores.
+"""The scores of detections: VOC's AP50 and, with an extra, COCO's.
 
 Letters: N images, D detections, M objects. All scores are in percent; docs/dense.md defines them.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullstride.tasks.task import ClassScore, Score, best_f1_threshold
 
-# How good are detections by the rules of Pascal VOC? AP50 with 11 recall points.
+# AP50 by the rules of Pascal VOC, with 11 recall points.
 #
 # Source: the development kit of VOC2007 (host.robots.ox.ac.uk/pascal/VOC). Boxes have no pixel
 # added to their sides here: they are x1, y1, x2, y2 of edges, not of the first and last pixel.
@@ -157,7 +157,7 @@ def _eleven_points(
     return np.where(objects_b > 0, sums_b / POINTS, np.nan)
 
 
-# How good are detections by the rules of COCO? AP, AP50, AP75, by size, and AR100, by hotcoco.
+# AP, AP50, AP75, AP by size, and AR100 by the rules of COCO, computed by hotcoco.
 #
 # It is bit-identical with pycocotools, and an extra. Sizes are areas of boxes: those of COCO's own
 # files are areas of masks, which boxes do not have.
@@ -318,7 +318,7 @@ class DetectionScore(Score):
 
     def compute(self) -> dict[str, float]:
         """`ap50`, `f1`, `absent_classes`, and `coco_scores` where the extra is installed."""
-        precision_k = self.average_precisions()
+        precision_k = average_precisions(self.scenes, self.classes)
         present_k = ~np.isnan(precision_k)
         if not present_k.any():
             raise ValueError(
@@ -331,9 +331,6 @@ class DetectionScore(Score):
             "f1": self.f1(),
             "absent_classes": float((~present_k).sum()),
         }
-
-    def average_precisions(self) -> np.ndarray:
-        return average_precisions(self.scenes, self.classes)
 
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of `ap50`, in percent."""
@@ -353,7 +350,7 @@ class DetectionScore(Score):
             for labels in (all_hits.label[all_hits.is_hit], all_hits.label)
         )
         objects_k = object_counts(self.scenes, self.classes).sum(0)
-        precisions = self.average_precisions()
+        precisions = average_precisions(self.scenes, self.classes)
         columns = (each.tolist() for each in (right_k, objects_k, predicted_k, precisions))
         return [
             ObjectScore.of_counts(
@@ -363,7 +360,7 @@ class DetectionScore(Score):
         ]
 
 
-# Do two ways to compute a network find the same boxes? Detections are paired, not rows.
+# The comparison of two ways to compute a network, which pairs detections and not rows.
 #
 # The order of equal scores, and so of rows, may differ. Letters: N images, D detections of each.
 

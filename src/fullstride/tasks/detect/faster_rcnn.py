@@ -1,4 +1,4 @@
-"""How do proposals become boxes? Faster R-CNN over P3 to P7, with torchvision's parts in training.
+"""The head of Faster R-CNN over P3 to P7, with torchvision's parts in training.
 
 Source: ResNet-RS, arXiv:2103.07579, appendix F, with the numbers of its code base (tensorflow/tpu)
 where the paper has none: anchors of 8 strides, three ratios, a box head of four convolutions and a

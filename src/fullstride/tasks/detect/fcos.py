@@ -1,4 +1,4 @@
-"""How does a pyramid become boxes? The head of FCOS, with the post-processing in evaluation.
+"""The head of FCOS, its loss, and the post-processing in evaluation.
 
 Source: FCOS, arXiv:1904.01355 and arXiv:2006.09214: centre-ness beside the boxes, distances in
 strides with a learnable scale for each level, group norm in both towers.
@@ -16,7 +16,7 @@ from torchvision.ops import box_iou, generalized_box_iou_loss, sigmoid_focal_los
 from fullstride.tasks.dense import Pyramid
 from fullstride.tasks.task import full_precision, mean_over_processes
 
-# Which location learns which object? Adaptive training sample selection.
+# The object that each location learns, by adaptive training sample selection.
 #
 # Source: ATSS, arXiv:1912.02424. Letters: N images, M objects of the image that has most, A
 # locations of all levels, k candidates of a level.
@@ -92,7 +92,7 @@ def assign(
     return torch.where(best_na >= 0, object_na, -1)
 
 
-# Which of many overlapping boxes remain? Non-maximum suppression with shapes that are fixed.
+# Non-maximum suppression with fixed shapes.
 #
 # Letters: N images, A boxes, C candidates among them, D detections. One code for PyTorch and for
 # exported files: there is no loop over images, and no shape depends on data.
@@ -315,7 +315,7 @@ def normal_weights(module: nn.Module) -> None:
             nn.init.zeros_(part.bias)
 
 
-# What does a detector minimise? Focal loss of classes, GIoU of boxes, and that of centre-ness.
+# The loss: focal loss of classes, GIoU of boxes, and cross-entropy of centre-ness.
 #
 # Source: ATSS, arXiv:1912.02424, and FCOS, arXiv:1904.01355. Letters: N images, M objects of the
 # image that has most, A locations.

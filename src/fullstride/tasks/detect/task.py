@@ -1,10 +1,11 @@
-"""Where are the objects of an image, and what are they? The task of detection."""
+"""The task of detection: the objects of an image, their classes and their boxes."""
 
 import colorsys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
@@ -36,8 +37,6 @@ from fullstride.tasks.detect.average_precision import (
 )
 from fullstride.tasks.task import Metric, Task
 
-# What is predicted for an image? An object: its class, a score and a box.
-
 
 @dataclass(frozen=True)
 class Box:
@@ -52,7 +51,7 @@ class Box:
         return f"{' '.join(self.label.split())} {100 * self.probability:.1f} % at {place}"
 
 
-# How are boxes shown to people? Rectangles in the colours of their classes, with names.
+# Boxes in drawings: rectangles in the colours of their classes, with names.
 
 
 GOLDEN = 0.618034  # of the circle of hues, by which each class differs from the one before
@@ -260,24 +259,14 @@ class Detect(DetectOptions, Task):
 
     def place(self, guesses: tuple[Box, ...], size: Size, pre: Preprocessing) -> tuple[Box, ...]:
         """The boxes in pixels of the picture, which has `size` (w, h) and in which they end."""
-        geometry = view_geometry(size, pre)
-        return tuple(
-            replace(guess, box=inside(geometry.to_picture(corners(guess)), size))
-            for guess in guesses
-        )
+        geometry, placed = view_geometry(size, pre), []
+        for guess in guesses:
+            corners = geometry.to_picture((guess.box[:2], guess.box[2:]))
+            (x1, y1), (x2, y2) = np.clip(corners, 0, size).tolist()
+            placed.append(replace(guess, box=(x1, y1, x2, y2)))
+        return tuple(placed)
 
     def draw(
         self, picture: Image.Image, guesses: tuple[Box, ...], classes: Sequence[str]
     ) -> Image.Image:
         return draw_boxes(picture, guesses, classes)
-
-
-def corners(guess: Box) -> tuple[tuple[float, float], tuple[float, float]]:
-    x1, y1, x2, y2 = guess.box
-    return (x1, y1), (x2, y2)
-
-
-def inside(points: Sequence[tuple[float, float]], size: Size) -> tuple[float, float, float, float]:
-    """The box of two corners, clipped to a picture of `size` (w, h)."""
-    (x1, y1), (x2, y2) = ((min(max(x, 0), size[0]), min(max(y, 0), size[1])) for x, y in points)
-    return x1, y1, x2, y2
