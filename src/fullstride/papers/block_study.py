@@ -289,9 +289,8 @@ def block_figure(rows: Sequence[BlockTime], title: str) -> Figure:
     with drawing(inches, 5.6, 2, len(sides), **shared) as (figure, grid):
         figure.suptitle(title, fontsize=10, parse_math=False)
         for side, (time, speed) in zip(sides, grid.T, strict=True):
-            for number, kind in enumerate(kinds):
+            for kind, colour, marker in zip(kinds, cycle(COLOURS), cycle(MARKERS), strict=False):
                 own = [row for row in rows if (row.kind, row.resolution) == (kind, side)]
-                colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
                 for ratio, dash in zip(ratios[kind], cycle(DASHES), strict=False):
                     line = sorted((r for r in own if r.ratio == ratio), key=lambda row: row.width)
                     look: Any = {"color": colour, "ls": dash, "marker": marker, "ms": 4, "lw": 1.5}

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 
@@ -231,8 +232,8 @@ def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
         gaussian = Line2D([], [], color=INK, lw=0.8, alpha=0.7, label=" Gaussian, same shape")
         handles = [*spectra.lines[::2], gaussian]
         draw_legend(figure, handles=handles, loc="outside lower center", ncols=4)
-        for number, (kind, points) in enumerate(kinds.items()):
-            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        looks = zip(kinds.items(), cycle(COLOURS), cycle(MARKERS), strict=False)
+        for (kind, points), colour, marker in looks:
             xs, ys = [*points], [*points.values()]
             layers.plot(xs, ys, marker, color=colour, ls="", ms=5, label=kind)
         layers.axhline(1, color=INK, lw=0.8, alpha=0.7)

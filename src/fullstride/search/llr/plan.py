@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -280,15 +280,9 @@ def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, Search
 
     Raises ValueError, with the shortest time, where no structure is within the budget.
     """
-    limit_ms, master_ms, fastest_ms = (
-        job.budget.ms_per_image,
-        dict[str, float](),
-        dict[str, float](),
-    )
-    for variant in job.variants:
-        tables = job.tables(times.profile, variant)
-        master_ms[variant.name] = float(tables(job.space.start[None])[0])
-        fastest_ms[variant.name] = job.fastest_ms(times.profile, variant)
+    limit_ms, tables_of = job.budget.ms_per_image, partial(job.tables, times.profile)
+    master_ms = {v.name: float(tables_of(v)(job.space.start[None])[0]) for v in job.variants}
+    fastest_ms = {v.name: job.fastest_ms(times.profile, v) for v in job.variants}
     if min(fastest_ms.values()) > limit_ms:
         raise ValueError(
             f"nothing fits {job.budget}: the fastest structure takes "
@@ -297,7 +291,7 @@ def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, Search
         )
     yield "measuring the training of the MasterNet"
     run, recipe, design = measure_steps(job), job.training_recipe, job.design
-    tables, home_ms = job.tables(times.profile, job.home), master_ms[job.home.name]
+    tables, home_ms = tables_of(job.home), master_ms[job.home.name]
     whole_s = seconds_of(job, run, recipe, recipe)
     tuning = replace(tuning_recipe(len(job.data.train), recipe), **job.tuning_choice.changes)
     relative = float(tables(design.structures).mean() / home_ms)

@@ -1,6 +1,7 @@
 """Analyses finished trainings of a scaling study: the front, the law, and the next step."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, product, starmap
@@ -359,11 +360,9 @@ def gains_at(
         half = None
         if deviation is not None:
             # Networks between two others are in two pairs, where their noise cancels.
-            weights: dict[str, float] = {}
+            weights = Counter(small.name for small, _ in pairs)
+            weights.subtract(large.name for _, large in pairs)
             errors = {each.name: each.standard_error(deviation) or 0.0 for each in points}
-            for small, large in pairs:
-                weights[small.name] = weights.get(small.name, 0.0) + 1
-                weights[large.name] = weights.get(large.name, 0.0) - 1
             variance = sum((weight * errors[name]) ** 2 for name, weight in weights.items())
             half = 1.96 * math.sqrt(variance) / doublings.sum()
         elif len(pairs) > 2:

@@ -114,15 +114,15 @@ def fit(
     scale = np.concatenate([np.abs(place.features).max(axis=0) for place in space.places])
     features = space.features(structures) / scale
     centre = scores.mean()
-    related, noise, prior = estimate(
-        members, features, correlations(space), scores - centre, tuned, noise, prior
-    )
-    if tuned is not None and len(related) > features.shape[1]:
-        features = of_both_kinds(features, tuned)
-    design = np.concatenate([members, features], axis=1)
+    effects, covariances = effects_of(space, features, tuned)
+    spreads = (effects @ each @ effects.T for each in covariances)
+    scales = [estimate_scales(members, each, scores - centre, noise, prior) for each in spreads]
+    most_likely = max(zip(scales, covariances, strict=True), key=lambda each: each[0][-1])
+    (noise, prior, _), related = most_likely
+    design = np.concatenate([members, effects], axis=1)
     precision = design.T @ design / noise**2
-    effects = slice(members.shape[1], None)
-    precision[effects, effects] += np.linalg.inv(related) / prior**2
+    own = slice(members.shape[1], None)
+    precision[own, own] += np.linalg.inv(related) / prior**2
     covariance = np.linalg.inv(precision)
     mean = covariance @ design.T @ (scores - centre) / noise**2
     rows = np.append(0, members.shape[1] + np.arange(len(scale)))
@@ -155,36 +155,20 @@ def check_trainings(structures: np.ndarray, scores: np.ndarray, groups: np.ndarr
         raise ValueError("no training of group 0: train the MasterNet itself, whose group it is")
 
 
-def of_both_kinds(features: np.ndarray, tuned: np.ndarray) -> np.ndarray:
-    """(n, P) -> (n, 2P): effects of the model, and those of the trainings that are `tuned`."""
-    return np.concatenate([features * ~tuned[:, None], features * tuned[:, None]], axis=1)
+def effects_of(
+    space: Space, features: np.ndarray, tuned: np.ndarray | None
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The features of all effects, and the prior covariances to choose from by their likelihood.
 
-
-def estimate(
-    members: np.ndarray,
-    features: np.ndarray,
-    related: np.ndarray,
-    scores: np.ndarray,
-    tuned: np.ndarray | None,
-    noise: float | None,
-    prior: float | None,
-) -> tuple[np.ndarray, float, float]:
-    """The prior covariance of all effects at a deviation of 1, the noise, and the deviation.
-
-    Where trainings are of two kinds, the correlation of their effects and the ratio of their
-    deviations are those of `AGREEMENTS` and `RATIOS` with the largest likelihood.
+    Where trainings are of two kinds, (n, P) features become (n, 2P): the effects of the model, and
+    those of the trainings that are `tuned`, related as `AGREEMENTS` and `RATIOS` say.
     """
+    related = correlations(space)
     if tuned is None or tuned.all() or not tuned.any():
-        spread = features @ related @ features.T
-        return related, *estimate_scales(members, spread, scores, noise, prior)[:2]
-    both = of_both_kinds(features, tuned)
-    rows = list[tuple[np.ndarray, float, float, float]]()
-    for agreement, ratio in product(AGREEMENTS, RATIOS):
-        kinds = np.array([[1.0, agreement * ratio], [agreement * ratio, ratio**2]])
-        covariance = np.kron(kinds, related)
-        scales = estimate_scales(members, both @ covariance @ both.T, scores, noise, prior)
-        rows.append((covariance, *scales))
-    return max(rows, key=lambda each: each[-1])[:3]
+        return features, [related]
+    both = np.concatenate([features * ~tuned[:, None], features * tuned[:, None]], axis=1)
+    kinds = (np.array([[1.0, a * r], [a * r, r**2]]) for a, r in product(AGREEMENTS, RATIOS))
+    return both, [np.kron(each, related) for each in kinds]
 
 
 def estimate_scales(
