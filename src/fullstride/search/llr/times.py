@@ -24,7 +24,7 @@ from fullstride.io.writing import scratch_folder
 from fullstride.latency.devices import profile_here
 from fullstride.latency.estimator import Estimator
 from fullstride.latency.profiles import Fit, Profile
-from fullstride.latency.roofline import Machine, Runtime, prepare, times, total_seconds
+from fullstride.latency.roofline import Machine, Runtime, prepare, total_seconds
 from fullstride.latency.spec_operators import Part, halved, operators_of, parts, stage_parts
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment, choose_device
@@ -110,7 +110,7 @@ def prepared(
 def fit_profile(
     specs: Sequence[NetSpec], ms: Sequence[float], batch: int, label: Label | None
 ) -> Profile:
-    """The profile by which these networks take about as long as they did, in ms per image.
+    """The profile by which more than four networks take about as long as they did, in ms per image.
 
     Its interval is that of each quarter of them, estimated by the other three.
     """
@@ -127,11 +127,8 @@ def fit_profile(
     parameters = fitting.Parameters(names_for(machine.runtime, device), priors)
     numbers = fitting.fit(work, seconds, parameters)
     folds = np.arange(len(specs)) % FOLDS
-    if len(specs) > FOLDS:
-        estimated = fitting.left_out(work, seconds, folds, parameters)
-    else:
-        estimated = times(work, numbers).total_s
-    low, high = fitting.interval(estimated, seconds, folds) if len(set(folds)) > 1 else (0.5, 2.0)
+    estimated = fitting.left_out(work, seconds, folds, parameters)
+    low, high = fitting.interval(estimated, seconds, folds)
     here = Environment.here(device)
     return Profile(
         name="here",

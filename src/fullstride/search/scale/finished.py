@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, NamedTuple
 
 from fullstride.io.records import Bounds, check_bounds, read_rows
@@ -108,8 +109,8 @@ def points_of(trainings: Iterable[Training]) -> list[FinishedPoint]:
             size=size,
             epochs=epochs,
             regime=regime,
-            ms=sum(each.ms for each in group) / len(group),
-            error=sum(each.error for each in group) / len(group),
+            ms=fmean(each.ms for each in group),
+            error=fmean(each.error for each in group),
             seeds=len(group),
             images=min(each.images for each in group),
             trainings=tuple(sorted(group, key=lambda each: each.seed)),

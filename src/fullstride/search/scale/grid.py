@@ -303,8 +303,8 @@ def network_times(
     """Median ms per image of inference and of training, of the network with random weights."""
     net, results = build(spec), []
     options = StepOptions(precision="float32" if device.type == "cpu" else "bfloat16")
-    works: tuple[tuple[Work, int], ...] = ("inference", batch), ("training", step_images)
-    for work, images in works:
+    works: dict[Work, int] = {"inference": batch, "training": step_images}
+    for work, images in works.items():
         step = Step(net, work, images, spec.resolution, device, spec.in_channels, options)
         step()  # the first call chooses kernels
         seconds, _ = timed_each(step, CALLS, device)
