@@ -151,9 +151,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     words = parser.parse_args()
     torch.set_num_threads(1)
+    environment = asdict(Environment.here("cpu"))  # of the code that is loaded now
     with tempfile.TemporaryDirectory() as folder:
         for content in study(Plan(COUNTS, RECIPE), words.seeds, Path(folder)):
-            content = {**content, "environment": asdict(Environment.here("cpu"))}
+            content = {**content, "environment": environment}
             with atomic_write(words.out, OUTPUT) as temporary:
                 temporary.write_text(json.dumps(content, indent=1))
             with atomic_write(words.out.with_suffix(".md"), PAGE) as temporary:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import exp, log
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -236,16 +237,15 @@ class Classify(Task):
         logits, embeddings = outputs if self.triplet else (outputs, None)
         logits = full_precision(logits)
         weights = self.weights(logits)
-        options: dict[str, Any] = dict(smoothing=self.label_smoothing, weights_k=weights)
         if self.objective == "bce":
-            how, threshold = self.bce_reduction, self.bce_threshold
-            loss = binary_cross_entropy(
-                logits, targets, threshold=threshold, reduction=how, **options
+            objective = partial(
+                binary_cross_entropy, threshold=self.bce_threshold, reduction=self.bce_reduction
             )
         elif self.objective == "focal":
-            loss = focal_loss(logits, targets, gamma=self.focal_gamma, **options)
+            objective = partial(focal_loss, gamma=self.focal_gamma)
         else:
-            loss = cross_entropy(logits, targets, **options)
+            objective = cross_entropy
+        loss = objective(logits, targets, smoothing=self.label_smoothing, weights_k=weights)
         if teacher is not None:
             taught = cross_entropy(logits, teacher, weights_k=weights)
             loss = torch.lerp(loss, taught, self.teacher_share)

@@ -200,8 +200,8 @@ class Detect(DetectOptions, Task):
         from fullstride.tasks.detect.fcos import FcosHead
 
         kind = FcosHead if self.detector == "fcos" else FasterRcnnHead
-        shape = dict(width=self.head_width, convs=self.head_convs)
-        return kind(net.channels, net.strides, net.spec.classes, **shape)
+        width, convs = self.head_width, self.head_convs
+        return kind(net.channels, net.strides, net.spec.classes, width=width, convs=convs)
 
     @property
     def training_targets(self) -> bool:
