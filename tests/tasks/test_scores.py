@@ -130,13 +130,13 @@ def test_the_scores_of_two_processes_merged_are_those_of_one():
         assert merged.confusion() == whole.confusion()
 
 
-def test_pairs_of_classes_are_counted_in_bounded_memory(monkeypatch):
+def test_the_memory_of_a_score_is_that_of_the_pairs_that_occur():
     logits, labels = outputs(images=400)
-    whole = scored(logits, labels)
-    monkeypatch.setattr("fullstride.tasks.classify.MAX_PENDING", 50)
-    bounded = scored(logits, labels)
-    assert sum(map(len, bounded.pending)) <= 50
-    assert bounded.confusion() == whole.confusion()
+    score = scored(logits, labels)
+    pairs = {*zip(labels.tolist(), logits.argmax(1).tolist(), strict=True)}
+    score.update(logits, labels)
+    assert score.pairs.keys() == pairs
+    assert score.pairs.total() == 800
 
 
 @pytest.mark.slow

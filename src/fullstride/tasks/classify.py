@@ -34,7 +34,6 @@ from fullstride.tasks.task import ConfusionMatrix, Metric, Score, Task, full_pre
 
 BINS = 15  # of equal width, for the calibration error
 TOP = 5
-MAX_PENDING = 2**20  # pairs that are held before they are counted: 8 MiB
 
 
 class ClassificationScore(Score):
@@ -50,8 +49,7 @@ class ClassificationScore(Score):
         self.temperature = temperature
         self.images, self.correct, self.loss = 0, 0, 0.0
         self.classes, self.in_top = 0, 0
-        self.pairs, self.counts = np.empty(0, np.int64), np.empty(0, np.int64)
-        self.pending: list[np.ndarray] = []  # pairs that are not in `counts` yet
+        self.pairs: Counter[tuple[int, int]] = Counter()  # images by label and prediction
         # by the temperature: the correct images in each bin, and the sum of the confidences there
         self.bins = {each: np.zeros((2, BINS)) for each in (temperature, 1.0)}
 
@@ -68,9 +66,7 @@ class ClassificationScore(Score):
         for temperature, bins in self.bins.items():
             scaled = log_softmax if temperature == 1 else (logits / temperature).log_softmax(1)
             bins += calibration_bins(scaled.amax(1).exp(), is_correct)
-        self.pending.append((labels * self.classes + predictions).numpy())
-        if sum(map(len, self.pending)) > MAX_PENDING:
-            self._count_pending()
+        self.pairs.update(zip(labels.tolist(), predictions.tolist(), strict=True))
 
     def merge(self, other: Self) -> None:
         self.images += other.images
@@ -80,9 +76,7 @@ class ClassificationScore(Score):
         self.in_top += other.in_top
         for temperature, bins in self.bins.items():
             bins += other.bins[temperature]
-        other._count_pending()
-        self._count_pending()
-        self._add(other.pairs, other.counts)
+        self.pairs.update(other.pairs)
 
     def compute(self) -> dict[str, float]:
         matrix = self.confusion()
@@ -100,26 +94,13 @@ class ClassificationScore(Score):
         }
 
     def confusion(self) -> ConfusionMatrix:
-        self._count_pending()
-        labels, predictions = np.divmod(self.pairs, max(1, self.classes))
-        columns = (tuple(each.tolist()) for each in (labels, predictions, self.counts))
-        return ConfusionMatrix(self.classes, *columns)
+        rows = ((*pair, images) for pair, images in sorted(self.pairs.items()))
+        labels, predictions, images = zip(*rows, strict=True)
+        return ConfusionMatrix(self.classes, labels, predictions, images)
 
     def _ece(self, temperature: float) -> float:
         bins = self.bins[temperature]
         return 100 * float(np.abs(bins[0] - bins[1]).sum()) / self.images
-
-    def _count_pending(self) -> None:
-        if self.pending:
-            pairs, counts = np.unique(np.concatenate(self.pending), return_counts=True)
-            self.pending = []
-            self._add(pairs, counts)
-
-    def _add(self, pairs: np.ndarray, counts: np.ndarray) -> None:
-        self.pairs, where = np.unique(np.concatenate([self.pairs, pairs]), return_inverse=True)
-        both = np.concatenate([self.counts, counts])
-        self.counts = np.zeros(len(self.pairs), np.int64)
-        np.add.at(self.counts, where, both)
 
 
 def count_in_top(logits_nk: Tensor, labels_n: Tensor) -> int:

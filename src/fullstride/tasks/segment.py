@@ -62,7 +62,8 @@ class SegmentScore(Score):
     """
 
     def __init__(self) -> None:
-        self.counts_kk = np.zeros((0, 0), np.int64)  # by class (rows) and prediction (columns)
+        # by class (rows) and prediction (columns); before the first batch a 0 for all of them
+        self.counts_kk = np.zeros((1, 1), np.int64)
         self.loss = 0.0  # the sum over pixels
 
     def update(self, logits_nkhw: Tensor, targets_nhw: Tensor) -> None:
@@ -71,19 +72,13 @@ class SegmentScore(Score):
         valid = targets != IGNORED
         pairs = targets[valid] * classes + logits.argmax(1)[valid]
         counts = pairs.bincount(minlength=classes**2).view(classes, classes)
-        self._add(counts.cpu().numpy())
+        self.counts_kk = self.counts_kk + counts.cpu().numpy()
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
         self.loss += loss.sum(dtype=torch.float64).item()
 
     def merge(self, other: Self) -> None:
-        self._add(other.counts_kk)
+        self.counts_kk = self.counts_kk + other.counts_kk
         self.loss += other.loss
-
-    def _add(self, counts_kk: np.ndarray) -> None:
-        if not self.counts_kk.size:  # of a process that had no image
-            self.counts_kk = np.zeros_like(counts_kk)
-        if counts_kk.size:
-            self.counts_kk = self.counts_kk + counts_kk
 
     def compute(self) -> dict[str, float]:
         pixels = self.counts_kk.sum()
