@@ -19,29 +19,10 @@ Share = Annotated[float, Bounds(gt=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """Where a search may follow the paper (arXiv:2006.14090, section 4) or not.
+    """The choices where a search may follow the paper (arXiv:2006.14090, section 4) or not.
 
-    The defaults are ours, each with its reason; `PAPER` is what the paper literally says. A user
-    sets each of them apart by the field of `SearchSettings` with the same name.
-
-    - `regression`: ours is a Bayesian additive model of depth and log width, with a prior and a
-      term for each other type; by the paper's, least squares without an intercept, a change of type
-      alone is worth nothing, and its effect is taken for one of depth or width.
-    - `baseline`: a block that is trained again has another score than the MasterNet even if
-      nothing was changed, lower or higher by the length of the tuning, so ours compares with a
-      control of the same place; the paper with the MasterNet.
-    - `design`: ours spreads the samples over the choices, which narrows the slopes' errors; the
-      paper draws them.
-    - `kernels`: ours chooses one kernel for the whole network, like a resolution, as the paper's
-      Table 4 does; its text draws a kernel for each block.
-    - `next`: ours goes on after the first design, four trainings at a time, by Thompson sampling:
-      on a published table of networks that cuts the regret by a third; the paper has one shot.
-    - `winners`: the errors of the regression are as large as the differences at the top, so ours
-      trains the two best of each resolution; the paper one.
-    - `tuning`: ours follows the number of images, for a quarter of the MasterNet's epochs; the
-      paper's are numbers for a million.
-    - `training`: the recipe of MasterNet and winners; "" for that of the case.
-    - `final`: the recipe of the last training; "" to keep the winner as it is.
+    The defaults are ours, for the reasons in docs/search.md; `PAPER` is what the paper literally
+    says. A user sets each of them by the field of `SearchSettings` with the same name.
     """
 
     regression: Literal["bayesian", "paper"] = "bayesian"
@@ -51,8 +32,8 @@ class Method:
     next: Next = "thompson"
     winners: int = 2
     tuning: Literal["images", "paper"] = "images"
-    training: str = ""
-    final: str = ""
+    training: str = ""  # recipe of the MasterNet and the winners; "" for that of the case
+    final: str = ""  # recipe of the last training; "" to keep the winner as it is
 
 
 OURS = Method()

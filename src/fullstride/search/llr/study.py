@@ -4,7 +4,7 @@ Train a MasterNet, exchange one super-block at a time and tune it, regress the s
 changed, and select the best predicted structure within the budget; then measure and train the best.
 
 Source: GENet, arXiv:2006.14090, section 4, whose code was never released. What the paper leaves
-open is described in `settings.Method` and docs/search.md.
+open is described in docs/search.md.
 """
 
 from collections.abc import Generator, Iterator, Sequence
