@@ -179,7 +179,7 @@ def random_inputs(settings: Settings, n: int, c: int, side: int, layout: str) ->
     slopes = [Slopes(per_map(), per_map(), per_map()) for _ in range(2)]
     four = [maps() for _ in range(4)]
     half = maps((side + 1) // 2)
-    return kernel_test_module().Given(*four, half, *affines, *slopes, per_map(), per_map())
+    return kernel_test_module().Given(*four, half, *affines, *slopes, per_map())
 
 
 # ---- Bandwidth

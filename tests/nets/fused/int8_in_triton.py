@@ -55,9 +55,11 @@ def test_codes_are_those_of_the_definition_and_the_result_is_that_without_codes(
         "normed": Term(one.other, one.other_affine, rate_c=rates[1]),
     }[which]
     x = Term(one.x, one.affine, rate_c=rates[0])
-    y, codes, other_int8 = passes.bn_add_act_int8(x, other, 0.0)
-    assert torch.equal(y, passes.bn_add_act(x, other, 0.0))
-    wanted = reference.bn_add_act_int8(x, other, 0.0)
+    y, codes, other_int8 = passes.bn_add_act(x, other, 0.0)
+    plain = [term and term._replace(rate_c=None) for term in (x, other)]
+    assert torch.equal(y, passes.bn_add_act(*plain, 0.0)[0])
+    wanted = reference.bn_add_act(x, other, 0.0)
+    assert codes is not None
     assert (other_int8 is None) == (wanted[2] is None)
     for found, true in ((codes, wanted[1]), (other_int8, wanted[2])):
         if found is not None and true is not None:
@@ -77,7 +79,8 @@ def test_codes_end_at_the_largest_ones():
     x = torch.linspace(-300, 300, 128, device=DEVICE).view(1, 8, 4, 4)
     ones = torch.ones(8, device=DEVICE)
     term = Term(x, zero, rate_c=ones)
-    _, codes, other_int8 = passes.bn_add_act_int8(term, term, None)
+    _, codes, other_int8 = passes.bn_add_act(term, term, None)
+    assert codes is not None
     assert other_int8 is not None
     assert torch.equal(other_int8.float(), (x + 0.5).floor().clamp(-127, 127))
     assert codes.min() <= -125
@@ -122,10 +125,10 @@ def test_a_result_is_made_again_of_codes_as_defined(shape, dtype, format, normed
     one = maps(shape, dtype, format)
     x, other = codes_of(one.x), codes_of(one.other) if normed else one.other
     theirs = Term(other, one.other_affine if normed else None)
-    found = passes.bn_add_act(Term(x, one.affine), theirs, 0.0, dtype)
+    found, *_ = passes.bn_add_act(Term(x, one.affine), theirs, 0.0, dtype)
     wide = each(one, Tensor.double)
     wide_theirs = Term(other.double(), wide.other_affine if normed else None)
-    wanted = reference.bn_add_act(Term(x, wide.affine), wide_theirs, 0.0, torch.float64)
+    wanted, *_ = reference.bn_add_act(Term(x, wide.affine), wide_theirs, 0.0, torch.float64)
     assert torch.equal(found > 0, x % 2 == 1)
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=format) or not found.numel()

@@ -132,7 +132,7 @@ def bn_act_se(
         )
     check(x, norm, group)
     gain, bias = norm.weight, norm.bias
-    y, stats, _ = pointwise_ops.bn_act_se(x, gain, bias, list(se), slope, norm.eps, group)
+    y, stats, *_ = pointwise_ops.bn_act_se(x, gain, bias, list(se), slope, norm.eps, group)
     update(norm, stats, x, group)
     return y
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
+from torch._subclasses.fake_tensor import is_fake
 from torch.library import custom_op, register_autograd
 
 from fullstride.nets.fused import reference
@@ -18,9 +19,13 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def choose(x: Tensor) -> ModuleType:
-    """`triton.passes` for maps like x on a GPU, if Triton is installed, else `reference`."""
+    """`triton.passes` for maps like x on a GPU, if Triton is installed, else `reference`.
+
+    Maps without values, of a compiler or on the meta device, are for `reference` too.
+    """
     device = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
-    return in_triton() or reference if device and x.dtype in DTYPES else reference
+    takes = device and x.dtype in DTYPES and not (x.is_meta or is_fake(x))
+    return in_triton() or reference if takes else reference
 
 
 @cache
@@ -35,7 +40,8 @@ def in_triton() -> ModuleType | None:
 def operator(name: str, schema: str) -> Callable[[Callable], CustomOpDef]:
     """Register a function as `fullstride::NAME`. Its schema stands in place of annotations.
 
-    Autocast is disabled in it: it would round the statistics between the passes.
+    Autocast is disabled in it: it would round the statistics between the passes. Shapes and strides
+    of the results are those that the function gives for maps without values, on one process.
     """
 
     def register(function: Callable) -> CustomOpDef:
@@ -44,7 +50,12 @@ def operator(name: str, schema: str) -> Callable[[Callable], CustomOpDef]:
             with torch.autocast(x.device.type, enabled=False):
                 return function(x, *rest)
 
-        return custom_op(f"fullstride::{name}", run, mutates_args=(), schema=schema)
+        def without_values(*arguments: Any) -> Any:
+            return function(*arguments[:-1], "") if "str group" in schema else function(*arguments)
+
+        registered = custom_op(f"fullstride::{name}", run, mutates_args=(), schema=schema)
+        registered.register_fake(without_values)
+        return registered
 
     return register
 
@@ -101,23 +112,6 @@ def memory_format(x: Tensor) -> torch.memory_format:
 def in_format_of(y: Tensor, x: Tensor) -> Tensor:
     """y, in the memory format of x."""
     return y.contiguous(memory_format=memory_format(x))
-
-
-def empty_map(x: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty map in the memory format of x, by default of its shape and dtype."""
-    return torch.empty(
-        shape or x.shape, dtype=dtype or x.dtype, device=x.device, memory_format=memory_format(x)
-    )
-
-
-def empty_numbers(x: Tensor, *shape: int) -> Tensor:
-    """An empty tensor in the precision of sums over x."""
-    return x.new_empty(shape, dtype=precision(x))
-
-
-def empty_weights(*weights: Tensor) -> list[Tensor]:
-    """Empty gradients of weights."""
-    return [torch.empty_like(each, memory_format=torch.contiguous_format) for each in weights]
 
 
 def precision(x: Tensor) -> torch.dtype:

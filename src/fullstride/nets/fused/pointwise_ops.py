@@ -17,15 +17,12 @@ from torch import Tensor
 
 from fullstride.nets.fused.operators import (
     choose,
-    empty_map,
-    empty_numbers,
-    empty_weights,
     in_format_of,
     operator,
     set_gradient,
 )
 from fullstride.nets.fused.reference import INT8_MAX, Affine, Slopes, Term
-from fullstride.nets.fused.statistics import MIN_GATE, Gate, Norm, statistics
+from fullstride.nets.fused.statistics import Gate, Norm, statistics
 
 LIMIT = 6.0  # standard deviations that int8 reaches; values beyond are clamped
 STEP = LIMIT / INT8_MAX  # standard deviations of one step
@@ -55,16 +52,12 @@ def bn_add_act(x, gain, bias, se, other, mask, slope, eps, save, group):
     norm = Norm.of(batch_stats, gain, bias, eps[0])
     _, _, factor = scaling(norm, means_nc, se, mask)
     ours = Term(x, norm.affine(factor), rate_c=norm.rstd / STEP if int8 else None)
-    int8_maps = [None, None]
-    if int8:
-        y, *int8_maps = choose(x).bn_add_act_int8(ours, theirs, slope)
-    else:
-        y = choose(x).bn_add_act(ours, theirs, slope)
+    y, *int8_maps = choose(x).bn_add_act(ours, theirs, slope)
     empty = x.new_empty(0, dtype=torch.int8)  # operators return tensors: it stands for None
     return (
         in_format_of(y, x),
         torch.stack(both),
-        means_nc if se else empty_numbers(x, 0),
+        means_nc if se else means_nc.new_empty(0),
         *(empty.clone() if each is None else in_format_of(each, x) for each in int8_maps),
     )
 
@@ -96,17 +89,6 @@ def per_step(numbers: Tensor, norm: Norm, saved: Tensor | None) -> Tensor:
     return numbers if is_map else numbers * (STEP / norm.rstd)
 
 
-@bn_add_act.register_fake
-def _(x, gain, bias, se, other, mask, slope, eps, save, group):
-    n, c = x.shape[:2]
-    int8_maps = (
-        empty_map(x, dtype=torch.int8) if each else x.new_empty(0, dtype=torch.int8)
-        for each in (save == "int8", save == "int8" and len(other) > 1)
-    )
-    means_nc = empty_numbers(x, n, c) if se else empty_numbers(x, 0)
-    return empty_map(x), empty_numbers(x, len(eps), 3, c), means_nc, *int8_maps
-
-
 @operator(
     "join_backward",
     "(Tensor grad, Tensor? y, Tensor? x, Tensor gain, Tensor bias, Tensor batch_stats,"
@@ -129,7 +111,7 @@ def bn_add_act_backward(
         theirs = Term(other[0], affine_for(other[0], shortcut))
     factor, gate, product = scaling(norm, means_nc, se, mask)
     if y is None:
-        y = kernels.bn_add_act(Term(x, norm.affine(product)), theirs, slope)
+        y, *_ = kernels.bn_add_act(Term(x, norm.affine(product)), theirs, slope)
     d_nc, d_x_nc, d_other_nc = kernels.bn_add_act_sums(grad, y, ours, theirs, slope)
     d_x_nc = per_step(d_x_nc, norm, x)
 
@@ -156,14 +138,6 @@ def bn_add_act_backward(
         grad_other.insert(0, in_format_of(grad_shortcut, other[0]))
     grad_norm = grad_gain.to(gain.dtype), grad_bias.to(bias.dtype)
     return [in_format_of(grad_x, saved), *grad_norm, *grad_se, *grad_other]
-
-
-@bn_add_act_backward.register_fake
-def _(grad, y, x, gain, bias, batch_stats, means_nc, se, other, mask, slope, eps, group):
-    saved = x if y is None else y
-    grad_other = [empty_map(each, dtype=saved.dtype) for each in other[:1]]
-    grad_other += [torch.empty_like(weight) for weight in other[1:]]
-    return [empty_map(saved), *empty_weights(gain, bias, *se), *grad_other]
 
 
 def select_saved(values: dict[str, Any]) -> None:
@@ -204,61 +178,51 @@ def recompute_from_int8(
         theirs = Term(other[0], affine_for(other[0], shortcut))
     ours = Term(x_int8, affine_for(x_int8, norm, factor))
     kernels = choose(x_int8.new_empty(0, dtype=dtype))
-    return in_format_of(kernels.bn_add_act(ours, theirs, slope, dtype), x_int8)
-
-
-@recompute_from_int8.register_fake
-def _(x_int8, gain, bias, batch_stats, means_nc, se, other, mask, slope, eps, dtype):
-    return empty_map(x_int8, dtype=dtype)
+    return in_format_of(kernels.bn_add_act(ours, theirs, slope, dtype)[0], x_int8)
 
 
 @operator(
     "gate",
     "(Tensor x, Tensor gain, Tensor bias, Tensor[] se, float slope, float eps, str group)"
-    " -> (Tensor y, Tensor batch_stats, Tensor gate_input_nc)",
+    " -> (Tensor y, Tensor batch_stats, Tensor steep_nc, Tensor steep_x_nc)",
 )
 def bn_act_se(x, gain, bias, se, slope, eps, group):
-    """gate * act(norm(x)): the result, the batch statistics and the gate's input (N, C)."""
-    batch_stats, _ = statistics(x, group)
-    affine = Norm.of(batch_stats, gain, bias, eps).affine()
-    gate_input_nc = choose(x).squeezed(x, affine, slope)
-    gate_nc = Gate.of(gate_input_nc, se).out_nc.clamp(min=MIN_GATE)
-    return in_format_of(choose(x).gated(x, affine, gate_nc, slope), x), batch_stats, gate_input_nc
+    """gate * act(norm(x)), which is act(gate * norm(x)): a gate is positive.
 
-
-@bn_act_se.register_fake
-def _(x, gain, bias, se, slope, eps, group):
-    n, c = x.shape[:2]
-    return empty_map(x), empty_numbers(x, 3, c), empty_numbers(x, n, c)
+    Returns the result, the batch statistics, and the means of act' and act' * (x - mean), each
+    (N, C).
+    """
+    norm = Norm.of(batch_stats := statistics(x, group)[0], gain, bias, eps)
+    steep = choose(x).slope_means(Term(x, norm.affine()), slope)
+    gate_nc = Gate.of(norm.affine().of_sums(*steep), se).positive_nc
+    y, *_ = choose(x).bn_add_act(Term(x, norm.affine(gate_nc)), None, slope)
+    return in_format_of(y, x), batch_stats, *steep
 
 
 @operator(
     "gate_backward",
-    "(Tensor grad, Tensor y, Tensor gain, Tensor bias, Tensor batch_stats, Tensor gate_input_nc,"
-    " Tensor[] se, float slope, float eps, str group) -> Tensor[]",
+    "(Tensor grad, Tensor y, Tensor gain, Tensor bias, Tensor batch_stats, Tensor steep_nc,"
+    " Tensor steep_x_nc, Tensor[] se, float slope, float eps, str group) -> Tensor[]",
 )
-def bn_act_se_backward(grad, y, gain, bias, batch_stats, gate_input_nc, se, slope, eps, group):
+def bn_act_se_backward(
+    grad, y, gain, bias, batch_stats, steep_nc, steep_x_nc, se, slope, eps, group
+):
     """Gradients of x, gain, bias and `se`."""
-    kernels = choose(y)
-    norm = Norm.of(batch_stats, gain, bias, eps)
-    affine = norm.inverse()
-    gate = Gate.of(gate_input_nc, se)
-    gate_nc = gate.out_nc.clamp(min=MIN_GATE)
-    grad_gate, d_nc, d_x_nc, steep_nc, steep_x_nc = kernels.gated_sums(
-        grad, y, affine, gate_nc, slope
+    kernels, norm = choose(y), Norm.of(batch_stats, gain, bias, eps)
+    gate = Gate.of(norm.affine().of_sums(steep_nc, steep_x_nc), se)
+    gate_nc = gate.positive_nc
+    term = Term(None, norm.inverse(gate_nc))
+    d_nc, d_x_nc, _ = kernels.bn_add_act_sums(grad, y, term, None, slope)
+    grad_means_nc, grad_se = gate.gradients(norm.inverse().of_sums(d_nc, d_x_nc), se)
+    grad_gain, grad_bias, slopes = norm.gradients(
+        gate_nc * d_nc + grad_means_nc * steep_nc,
+        gate_nc * d_x_nc + grad_means_nc * steep_x_nc,
+        group,
     )
-    grad_gate_input, grad_se = gate.gradients(grad_gate, se)
-    squeeze_nc = grad_gate_input / (y.shape[2] * y.shape[3])
-    first_nc = gate_nc * d_nc + squeeze_nc * steep_nc
-    second_nc = gate_nc * d_x_nc + squeeze_nc * steep_x_nc
-    grad_gain, grad_bias, slopes = norm.gradients(first_nc, second_nc, group)
-    grad_x = kernels.gated_gradients(grad, y, affine, gate_nc, squeeze_nc, slopes, slope)
+    term = term._replace(slopes=slopes._replace(scale_nc=slopes.scale_nc * gate_nc))
+    squeeze_nc = grad_means_nc / (y.shape[2] * y.shape[3]) / gate_nc
+    grad_x, _ = kernels.bn_add_act_gradients(grad, y, term, None, slope, squeeze_nc)
     return [in_format_of(grad_x, y), grad_gain.to(gain.dtype), grad_bias.to(bias.dtype), *grad_se]
-
-
-@bn_act_se_backward.register_fake
-def _(grad, y, gain, bias, batch_stats, gate_input_nc, se, slope, eps, group):
-    return [empty_map(y), *empty_weights(gain, bias, *se)]
 
 
 set_gradient("gate")

@@ -26,6 +26,10 @@ class Affine(NamedTuple):
     scale_nc: Tensor
     shift_nc: Tensor
 
+    def of_sums(self, ones: Tensor, centred: Tensor) -> Tensor:
+        """A sum of scale * (map - pivot) + shift over pixels, from those of 1 and map - pivot."""
+        return self.scale_nc * centred + self.shift_nc * ones
+
 
 class Slopes(NamedTuple):
     """The gradient of a batch norm's input from that of its output d.
@@ -56,11 +60,14 @@ def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
 
 def bn_add_act(
     x: Term, other: Term | None, slope: float | None, dtype: torch.dtype | None = None
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """y = act(affine(x) + other), or + other's affine: the end of a block, or a batch norm.
 
-    `dtype` is that of y, by default of x. If x is a result of `bn_add_act_int8`, y has the sign
-    that it encodes.
+    `dtype` is that of y, by default of x. If x is int8, y has the sign that it encodes.
+
+    With rates, also x as int8: the number from -127 to 127 nearest to (x - pivot) * rate. Only odd
+    numbers are used where y > 0, and only even ones elsewhere, so that a recomputed result has the
+    same sign. If `other` has a rate, also `other` as int8, odd or even.
     """
     assert x.map is not None
     z = normed(x.map, x.affine)
@@ -68,25 +75,16 @@ def bn_add_act(
         z = z + normed(other.map, other.affine)
     if x.map.dtype == torch.int8:
         z = torch.where(x.map % 2 == 1, z.clamp(min=MIN_POSITIVE), z.clamp(max=0))
-    return activated(z, slope).to(dtype or x.map.dtype)
-
-
-def bn_add_act_int8(
-    x: Term, other: Term | None, slope: float | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`bn_add_act`, and x as int8: the number from -127 to 127 nearest to (x - pivot) * rate.
-
-    Only odd numbers are used where y > 0, and only even ones elsewhere, so that a recomputed result
-    has the same sign. If `other` has an affine, also `other` as int8, odd or even.
-    """
-    y = bn_add_act(x, other, slope)
-    odd = (y > 0).to(torch.float32)
-    halves = scaled(x).clamp(1 - INT8_MAX, INT8_MAX - 1) - odd
-    x_int8 = (2 * torch.floor(halves / 2 + 0.5) + odd).to(torch.int8)
-    if other is None or other.affine is None:
-        return y, x_int8, None
-    others = torch.floor(scaled(other) + 0.5)
-    return y, x_int8, others.clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
+    y = activated(z, slope).to(dtype or x.map.dtype)
+    x_int8 = other_int8 = None
+    if x.rate_c is not None:
+        odd = (y > 0).to(torch.float32)
+        halves = scaled(x).clamp(1 - INT8_MAX, INT8_MAX - 1) - odd
+        x_int8 = (2 * torch.floor(halves / 2 + 0.5) + odd).to(torch.int8)
+    if other is not None and other.rate_c is not None:
+        others = torch.floor(scaled(other) + 0.5)
+        other_int8 = others.clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
+    return y, x_int8, other_int8
 
 
 def bn_add_act_sums(
@@ -107,10 +105,18 @@ def bn_add_act_sums(
 
 
 def bn_add_act_gradients(
-    grad: Tensor, y: Tensor, x: Term, other: Term | None, slope: float | None
+    grad: Tensor,
+    y: Tensor,
+    x: Term,
+    other: Term | None,
+    slope: float | None,
+    squeeze_nc: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and of `other`, which is d without an affine; see `bn_add_act_sums`."""
-    d = before(grad, y, slope)
+    """Gradients of x and of `other`, which is d without an affine; see `bn_add_act_sums`.
+
+    The gradient of y is grad, or grad + squeeze.
+    """
+    d = before(grad if squeeze_nc is None else wide(grad) + per_map(squeeze_nc), y, slope)
     grad_x = sloped(d, centred(x, y, slope), x.slopes).to(y.dtype)
     if other is None:
         return grad_x, None
@@ -118,77 +124,41 @@ def bn_add_act_gradients(
     return grad_x, grad_other.to(y.dtype)
 
 
-def squeezed(x: Tensor, affine: Affine, slope: float | None) -> Tensor:
-    """Means over the pixels of act(affine(x)): (N, C)."""
-    return activated(normed(x, affine), slope).mean((2, 3))
+def slope_means(x: Term, slope: float | None) -> tuple[Tensor, Tensor]:
+    """Means over the pixels of act'(affine(x)), and of its product with x - pivot: twice (N, C).
 
-
-def gated(x: Tensor, affine: Affine, gate_nc: Tensor, slope: float | None) -> Tensor:
-    """y = gate * act(affine(x)): batch norm, activation and squeeze-and-excitation."""
-    return (per_map(gate_nc) * activated(normed(x, affine), slope)).to(x.dtype)
-
-
-def gated_sums(
-    grad: Tensor, y: Tensor, affine: Affine, gate_nc: Tensor, slope: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sums over the pixels for the gradients of `gated`, from its output alone: five, each (N, C).
-
-    With s = act(affine(x)) = y / gate and x recomputed from s, they are of grad * s,
-    grad * act'(s), grad * act'(s) * (x - pivot), act'(s) and act'(s) * (x - pivot).
+    As act(z) = act'(z) * z, they give the means of act(affine(x)), and the gradient of those.
     """
-    s = wide(y) / per_map(gate_nc)
-    centred, steep, g = recovered(s, affine, slope), act_slope(s, slope), wide(grad)
-    parts = (g * s, g * steep, g * steep * centred, steep, steep * centred)
-    first, second, third, fourth, fifth = (part.sum((2, 3)) for part in parts)
-    return first, second, third, fourth, fifth
+    assert x.map is not None
+    steep = act_slope(normed(x.map, x.affine), slope)
+    return steep.mean((2, 3)), (steep * centred(x)).mean((2, 3))
 
 
-def gated_gradients(
-    grad: Tensor,
-    y: Tensor,
-    affine: Affine,
-    gate_nc: Tensor,
-    squeeze_nc: Tensor,
-    slopes: Slopes,
-    slope: float,
-) -> Tensor:
-    """The gradient of x, if that of act(affine(x)) is gate * grad + squeeze."""
-    s = wide(y) / per_map(gate_nc)
-    d = (per_map(gate_nc) * wide(grad) + per_map(squeeze_nc)) * act_slope(s, slope)
-    return sloped(d, recovered(s, affine, slope), slopes).to(y.dtype)
-
-
-def blurred(x: Tensor, affine: Affine, slope: float | None) -> tuple[Tensor, Tensor]:
+def blurred(x: Term, slope: float | None) -> tuple[Tensor, Tensor]:
     """`layers.BlurPool` of act(affine(x)), and its means over the pixels.
 
     (N, C, H, W) -> (N, C, H/2, W/2), rounded up, and (N, C) in the precision of sums.
     """
-    y = blur(activated(normed(x, affine), slope))
-    return y.to(x.dtype), y.mean((2, 3))
+    assert x.map is not None
+    y = blur(activated(normed(x.map, x.affine), slope))
+    return y.to(x.map.dtype), y.mean((2, 3))
 
 
 def blurred_sums(
-    grad: Tensor, squeeze_nc: Tensor, x: Tensor, affine: Affine, slope: float | None
+    grad: Tensor, squeeze_nc: Tensor, x: Term, slope: float | None
 ) -> tuple[Tensor, Tensor]:
     """Sums over the pixels of d and d * (x - pivot), each (N, C).
 
     d is the gradient before the activation, if that of the output is grad + squeeze.
     """
-    d = before_blur(grad, squeeze_nc, x, affine, slope)
-    return d.sum((2, 3)), (d * (wide(x) - per_map(affine.pivot_c))).sum((2, 3))
+    d = before_blur(grad, squeeze_nc, x, slope)
+    return d.sum((2, 3)), (d * centred(x)).sum((2, 3))
 
 
-def blurred_gradients(
-    grad: Tensor,
-    squeeze_nc: Tensor,
-    x: Tensor,
-    affine: Affine,
-    slopes: Slopes,
-    slope: float | None,
-) -> Tensor:
+def blurred_gradients(grad: Tensor, squeeze_nc: Tensor, x: Term, slope: float | None) -> Tensor:
     """The gradient of x; arguments as of `blurred_sums`."""
-    d = before_blur(grad, squeeze_nc, x, affine, slope)
-    return sloped(d, wide(x) - per_map(affine.pivot_c), slopes).to(x.dtype)
+    assert x.map is not None
+    return sloped(before_blur(grad, squeeze_nc, x, slope), centred(x), x.slopes).to(x.map.dtype)
 
 
 def wide(t: Tensor) -> Tensor:
@@ -280,8 +250,7 @@ def border(x: Tensor) -> str:
     return "reflect" if min(x.shape[2:]) > 1 else "replicate"
 
 
-def before_blur(
-    grad: Tensor, squeeze_nc: Tensor, x: Tensor, affine: Affine, slope: float | None
-) -> Tensor:
+def before_blur(grad: Tensor, squeeze_nc: Tensor, x: Term, slope: float | None) -> Tensor:
+    assert x.map is not None
     g = wide(grad) + per_map(squeeze_nc)
-    return unblur(g, x) * act_slope(normed(x, affine), slope)
+    return unblur(g, x.map) * act_slope(normed(x.map, x.affine), slope)

@@ -9,9 +9,6 @@ import torch.nn.functional as F
 
 from fullstride.nets.fused.operators import (
     choose,
-    empty_map,
-    empty_numbers,
-    empty_weights,
     in_format_of,
     operator,
     set_gradient,
@@ -32,20 +29,9 @@ def bn_act_conv(x, gain, bias, weight, geometry, slope, eps, group):
     """conv(act(norm(x))) and the batch statistics of x. `geometry`: strides, paddings, groups."""
     batch_stats, _ = statistics(x, group)
     affine = Norm.of(batch_stats, gain, bias, eps).affine()
-    inside = in_format_of(choose(x).bn_add_act(Term(x, affine), None, slope), x)
+    inside = in_format_of(choose(x).bn_add_act(Term(x, affine), None, slope)[0], x)
     y = F.conv2d(inside, weight, None, geometry[:2], geometry[2:4], 1, geometry[4])
     return in_format_of(y, x), batch_stats
-
-
-@bn_act_conv.register_fake
-def _(x, gain, bias, weight, geometry, slope, eps, group):
-    sides = (
-        (side + 2 * padding - kernel) // stride + 1
-        for side, kernel, stride, padding in zip(
-            x.shape[2:], weight.shape[2:], geometry[:2], geometry[2:4], strict=True
-        )
-    )
-    return empty_map(x, len(x), len(weight), *sides), empty_numbers(x, 3, x.shape[1])
 
 
 @operator(
@@ -58,7 +44,7 @@ def bn_act_conv_backward(grad, x, gain, bias, weight, batch_stats, geometry, slo
     kernels = choose(x)
     norm = Norm.of(batch_stats, gain, bias, eps)
     term = Term(x, norm.affine())
-    inside = in_format_of(kernels.bn_add_act(term, None, slope), x)
+    inside = in_format_of(kernels.bn_add_act(term, None, slope)[0], x)
     grad_inside, grad_weight = conv_gradients(grad, inside, weight, geometry)
     d_nc, d_x_nc, _ = kernels.bn_add_act_sums(grad_inside, inside, term, None, slope)
     grad_gain, grad_bias, slopes = norm.gradients(d_nc, d_x_nc, group)
@@ -75,22 +61,12 @@ def conv_gradients(grad, x, weight, geometry):
     return torch.ops.aten.convolution_backward(grad, x, weight, None, strides, paddings, *rest)[:2]
 
 
-@bn_act_conv_backward.register_fake
-def _(grad, x, gain, bias, weight, batch_stats, geometry, slope, eps, group):
-    return empty_map(x), *empty_weights(gain, bias), empty_map(weight)
-
-
 set_gradient("conv")
 
 
 @operator("pool", "(Tensor x, Tensor weight) -> Tensor")
 def pool_conv(x, weight):
     return in_format_of(F.conv2d(F.avg_pool2d(x, *POOL), weight), x)
-
-
-@pool_conv.register_fake
-def _(x, weight):
-    return empty_map(x, len(x), len(weight), *((side + 1) // 2 for side in x.shape[2:]))
 
 
 @operator("pool_backward", "(Tensor grad, Tensor x, Tensor weight) -> (Tensor, Tensor)")
@@ -100,11 +76,6 @@ def pool_conv_backward(grad, x, weight):
     grad_pooled, grad_weight = conv_gradients(grad, pooled, weight, [1, 1, 0, 0, 1])
     grad_x = torch.ops.aten.avg_pool2d_backward(grad_pooled, x, *POOL, None)
     return in_format_of(grad_x, x), in_format_of(grad_weight, weight)
-
-
-@pool_conv_backward.register_fake
-def _(grad, x, weight):
-    return empty_map(x), empty_map(weight)
 
 
 set_gradient("pool")
@@ -118,15 +89,9 @@ set_gradient("pool")
 def bn_act_blur(x, gain, bias, slope, eps, group):
     """blur(act(norm(x))), its means over the pixels (N, C), and the batch statistics."""
     batch_stats, _ = statistics(x, group)
-    y, means_nc = choose(x).blurred(x, Norm.of(batch_stats, gain, bias, eps).affine(), slope)
+    term = Term(x, Norm.of(batch_stats, gain, bias, eps).affine())
+    y, means_nc = choose(x).blurred(term, slope)
     return in_format_of(y, x), means_nc, batch_stats
-
-
-@bn_act_blur.register_fake
-def _(x, gain, bias, slope, eps, group):
-    n, c, h, w = x.shape
-    y = empty_map(x, n, c, (h + 1) // 2, (w + 1) // 2)
-    return y, empty_numbers(x, n, c), empty_numbers(x, 3, c)
 
 
 @operator(
@@ -139,15 +104,11 @@ def bn_act_blur_backward(grad, grad_means, x, gain, bias, batch_stats, slope, ep
     kernels = choose(x)
     norm = Norm.of(batch_stats, gain, bias, eps)
     squeeze_nc = grad_means / (grad.shape[2] * grad.shape[3])
-    d_nc, d_x_nc = kernels.blurred_sums(grad, squeeze_nc, x, norm.affine(), slope)
+    term = Term(x, norm.affine())
+    d_nc, d_x_nc = kernels.blurred_sums(grad, squeeze_nc, term, slope)
     grad_gain, grad_bias, slopes = norm.gradients(d_nc, d_x_nc, group)
-    grad_x = kernels.blurred_gradients(grad, squeeze_nc, x, norm.affine(), slopes, slope)
+    grad_x = kernels.blurred_gradients(grad, squeeze_nc, term._replace(slopes=slopes), slope)
     return in_format_of(grad_x, x), grad_gain.to(gain.dtype), grad_bias.to(bias.dtype)
-
-
-@bn_act_blur_backward.register_fake
-def _(grad, grad_means, x, gain, bias, batch_stats, slope, eps, group):
-    return empty_map(x), *empty_weights(gain, bias)
 
 
 set_gradient("blur")

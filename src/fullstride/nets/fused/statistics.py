@@ -13,7 +13,7 @@ from fullstride.nets.fused.reference import Affine, Slopes
 
 # Smallest |gain| to divide by: an input recomputed below it is finite, but not exact.
 MIN_DIVISOR = 1e-5
-MIN_GATE = 1e-30  # a product with the gate is divided by it
+MIN_GATE = 1e-20  # a product with the gate is divided by it, and by a gain and a deviation
 
 
 class Norm(NamedTuple):
@@ -34,12 +34,11 @@ class Norm(NamedTuple):
         """The affine of factor * norm; the factor may be (N, C)."""
         return Affine(self.mean, factor * (self.gain * self.rstd)[None], factor * self.bias[None])
 
-    def inverse(self) -> Affine:
+    def inverse(self, factor: Tensor | float = 1.0) -> Affine:
         """The affine for recomputing an input from its output; no gain is zero."""
         away = torch.where(self.gain < 0, -MIN_DIVISOR, MIN_DIVISOR).to(self.gain.dtype)
-        return Norm(
-            *self[:3], torch.where(self.gain.abs() < MIN_DIVISOR, away, self.gain), self.bias
-        ).affine()
+        gain = torch.where(self.gain.abs() < MIN_DIVISOR, away, self.gain)
+        return self._replace(gain=gain).affine(factor)
 
     def gradients(
         self, first_nc: Tensor, second_nc: Tensor, group: str
@@ -61,13 +60,15 @@ def statistics(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     """Count, mean and variance per channel (3, C), and the mean of x - mean per image (N, C)."""
     pivot_c = one_value(x)
     first_nc, second_nc = choose(x).stats(x, pivot_c)
-    pixels, images = x.shape[2] * x.shape[3], max(len(x), 1)
+    pixels, images = x.shape[2] * x.shape[3], max(x.shape[0], 1)
     mean = first_nc.sum(0) / images
     centred_nc = first_nc - mean
     spread = pixels * ((second_nc - first_nc.square()).clamp(min=0) + centred_nc.square()).sum(0)
-    count = torch.full_like(mean, len(x) * pixels)
+    count = torch.full_like(mean, x.shape[0] * pixels)
     if not group:
-        return torch.stack([count, pivot_c + mean, spread / max(len(x) * pixels, 1)]), centred_nc
+        return torch.stack(
+            [count, pivot_c + mean, spread / max(x.shape[0] * pixels, 1)]
+        ), centred_nc
     parts = all_gather(torch.stack([count, pivot_c + mean, spread]), group)
     counts, means, spreads = parts.unbind(1)
     total = counts.sum(0).clamp(min=1)
@@ -115,6 +116,10 @@ class Gate(NamedTuple):
         return Gate(
             gate_input_nc, inside, F.linear(inside, expand.flatten(1), expand_bias).sigmoid()
         )
+
+    @property
+    def positive_nc(self) -> Tensor:
+        return self.out_nc.clamp(min=MIN_GATE)
 
     def gradients(self, grad_out: Tensor, se: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Gradients of its input, and of its weights and biases."""

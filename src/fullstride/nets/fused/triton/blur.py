@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty, empty_like
 
-from fullstride.nets.fused.reference import Affine, Slopes
+from fullstride.nets.fused.reference import Term
 from fullstride.nets.fused.triton.tiles import (
     GATHERED_BLOCK,
     SIZES,
@@ -33,40 +33,34 @@ from fullstride.nets.fused.triton.tiles import (
 )
 
 
-def blurred(x: Tensor, affine: Affine, slope: float | None) -> tuple[Tensor, Tensor]:
-    n, c, h, w = x.shape
-    of_x = tiles_of(x)
-    shape, format = (n, c, (h + 1) // 2, (w + 1) // 2), of_x.format
-    y = empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
+def blurred(x: Term, slope: float | None) -> tuple[Tensor, Tensor]:
+    assert x.map is not None
+    n, c, h, w = x.map.shape
+    of_x = tiles_of(x.map)
+    shape, options = (n, c, (h + 1) // 2, (w + 1) // 2), {"memory_format": of_x.format}
+    y = empty(shape, dtype=x.map.dtype, device=x.map.device, **options)
     tiles = replace(of_x, pixels=y.shape[2] * y.shape[3], block=GATHERED_BLOCK)
-    arguments = y, tiles.lay(x), numbers_of(affine), slope_of(slope), *sides(x)
-    (total,) = tiles.sums(blurred_kernel, 1, *arguments)
+    (total,) = tiles.sums(blurred_kernel, 1, y, tiles.term(x), slope_of(slope), *sides(x.map))
     return y, total / tiles.pixels
 
 
 def blurred_sums(
-    grad: Tensor, squeeze_nc: Tensor, x: Tensor, affine: Affine, slope: float | None
+    grad: Tensor, squeeze_nc: Tensor, x: Term, slope: float | None
 ) -> tuple[Tensor, Tensor]:
-    tiles = tiles_of(x, GATHERED_BLOCK)
-    arguments = tiles.lay(grad), numbers_of(squeeze_nc), tiles.lay(x), numbers_of(affine)
-    first, second = tiles.sums(blurred_sums_kernel, 2, *arguments, slope_of(slope), *sides(x))
+    assert x.map is not None
+    tiles = tiles_of(x.map, GATHERED_BLOCK)
+    arguments = tiles.lay(grad), numbers_of(squeeze_nc), tiles.term(x), slope_of(slope)
+    first, second = tiles.sums(blurred_sums_kernel, 2, *arguments, *sides(x.map))
     return first, second
 
 
-def blurred_gradients(
-    grad: Tensor,
-    squeeze_nc: Tensor,
-    x: Tensor,
-    affine: Affine,
-    slopes: Slopes,
-    slope: float | None,
-) -> Tensor:
-    tiles = tiles_of(x, GATHERED_BLOCK)
-    x = tiles.lay(x)
-    grad_x = empty_like(x)
-    arguments = grad_x, tiles.lay(grad), numbers_of(squeeze_nc), x, numbers_of(affine)
-    rest = numbers_of(slopes), slope_of(slope), *sides(x)
-    tiles.launch(blurred_gradients_kernel, *arguments, *rest)
+def blurred_gradients(grad: Tensor, squeeze_nc: Tensor, x: Term, slope: float | None) -> Tensor:
+    assert x.map is not None
+    tiles = tiles_of(x.map, GATHERED_BLOCK)
+    ours = tiles.term(x)
+    grad_x = empty_like(ours.map)
+    arguments = grad_x, tiles.lay(grad), numbers_of(squeeze_nc), ours, slope_of(slope)
+    tiles.launch(blurred_gradients_kernel, *arguments, *sides(x.map))
     return grad_x
 
 
@@ -76,11 +70,9 @@ def sides(x: Tensor) -> tuple[int, int, int]:
 
 
 @triton.jit(do_not_specialize=SIZES)
-def blurred_kernel(
-    sums, y, x, affine, slope, height, width, border, outer, units, cut: tl.constexpr
-):
+def blurred_kernel(sums, y, x, slope, height, width, border, outer, units, cut: tl.constexpr):
     here = place(outer, units, cut)
-    pivot, scale, shift = three(affine, here)
+    pivot, scale, shift = three(x.affine, here)
     columns = (width + 1) // 2
     total = zeros(cut)
     for step in range(cut.steps):
@@ -91,7 +83,7 @@ def blurred_kernel(
             for dx in tl.static_range(-1, 2):
                 j = reflected(p % columns * 2 + dx, width, border)
                 from_x = offsets(here, i * width + j, height * width, cut)
-                z = scale * (values(x, from_x, mask) - pivot) + shift
+                z = scale * (values(x.map, from_x, mask) - pivot) + shift
                 blurred_values += ((2 - dy * dy) * (2 - dx * dx) / 16) * activated(z, slope)
         tl.store(y + at, blurred_values, mask=mask)
         total += tl.where(mask, blurred_values, 0.0)
@@ -100,15 +92,15 @@ def blurred_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def blurred_sums_kernel(
-    sums, grad, squeeze, x, affine, slope, height, width, border, outer, units, cut: tl.constexpr
+    sums, grad, squeeze, x, slope, height, width, border, outer, units, cut: tl.constexpr
 ):
     here = place(outer, units, cut)
-    pivot, scale, shift = three(affine, here)
+    pivot, scale, shift = three(x.affine, here)
     squeeze = number(squeeze, here)
     first_sum, second_sum = zeros(cut), zeros(cut)
     for step in range(cut.steps):
         p, at, mask = tile(here, step, cut)
-        centred = values(x, at, mask) - pivot
+        centred = values(x.map, at, mask) - pivot
         d = unblurred(grad, squeeze, here, p, mask, (height, width, border), cut)
         d = tl.where(mask, before(d, scale * centred + shift, slope), 0.0)
         first_sum += d
@@ -119,27 +111,15 @@ def blurred_sums_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def blurred_gradients_kernel(
-    grad_x,
-    grad,
-    squeeze,
-    x,
-    affine,
-    slopes,
-    slope,
-    height,
-    width,
-    border,
-    outer,
-    units,
-    cut: tl.constexpr,
+    grad_x, grad, squeeze, x, slope, height, width, border, outer, units, cut: tl.constexpr
 ):
     here = place(outer, units, cut)
-    pivot, scale, shift = three(affine, here)
+    pivot, scale, shift = three(x.affine, here)
     squeeze = number(squeeze, here)
-    steep, constant, linear = three(slopes, here)
+    steep, constant, linear = three(x.slopes, here)
     for step in range(cut.steps):
         p, at, mask = tile(here, step, cut)
-        centred = values(x, at, mask) - pivot
+        centred = values(x.map, at, mask) - pivot
         d = unblurred(grad, squeeze, here, p, mask, (height, width, border), cut)
         d = before(d, scale * centred + shift, slope)
         tl.store(grad_x + at, steep * d + constant + linear * centred, mask=mask)

@@ -14,8 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, empty_like
 
-from fullstride.nets.fused.reference import Affine, Slopes, Term
-from fullstride.nets.fused.triton.blur import blurred, blurred_gradients, blurred_sums
+from fullstride.nets.fused.reference import Term
+from fullstride.nets.fused.triton.blur import blurred as blurred
+from fullstride.nets.fused.triton.blur import blurred_gradients as blurred_gradients
+from fullstride.nets.fused.triton.blur import blurred_sums as blurred_sums
 from fullstride.nets.fused.triton.tiles import (
     SIZES,
     activated,
@@ -36,10 +38,6 @@ from fullstride.nets.fused.triton.tiles import (
     zeros,
 )
 
-PASSES = ["stats", "bn_add_act", "bn_add_act_int8", "bn_add_act_sums", "bn_add_act_gradients"]
-PASSES += ["squeezed", "gated", "gated_sums", "gated_gradients"]
-PASSES += [each.__name__ for each in (blurred, blurred_sums, blurred_gradients)]
-
 
 def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
     tiles = tiles_of(x)
@@ -49,23 +47,15 @@ def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
 
 def bn_add_act(
     x: Term, other: Term | None, slope: float | None, dtype: torch.dtype | None = None
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     assert x.map is not None
     tiles = tiles_of(x.map)
     ours, theirs = tiles.term(x), tiles.term(other)
     y = empty_like(ours.map, dtype=dtype or x.map.dtype)
-    tiles.launch(bn_add_act_kernel, y, None, None, ours, theirs, slope_of(slope))
-    return y
-
-
-def bn_add_act_int8(
-    x: Term, other: Term | None, slope: float | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    assert x.map is not None
-    tiles = tiles_of(x.map)
-    ours, theirs = tiles.term(x), tiles.term(other)
-    y, x_int8 = empty_like(ours.map), empty_like(ours.map, dtype=torch.int8)
-    other_int8 = empty_like(x_int8) if other and other.affine else None
+    x_int8, other_int8 = (
+        empty_like(y, dtype=torch.int8) if term and term.rate_c is not None else None
+        for term in (x, other)
+    )
     tiles.launch(bn_add_act_kernel, y, x_int8, other_int8, ours, theirs, slope_of(slope))
     return y, x_int8, other_int8
 
@@ -82,56 +72,27 @@ def bn_add_act_sums(
 
 
 def bn_add_act_gradients(
-    grad: Tensor, y: Tensor, x: Term, other: Term | None, slope: float | None
+    grad: Tensor,
+    y: Tensor,
+    x: Term,
+    other: Term | None,
+    slope: float | None,
+    squeeze_nc: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     tiles = tiles_of(y)
     y = tiles.lay(y)
     grad_x, grad_other = empty_like(y), empty_like(y) if other else None
     theirs = tiles.term(other if other and other.affine else None)
-    arguments = tiles.lay(grad), y, tiles.term(x), theirs, slope_of(slope)
-    tiles.launch(bn_add_act_gradients_kernel, grad_x, grad_other, *arguments)
+    given = tiles.lay(grad), numbers_of(squeeze_nc), y, tiles.term(x), theirs, slope_of(slope)
+    tiles.launch(bn_add_act_gradients_kernel, grad_x, grad_other, *given)
     return grad_x, grad_other
 
 
-def squeezed(x: Tensor, affine: Affine, slope: float | None) -> Tensor:
-    tiles = tiles_of(x)
-    arguments = tiles.lay(x), numbers_of(affine), slope_of(slope)
-    return tiles.sums(squeezed_kernel, 1, *arguments)[0] / tiles.pixels
-
-
-def gated(x: Tensor, affine: Affine, gate_nc: Tensor, slope: float | None) -> Tensor:
-    tiles = tiles_of(x)
-    x = tiles.lay(x)
-    y = empty_like(x)
-    tiles.launch(gated_kernel, y, x, numbers_of(affine), numbers_of(gate_nc), slope_of(slope))
-    return y
-
-
-def gated_sums(
-    grad: Tensor, y: Tensor, affine: Affine, gate_nc: Tensor, slope: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tiles = tiles_of(y)
-    maps = tiles.lay(grad), tiles.lay(y)
-    numbers = numbers_of(affine), numbers_of(gate_nc), slope_of(slope)
-    first, second, third, fourth, fifth = tiles.sums(gated_sums_kernel, 5, *maps, *numbers)
-    return first, second, third, fourth, fifth
-
-
-def gated_gradients(
-    grad: Tensor,
-    y: Tensor,
-    affine: Affine,
-    gate_nc: Tensor,
-    squeeze_nc: Tensor,
-    slopes: Slopes,
-    slope: float,
-) -> Tensor:
-    tiles = tiles_of(y)
-    y = tiles.lay(y)
-    grad_x = empty_like(y)
-    numbers = map(numbers_of, (affine, gate_nc, squeeze_nc, slopes))
-    tiles.launch(gated_gradients_kernel, grad_x, tiles.lay(grad), y, *numbers, slope_of(slope))
-    return grad_x
+def slope_means(x: Term, slope: float | None) -> tuple[Tensor, Tensor]:
+    assert x.map is not None
+    tiles = tiles_of(x.map)
+    first, second = tiles.sums(slope_means_kernel, 2, tiles.term(x), slope_of(slope))
+    return first / tiles.pixels, second / tiles.pixels
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -179,11 +140,14 @@ def bn_add_act_kernel(y, x_int8, other_int8, x, other, slope, outer, units, cut:
 
 
 @triton.jit
-def d_and_centred(grad, y, x, numbers, slope, at, mask):
+def d_and_centred(grad, squeeze, y, x, numbers, slope, at, mask):
     """The gradient before the activation, and x - pivot, recovered from y if there is no x."""
     pivot, inverse_scale, shift = numbers
     out = values(y, at, mask)
-    d = before(values(grad, at, mask), out, slope)
+    d = values(grad, at, mask)
+    if squeeze is not None:
+        d += squeeze
+    d = before(d, out, slope)
     if x is None:
         centred = recovered(out, inverse_scale, shift, slope)
     else:
@@ -201,7 +165,7 @@ def bn_add_act_sums_kernel(sums, grad, y, x, other, slope, outer, units, cut: tl
         other_pivot = number(other.affine.pivot_c, here)
     for step in range(cut.steps):
         _, at, mask = tile(here, step, cut)
-        d, centred = d_and_centred(grad, y, x.map, numbers, slope, at, mask)
+        d, centred = d_and_centred(grad, None, y, x.map, numbers, slope, at, mask)
         first_sum += d
         second_sum += d * centred
         if other is not None:
@@ -214,18 +178,20 @@ def bn_add_act_sums_kernel(sums, grad, y, x, other, slope, outer, units, cut: tl
 
 @triton.jit(do_not_specialize=SIZES)
 def bn_add_act_gradients_kernel(
-    grad_x, grad_other, grad, y, x, other, slope, outer, units, cut: tl.constexpr
+    grad_x, grad_other, grad, squeeze, y, x, other, slope, outer, units, cut: tl.constexpr
 ):
     here = place(outer, units, cut)
     pivot, scale, shift = three(x.affine, here)
     numbers = pivot, 1.0 / scale, shift
     steep, constant, linear = three(x.slopes, here)
+    if squeeze is not None:
+        squeeze = number(squeeze, here)
     if other is not None:
         other_pivot = number(other.affine.pivot_c, here)
         other_steep, other_constant, other_linear = three(other.slopes, here)
     for step in range(cut.steps):
         _, at, mask = tile(here, step, cut)
-        d, centred = d_and_centred(grad, y, x.map, numbers, slope, at, mask)
+        d, centred = d_and_centred(grad, squeeze, y, x.map, numbers, slope, at, mask)
         tl.store(grad_x + at, steep * d + constant + linear * centred, mask=mask)
         if other is not None:
             more = other_linear * (values(other.map, at, mask) - other_pivot)
@@ -235,64 +201,15 @@ def bn_add_act_gradients_kernel(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def squeezed_kernel(sums, x, affine, slope, outer, units, cut: tl.constexpr):
+def slope_means_kernel(sums, x, slope, outer, units, cut: tl.constexpr):
     here = place(outer, units, cut)
-    pivot, scale, shift = three(affine, here)
-    total = zeros(cut)
+    pivot, scale, shift = three(x.affine, here)
+    first_sum, second_sum = zeros(cut), zeros(cut)
     for step in range(cut.steps):
         _, at, mask = tile(here, step, cut)
-        z = scale * (values(x, at, mask) - pivot) + shift
-        total += tl.where(mask, activated(z, slope), 0.0)
-    save(sums[0], total, here, cut)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def gated_kernel(y, x, affine, gate, slope, outer, units, cut: tl.constexpr):
-    here = place(outer, units, cut)
-    pivot, scale, shift = three(affine, here)
-    gate = number(gate, here)
-    for step in range(cut.steps):
-        _, at, mask = tile(here, step, cut)
-        z = scale * (values(x, at, mask) - pivot) + shift
-        tl.store(y + at, gate * activated(z, slope), mask=mask)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def gated_sums_kernel(sums, grad, y, affine, gate, slope, outer, units, cut: tl.constexpr):
-    here = place(outer, units, cut)
-    scale, shift = number(affine.scale_nc, here), number(affine.shift_nc, here)
-    inverse_scale, gate = 1.0 / scale, number(gate, here)
-    first_sum, second_sum, third_sum = zeros(cut), zeros(cut), zeros(cut)
-    fourth_sum, fifth_sum = zeros(cut), zeros(cut)
-    for step in range(cut.steps):
-        _, at, mask = tile(here, step, cut)
-        s = values(y, at, mask) / gate
-        g = values(grad, at, mask)
-        steep = tl.where(mask, tl.where(s > 0, 1.0, slope), 0.0)
-        centred = recovered(s, inverse_scale, shift, slope)
-        first_sum += g * s
-        second_sum += g * steep
-        third_sum += g * steep * centred
-        fourth_sum += steep
-        fifth_sum += steep * centred
+        centred = values(x.map, at, mask) - pivot
+        steep = tl.where(mask, before(1.0, scale * centred + shift, slope), 0.0)
+        first_sum += steep
+        second_sum += steep * centred
     save(sums[0], first_sum, here, cut)
     save(sums[1], second_sum, here, cut)
-    save(sums[2], third_sum, here, cut)
-    save(sums[3], fourth_sum, here, cut)
-    save(sums[4], fifth_sum, here, cut)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def gated_gradients_kernel(
-    grad_x, grad, y, affine, gate, squeeze, slopes, slope, outer, units, cut: tl.constexpr
-):
-    here = place(outer, units, cut)
-    scale, shift = number(affine.scale_nc, here), number(affine.shift_nc, here)
-    inverse_scale, gate, squeeze = 1.0 / scale, number(gate, here), number(squeeze, here)
-    steep, constant, linear = three(slopes, here)
-    for step in range(cut.steps):
-        _, at, mask = tile(here, step, cut)
-        s = values(y, at, mask) / gate
-        d = before(gate * values(grad, at, mask) + squeeze, s, slope)
-        gradient = steep * d + constant + linear * recovered(s, inverse_scale, shift, slope)
-        tl.store(grad_x + at, gradient, mask=mask)
