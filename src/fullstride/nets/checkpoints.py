@@ -22,7 +22,6 @@ from fullstride.nets.weights.convert import (
     find,
     fit,
     identify,
-    match_and_rename,
     normalize,
 )
 from fullstride.nets.weights.hub import ReleasedFile, by_name, by_shape, has_shape
@@ -57,7 +56,7 @@ def load_with_notes(
     try:
         if name is None and release is not None and fits(weights.state, release.network):
             name = release.network
-        match, state = match_and_rename(weights.state, name)
+        match, state = convert(weights.state, name)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     net = Network(match.spec)

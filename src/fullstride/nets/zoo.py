@@ -140,8 +140,7 @@ def load(
                 f"{path} is a run that has not ended: train it to its end by the same command{best}"
             )
         return with_options(Bundle.load(bundle if bundle.is_dir() else path, head), options)
-    bundle = Bundle(name=str(name_or_path), **hub.from_hub(str(name_or_path))._asdict())
-    return with_options(bundle, options)
+    return with_options(hub.from_hub(str(name_or_path)), options)
 
 
 def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:

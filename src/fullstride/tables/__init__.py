@@ -9,14 +9,15 @@ speeds on a V100, `latency_*.csv` the times per image of 34 networks by batch si
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import resources
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from fullstride.tables.names import PRINTED
 
 NETWORKS, PRETRAINED = "networks.csv", "pretrained.csv"
+T = TypeVar("T")
 PERMISSIVE = ("apache-2.0", "bsd-2-clause", "bsd-3-clause", "mit")
 
 # Candidates for images that are smaller than those of the weights; a map of 96 pixels still has
@@ -42,17 +43,7 @@ class ListedNetwork(NamedTuple):
 
 def networks() -> list[ListedNetwork]:
     """The networks of the zoo, without building any."""
-    return [
-        ListedNetwork(
-            row["name"],
-            int(row["params"]),
-            int(row["macs"]),
-            int(row["frames"]),
-            int(row["resolution"]),
-            row["weights"],
-        )
-        for row in read_csv(NETWORKS)
-    ]
+    return read_csv(NETWORKS, ListedNetwork)
 
 
 class PretrainedNetwork(NamedTuple):
@@ -92,21 +83,7 @@ def resolutions_around(side: int) -> tuple[int, ...]:
 
 def pretrained_networks() -> list[PretrainedNetwork]:
     """About 300 ConvNets with released weights, by family."""
-    return [
-        PretrainedNetwork(
-            name=row["name"],
-            tag=row["tag"],
-            family=row["family"],
-            resolution=int(row["resolution"]),
-            trained_at=int(row["trained_at"]),
-            crop=float(row["crop"]),
-            top1=float(row["top1"]),
-            params=int(row["params"]),
-            licence=row["licence"],
-            source=row["source"],
-        )
-        for row in read_csv(PRETRAINED)
-    ]
+    return read_csv(PRETRAINED, PretrainedNetwork)
 
 
 @dataclass(frozen=True)
@@ -122,17 +99,20 @@ class Published:
 
 def published(of: Literal["zoo", "timm"] = "zoo") -> list[Published]:
     """Accuracies of the zoo's networks, or of the `timm/NAME` that the papers compare with them."""
-    return [
-        Published(
-            row["name"], int(row["resolution"]), float(row["top1"]), row["source"], row["note"]
-        )
-        for row in read_csv({"zoo": "accuracy.csv", "timm": "accuracy_timm.csv"}[of])
-    ]
+    return read_csv({"zoo": "accuracy.csv", "timm": "accuracy_timm.csv"}[of], Published)
 
 
-def read_csv(file: str) -> Iterator[dict[str, str]]:
+def read_rows(file: str) -> Iterator[dict[str, str]]:
     text = resources.files(__name__).joinpath(file).read_text()
     return csv.DictReader(text.splitlines())
+
+
+def read_csv(file: str, kind: Callable[..., T]) -> list[T]:
+    """The rows of a table of the package, whose columns are the fields of `kind`."""
+    types = kind.__annotations__
+    return [
+        kind(**{name: types[name](text) for name, text in row.items()}) for row in read_rows(file)
+    ]
 
 
 @dataclass(frozen=True)
@@ -148,17 +128,7 @@ class Speed:
 
 
 def speeds() -> list[Speed]:
-    return [
-        Speed(
-            row["table"],
-            row["line"],
-            int(row["resolution"]),
-            row["quantity"],
-            float(row["value"]),
-            row["source"],
-        )
-        for row in read_csv("speed.csv")
-    ]
+    return read_csv("speed.csv", Speed)
 
 
 @dataclass(frozen=True)
@@ -183,7 +153,7 @@ def latencies(table: Literal["v100_fp16", "t4_fp16", "t4_int8"]) -> list[Latency
             float(row[column]),
             source,
         )
-        for row in read_csv(f"latency_{table}.csv")
+        for row in read_rows(f"latency_{table}.csv")
         for column in row
         if column.startswith("ms_b")
     ]

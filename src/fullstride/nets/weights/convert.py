@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fullstride.nets import families
 from fullstride.nets.blocks import SpaceToDepthStem
@@ -154,8 +154,8 @@ def convert(
     formats: tuple[str, ...] = tuple(FORMATS),
     *,
     ema: bool = True,
-) -> tuple[NetSpec, State]:
-    """The spec of the network that the weights belong to, and the weights by fullstride's names.
+) -> tuple[Match, State]:
+    """The network that the weights belong to, and the weights by fullstride's names.
 
     The numbers of classes and image channels are those of the weights. `name`: the network that
     they must belong to, None to find it; `formats`: the formats that are accepted; `ema`: see
@@ -164,18 +164,6 @@ def convert(
     Of networks with the same shapes, such as `tresnet_v2_l` and `tresnet_v2_l_cars`, the one is
     taken that has as many classes in the authors' own format, else the first.
     """
-    match, state = match_and_rename(state, name, formats, ema=ema)
-    return match.spec, state
-
-
-def match_and_rename(
-    state: State,
-    name: str | NetSpec | None = None,
-    formats: tuple[str, ...] = tuple(FORMATS),
-    *,
-    ema: bool = True,
-) -> tuple[Match, State]:
-    """`convert`, with all that is known of the network instead of its spec alone."""
     state = unwrap(state).state
     match = find(normalize(state, ema=None), name)
     if match.format not in formats:
@@ -319,11 +307,8 @@ def compare(state: State, form: str, name: str, spec: NetSpec) -> Match:
 
 @lru_cache(maxsize=128)
 def parameter_shapes(spec: NetSpec) -> dict[str, tuple[int, ...]]:
-    return shapes_of(key_maps.meta_network(spec))
-
-
-def shapes_of(net: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(value.shape) for key, value in net.state_dict().items()}
+    state = key_maps.meta_network(spec).state_dict()
+    return {key: tuple(value.shape) for key, value in state.items()}
 
 
 def parameter_names(form: str, spec: NetSpec) -> dict[str, str]:

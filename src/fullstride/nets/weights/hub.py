@@ -5,12 +5,12 @@ import socket
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, urlopen
 
 from fullstride.nets import families
-from fullstride.nets.backbone import Backbone
+from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Fit, Preprocessing
@@ -124,17 +124,7 @@ AUTHORS_FILES = {
 }
 
 
-class Pretrained(NamedTuple):
-    """A network with released weights, in evaluation mode, and the metadata that came with them."""
-
-    net: Backbone
-    classes: tuple[str, ...]
-    preprocessing: Preprocessing
-    source: str
-    licence: str
-
-
-def from_hub(name: str) -> Pretrained:
+def from_hub(name: str) -> Bundle:
     """Download the weights of a name in `HUB`, of `NAME.TAG`, or of `timm/NAME`.
 
     Raises ValueError where there are none, and where neither the cache nor the hub has them.
@@ -143,16 +133,17 @@ def from_hub(name: str) -> Pretrained:
     config = hub_config(model)
     state = read_flat(download(str(config.hf_hub_id), name))
     if not name.startswith("timm/"):
-        spec, state = convert(state, name.partition(".")[0])
+        match, state = convert(state, name.partition(".")[0])
         pre = authors_preprocessing(model, config)
-        net = Network(replace(spec, resolution=pre.resolution))
+        net = Network(replace(match.spec, resolution=pre.resolution))
         net.load_state_dict(state)
     else:
         net = TimmNetwork(timm_spec(model, classes=config.num_classes))
         net.net.load_state_dict(fit(net.net.state_dict(), state))
         pre = hub_preprocessing(model, config)
-    return Pretrained(
+    return Bundle(
         net=net.eval(),
+        name=name,
         classes=imagenet_words(config.num_classes),
         preprocessing=pre,
         source=f"huggingface.co/{config.hf_hub_id}",

@@ -4,9 +4,9 @@ Each is a function of a spec that yields (fullstride's path, the format's path) 
 with parameters, the stem's convolution first. It yields less where the format lacks the network.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import NamedTuple
 
@@ -58,36 +58,56 @@ def conv_norm(path: str, conv: str, norm: str) -> Pairs:
     yield f"{path}.norm", norm
 
 
-def block_names(
-    spec: NetSpec, block: str, conv: str, norm: str, down: tuple[str, str], *, se: bool = True
-) -> Pairs:
-    """The names of all blocks, or of none from the first gate on if the format has no `se`.
+class Names(NamedTuple):
+    """The names of a network's layers in one format; of each pair a convolution and its norm.
 
-    Templates of names: of a block, below it of its convolutions and their norms, and of the
-    convolution and the norm of its projection. {stage} counts from 1 and {number} from 0, {listed}
-    from the authors' third module; {conv} is our name of a convolution, {from_1} its number, and
-    {first} and {second} the places of it and of its norm in a list with activations. {pooled} is
-    the place of a projection behind a pool, {blurred} the level that a blur adds.
+    {stage} counts from 1 and {number} from 0, {listed} from the authors' third module, up to
+    {last_listed} and {after_last}; {ours} is our path of a block, {conv} our name of a convolution,
+    {from_1} its number, and {first} and {second} the places of it and of its norm in a list with
+    activations. {pooled} is the place of a projection behind a pool, {average} and {after_average}
+    the places of it and of its norm where all projections are behind one, and {blurred} the level
+    that a blur adds.
     """
+
+    stem: Mapping[str, tuple[str, str]]  # by the paths of our layers
+    block: str
+    conv: tuple[str, str]  # below the block
+    project: tuple[str, str]
+    classifier: str
+    head: tuple[str, str] | None = None  # the convolution after the blocks
+    se: bool = True  # whether the format has squeeze-and-excitation
+
+
+def renamed(names: Names, spec: NetSpec) -> Pairs:
+    """Our layers by the names of a format; not all of them where it lacks the network."""
+    for path, theirs in names.stem.items():
+        yield from conv_norm(path, *theirs)
+    average = int(spec.style.average_shortcut)
     for at in block_locations(spec):
-        if at.se and not se:
+        if at.se and not names.se:
             return
         values = {"ours": at.path, "stage": at.stage + 1, "number": at.number}
         values |= {"listed": at.stage + 3, "pooled": 1 if at.strided else 0}
-        theirs = block.format(**values)
+        values |= {"average": average, "after_average": average + 1}
+        block = names.block.format(**values)
         for place, ours in enumerate(at.convs):
             each = values | {"conv": ours, "first": 3 * place}
             each |= {"from_1": place + 1, "second": 3 * place + 1}
             each["kind"] = "kxk" if len(at.convs) == 2 or place == 1 else "1x1"
             each["blurred"] = ".0" if ours == at.strided else ""
-            names = (f"{theirs}.{name.format(**each)}" for name in (conv, norm))
-            yield from conv_norm(f"{at.path}.branch.{ours}", *names)
+            theirs = (f"{block}.{name.format(**each)}" for name in names.conv)
+            yield from conv_norm(f"{at.path}.branch.{ours}", *theirs)
         if at.se:
-            yield f"{at.path}.branch.se.reduce", f"{theirs}.se.fc1"
-            yield f"{at.path}.branch.se.expand", f"{theirs}.se.fc2"
+            yield f"{at.path}.branch.se.reduce", f"{block}.se.fc1"
+            yield f"{at.path}.branch.se.expand", f"{block}.se.fc2"
         if at.projected:
-            names = (f"{theirs}.{name.format(**values)}" for name in down)
-            yield from conv_norm(f"{at.path}.shortcut.project", *names)
+            theirs = (f"{block}.{name.format(**values)}" for name in names.project)
+            yield from conv_norm(f"{at.path}.shortcut.project", *theirs)
+    if spec.head_width and names.head:
+        last = len(spec.stages) + 3
+        theirs = (name.format(last_listed=last, after_last=last + 1) for name in names.head)
+        yield from conv_norm("head.conv", *theirs)
+    yield "head.fc", names.classifier
 
 
 def layer_paths(spec: NetSpec) -> tuple[str, ...]:
@@ -126,81 +146,69 @@ def fullstride(spec: NetSpec) -> Pairs:
     return ((path, path) for path in layer_paths(spec))
 
 
-def timm(spec: NetSpec) -> Pairs:
-    """timm's TResNet, GENet (`gernet`), ResNet-RS and ResNet; torchvision's ResNet too."""
-    if spec.frames:
-        return
-    if spec.stem is blocks.SpaceToDepthStem:
-        yield from timm_tresnet(spec)
-    elif spec.stem is blocks.ConvStem:
-        yield from timm_gernet(spec)
-    elif spec.stem in (blocks.PoolStem, blocks.DeepStem, blocks.DeepConvStem):
-        yield from timm_resnet(spec)
+RESNET = Names(
+    stem={"stem.conv": ("conv1", "bn1")},
+    block="layer{stage}.{number}",
+    conv=("conv{from_1}", "bn{from_1}"),
+    project=("downsample.{average}", "downsample.{after_average}"),
+    classifier="fc",
+)
+DEEP_STEM = {
+    "stem.conv1": ("conv1.0", "conv1.1"),
+    "stem.conv2": ("conv1.3", "conv1.4"),
+    "stem.conv3": ("conv1.6", "bn1"),
+}
+# timm's TResNet, GENet (`gernet`), ResNet-RS and ResNet; torchvision's ResNet too.
+TIMM: dict[type[blocks.Stem], Names] = {
+    blocks.SpaceToDepthStem: Names(
+        stem={"stem.conv": ("body.conv1.conv", "body.conv1.bn")},
+        block="body.layer{stage}.{number}",
+        conv=("{conv}.conv", "{conv}.bn"),
+        project=("downsample.{pooled}.conv", "downsample.{pooled}.bn"),
+        classifier="head.fc",
+    ),
+    blocks.ConvStem: Names(
+        stem={"stem.conv": ("stem.conv", "stem.bn")},
+        block="{ours}",
+        conv=("{conv}_{kind}.conv", "{conv}_{kind}.bn"),
+        project=("shortcut.conv", "shortcut.bn"),
+        classifier="head.fc",
+        head=("final_conv.conv", "final_conv.bn"),
+        se=False,
+    ),
+    blocks.PoolStem: RESNET,
+    blocks.DeepStem: RESNET._replace(stem=DEEP_STEM),
+    blocks.DeepConvStem: RESNET._replace(
+        stem={**DEEP_STEM, "stem.pool": ("maxpool.0", "maxpool.1")}
+    ),
+}
+# The authors' own `.pth` files.
+OFFICIAL: dict[type[blocks.Stem], Names] = {
+    # Alibaba-MIIL/TResNet, ASL, ImageNet21K. A convolution before a blur is one level deeper.
+    blocks.SpaceToDepthStem: TIMM[blocks.SpaceToDepthStem]._replace(
+        stem={"stem.conv": ("body.conv1.0", "body.conv1.1")},
+        conv=("{conv}{blurred}.0", "{conv}{blurred}.1"),
+        project=("downsample.{pooled}.0", "downsample.{pooled}.1"),
+    ),
+    # idstcv/GPU-Efficient-Networks: one list of modules, in which activations are counted.
+    blocks.ConvStem: Names(
+        stem={"stem.conv": ("module_list.0.netblock", "module_list.1.netblock")},
+        block="module_list.{listed}",
+        conv=("conv_list.{number}.{first}", "conv_list.{number}.{second}"),
+        project=("shortcut_list.{number}.0", "shortcut_list.{number}.1"),
+        classifier="fc_linear",
+        head=("module_list.{last_listed}.netblock", "module_list.{after_last}.netblock"),
+        se=False,
+    ),
+}
 
 
-def timm_tresnet(spec: NetSpec) -> Pairs:
-    yield from conv_norm("stem.conv", "body.conv1.conv", "body.conv1.bn")
-    down = "downsample.{pooled}.conv", "downsample.{pooled}.bn"
-    block = "body.layer{stage}.{number}"
-    yield from block_names(spec, block, "{conv}.conv", "{conv}.bn", down)
-    yield "head.fc", "head.fc"
+def by_stem(names: Mapping[type[blocks.Stem], Names], spec: NetSpec) -> Pairs:
+    has_names = spec.stem in names and not spec.frames
+    return renamed(names[spec.stem], spec) if has_names else iter(())
 
 
-def timm_gernet(spec: NetSpec) -> Pairs:
-    yield from conv_norm("stem.conv", "stem.conv", "stem.bn")
-    down = "shortcut.conv", "shortcut.bn"
-    conv, norm = "{conv}_{kind}.conv", "{conv}_{kind}.bn"
-    yield from block_names(spec, "{ours}", conv, norm, down, se=False)
-    if spec.head_width:
-        yield from conv_norm("head.conv", "final_conv.conv", "final_conv.bn")
-    yield "head.fc", "head.fc"
-
-
-def timm_resnet(spec: NetSpec) -> Pairs:
-    if spec.stem is blocks.PoolStem:
-        yield from conv_norm("stem.conv", "conv1", "bn1")
-    else:
-        yield from conv_norm("stem.conv1", "conv1.0", "conv1.1")
-        yield from conv_norm("stem.conv2", "conv1.3", "conv1.4")
-        yield from conv_norm("stem.conv3", "conv1.6", "bn1")
-    if spec.stem is blocks.DeepConvStem:
-        yield from conv_norm("stem.pool", "maxpool.0", "maxpool.1")
-    first = 1 if spec.style.average_shortcut else 0
-    down = f"downsample.{first}", f"downsample.{first + 1}"
-    yield from block_names(spec, "layer{stage}.{number}", "conv{from_1}", "bn{from_1}", down)
-    yield "head.fc", "fc"
-
-
-def official(spec: NetSpec) -> Pairs:
-    """The authors' own `.pth` files."""
-    if spec.frames:
-        return
-    if spec.stem is blocks.SpaceToDepthStem:
-        yield from official_tresnet(spec)
-    elif spec.stem is blocks.ConvStem:
-        yield from official_genet(spec)
-
-
-def official_tresnet(spec: NetSpec) -> Pairs:
-    """Alibaba-MIIL/TResNet, ASL, ImageNet21K. A convolution before a blur is one level deeper."""
-    yield from conv_norm("stem.conv", "body.conv1.0", "body.conv1.1")
-    down = "downsample.{pooled}.0", "downsample.{pooled}.1"
-    conv, norm = "{conv}{blurred}.0", "{conv}{blurred}.1"
-    yield from block_names(spec, "body.layer{stage}.{number}", conv, norm, down)
-    yield "head.fc", "head.fc"
-
-
-def official_genet(spec: NetSpec) -> Pairs:
-    """idstcv/GPU-Efficient-Networks: one list of modules, in which activations are counted."""
-    yield from conv_norm("stem.conv", "module_list.0.netblock", "module_list.1.netblock")
-    down = "shortcut_list.{number}.0", "shortcut_list.{number}.1"
-    conv, norm = "conv_list.{number}.{first}", "conv_list.{number}.{second}"
-    yield from block_names(spec, "module_list.{listed}", conv, norm, down, se=False)
-    if spec.head_width:
-        after = len(spec.stages) + 3
-        names = f"module_list.{after}.netblock", f"module_list.{after + 1}.netblock"
-        yield from conv_norm("head.conv", *names)
-    yield "head.fc", "fc_linear"
+timm, official = partial(by_stem, TIMM), partial(by_stem, OFFICIAL)
 
 
 def tf_resnet_rs(spec: NetSpec) -> Pairs:
