@@ -13,23 +13,25 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, empty_like
+from torch import Tensor, empty_like, nn
 
 from fullstride.measure.environment import Environment
 from fullstride.measure.workload import compiling
-from fullstride.nets import zoo
+from fullstride.nets import fused_form, zoo
 from fullstride.nets.compile import compile_for_training
 from fullstride.nets.fused import reference
+from fullstride.nets.fused.reference import Term
 
 FEW, MORE, SIDE = 2, 6, 224
-FORMS: dict[str, dict[str, Any]] = {
-    "plain compiled": {},
-    "fused compiled": {"efficiency": "fused"},
-    "fused compiled, int8": {"efficiency": "fused", "int8": True},
+FORMS: dict[str, Callable[[nn.Module], Any]] = {
+    "plain compiled": fused_form.plain,
+    "fused compiled": fused_form.fused,
+    "fused compiled, int8": partial(fused_form.fused, int8=True),
 }
 
 
@@ -37,47 +39,40 @@ def per_map(x: Tensor) -> Tensor:
     return torch.ones(x.shape[:2])
 
 
-def int8(x: Tensor) -> Tensor:
-    return empty_like(x, dtype=torch.int8)
-
-
 def halved(x: Tensor) -> Tensor:
     sides = (-(-side // 2) for side in x.shape[2:])
     return x.new_empty(*x.shape[:2], *sides).contiguous(memory_format=torch.channels_last)
 
 
+def result(x: Term, other: Term | None, slope: float | None, dtype: Any = None) -> tuple[Any, ...]:
+    """The result, and the int8 maps of terms with rates."""
+    terms = (each if each and each.rate_c is not None else None for each in (x, other))
+    int8_maps = (each and empty_like(each.map, dtype=torch.int8) for each in terms)
+    return empty_like(x.map, dtype=dtype or x.map.dtype), *int8_maps
+
+
 ALLOCATING: dict[str, Callable[..., Any]] = {  # by name of `reference`
     "stats": lambda x, *_: (per_map(x), per_map(x)),
-    "bn_add_act": lambda x, affine, other, other_affine, slope, dtype=None: empty_like(
-        x, dtype=dtype or x.dtype
-    ),
-    "bn_add_act_int8": lambda x, affine, other, other_affine, *_: (
-        empty_like(x),
-        int8(x),
-        None if other_affine is None else int8(other),
-    ),
-    "bn_add_act_sums": lambda grad, y, x, affine, other, other_affine, *_: (
+    "bn_add_act": result,
+    "bn_add_act_sums": lambda grad, y, x, other, *_: (
         per_map(y),
         per_map(y),
-        None if other_affine is None else per_map(y),
+        per_map(y) if other and other.affine else None,
     ),
-    "bn_add_act_gradients": lambda grad, y, x, affine, slopes, other, *_: (
+    "bn_add_act_gradients": lambda grad, y, x, other, *_: (
         empty_like(y),
-        None if other is None else empty_like(y),
+        empty_like(y) if other else None,
     ),
-    "squeezed": lambda x, *_: per_map(x),
-    "gated": lambda x, *_: empty_like(x),
-    "gated_sums": lambda grad, y, *_: (per_map(y),) * 5,
-    "gated_gradients": lambda grad, y, *_: empty_like(y),
-    "blurred": lambda x, *_: (halved(x), per_map(x)),
-    "blurred_sums": lambda grad, squeeze, x, *_: (per_map(x), per_map(x)),
-    "blurred_gradients": lambda grad, squeeze, x, *_: empty_like(x),
+    "slope_means": lambda x, *_: (per_map(x.map), per_map(x.map)),
+    "blurred": lambda x, *_: (halved(x.map), per_map(x.map)),
+    "blurred_sums": lambda grad, squeeze, x, *_: (per_map(x.map), per_map(x.map)),
+    "blurred_gradients": lambda grad, squeeze, x, *_: empty_like(x.map),
 }
 
 
-def peak_bytes(form: dict[str, Any], batch: int) -> int:
+def peak_bytes(form: Callable[[nn.Module], Any], batch: int) -> int:
     """The peak of the second step, above what was allocated before it."""
-    net = zoo.create("tresnet_m", **form).to(torch.bfloat16).train()
+    net = form(zoo.create("tresnet_m").to(torch.bfloat16)).train()
     net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     images = torch.randn(batch, 3, SIDE, SIDE, dtype=torch.bfloat16)
     images = images.contiguous(memory_format=torch.channels_last)

@@ -28,8 +28,7 @@ from torch import nn
 
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
-from fullstride.nets import init
-from fullstride.nets.blocks import Basic, ConvStem
+from fullstride.nets.blocks import Basic, ConvStem, init_resnet
 from fullstride.nets.bundle import build
 from fullstride.nets.spec import NetSpec, Stage
 
@@ -43,7 +42,7 @@ SPEC = NetSpec(
         Stage(block=Basic, depth=depth, width=width, stride=2)
         for depth, width in ((1, 32), (2, 64), (1, 128))
     ),
-    init=init.resnet,
+    init=init_resnet,
     classes=10,
     resolution=56,
 )

@@ -68,6 +68,11 @@ def network(spec, state):
     return net
 
 
+def identify(state):
+    match = convert.find(convert.normalize(reader.unwrap(state).state, ema=None), None)
+    return match.format, match.name
+
+
 def official_tresnet(theirs, generator, *, count=True, filters=True):
     """What the authors' code would have saved for `theirs`, whose gains are set to |w| + 1e-5
     here."""
@@ -337,7 +342,7 @@ def test_official_genet_is_timm_under_other_names(tmp_path, generator):
                 key = key.replace(old, new)
         state[key] = value
     torch.save({"state_dict": state}, tmp_path / "GENet.pth")
-    assert checkpoints.identify(state) == ("official", "genet_light")
+    assert identify(state) == ("official", "genet_light")
     assert same_logits(checkpoints.load(tmp_path / "GENet.pth"), theirs, generator)
 
 
@@ -432,7 +437,7 @@ def test_tensorflow_files_of_the_published_networks_are_identified():
     with torch.device("meta"):
         theirs = timm.create_model("resnetrs50")
     state = reader.from_arrays(tf_variables(theirs.to_empty(device="cpu"), average=False))
-    assert checkpoints.identify(state) == ("tf", "resnet_rs_50")
+    assert identify(state) == ("tf", "resnet_rs_50")
 
 
 def test_plain_tensorflow_variables_are_taken_when_asked_for(generator):
@@ -465,7 +470,7 @@ DEEP = [name for name, spec in SPECS.items() if sum(stage.depth for stage in spe
 )
 def test_every_network_is_identified_by_its_own_weights(name):
     state = key_maps.meta_network(replace(SPECS[name], classes=11)).state_dict()
-    form, found = checkpoints.identify(state)
+    form, found = identify(state)
     assert form == "fullstride"
     if name != "tresnet_v2_l_cars":  # has the shapes of tresnet_v2_l
         assert found == name or replace(SPECS[found], source="") == replace(SPECS[name], source="")
@@ -490,8 +495,8 @@ def meta_state(name, **options):
 
 
 def test_the_two_tresnet_l_are_told_apart():
-    assert checkpoints.identify(meta_state("tresnet_l")) == ("timm", "tresnet_l")
-    assert checkpoints.identify(meta_state("tresnet_v2_l")) == ("timm", "tresnet_v2_l")
+    assert identify(meta_state("tresnet_l")) == ("timm", "tresnet_l")
+    assert identify(meta_state("tresnet_v2_l")) == ("timm", "tresnet_v2_l")
     with pytest.raises(
         ValueError,
         match="those of tresnet_v2_l .timm names. and not of tresnet_l: use tresnet_v2_l",
@@ -503,7 +508,7 @@ def test_any_number_of_classes_is_identified():
     state = meta_state("tresnet_m")
     state["head.fc.weight"] = torch.empty(11221, 2048, device="meta")
     state["head.fc.bias"] = torch.empty(11221, device="meta")
-    assert checkpoints.identify(state) == ("timm", "tresnet_m")
+    assert identify(state) == ("timm", "tresnet_m")
 
 
 def test_an_unfit_state_names_the_closest_network_and_the_difference():
@@ -512,10 +517,10 @@ def test_an_unfit_state_names_the_closest_network_and_the_difference():
     with pytest.raises(
         ValueError, match="closest is tresnet_m .timm names.: -body.layer1.0.se.fc1.bias; .more"
     ) as caught:
-        checkpoints.identify(state)
+        identify(state)
     assert one_line(caught)
     with pytest.raises(ValueError, match="no network has weights of these names: a, b"):
-        checkpoints.identify({"a": torch.ones(1), "b": torch.ones(1)})
+        identify({"a": torch.ones(1), "b": torch.ones(1)})
 
 
 def test_a_misfit_to_a_given_network_says_so(generator):
@@ -531,7 +536,7 @@ def test_a_misfit_to_a_given_network_says_so(generator):
 def test_a_resnet_of_torchvision_has_the_names_of_timm():
     with torch.device("meta"):
         state = torchvision.models.resnet50().state_dict()
-    assert checkpoints.identify(state) == ("timm", "resnet50")
+    assert identify(state) == ("timm", "resnet50")
 
 
 def test_unknown_names_hint_at_near_ones():

@@ -21,13 +21,12 @@ from fullstride.nets.weights.convert import (
     convert,
     find,
     fit,
-    identify,
     normalize,
 )
 from fullstride.nets.weights.hub import ReleasedFile, by_name, by_shape, has_shape
 from fullstride.nets.weights.reader import AVERAGED, Unwrapped, from_arrays, read, read_wrapped
 
-__all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "identify", "load", "read"]
+__all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "load", "read"]
 
 
 class Loaded(NamedTuple):

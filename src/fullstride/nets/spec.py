@@ -9,7 +9,6 @@ from torch import nn
 
 from fullstride.io import records
 from fullstride.io.records import Bounds, check_bounds, check_range
-from fullstride.nets import init
 from fullstride.nets.backbone import input_text
 from fullstride.nets.blocks import (
     SE,
@@ -23,6 +22,10 @@ from fullstride.nets.blocks import (
     SpaceToDepthStem,
     Stem,
     Style,
+    init_genet,
+    init_resnet,
+    init_resnet_rs,
+    init_tresnet,
 )
 
 # The names that JSON may use. Renaming a class changes nothing on disk; changing a key here does.
@@ -34,10 +37,10 @@ NAMED: dict[str, Any] = {
     "DeepStem": DeepStem,
     "DeepConvStem": DeepConvStem,
     "SpaceToDepthStem": SpaceToDepthStem,
-    "init.tresnet": init.tresnet,
-    "init.resnet_rs": init.resnet_rs,
-    "init.genet": init.genet,
-    "init.resnet": init.resnet,
+    "init.tresnet": init_tresnet,
+    "init.resnet_rs": init_resnet_rs,
+    "init.genet": init_genet,
+    "init.resnet": init_resnet,
 }
 NAMES = {part: name for name, part in NAMED.items()}
 
@@ -91,6 +94,14 @@ class Stage:
         return self.inner // self.group_width if self.group_width else 1
 
 
+def doubled(first: Stage, *depths: int) -> tuple[Stage, ...]:
+    """Stages of those depths like `first`, each twice as wide as the one before on half its map."""
+    return tuple(
+        replace(first, depth=depth, width=first.width * 2**i, stride=1 if i == 0 else 2)
+        for i, depth in enumerate(depths)
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetSpec:
     """A whole network: stem, stages, head. `Network(spec)` builds it."""
@@ -102,7 +113,7 @@ class NetSpec:
     # channels of a 1 x 1 convolution before the global average; 0: none
     head_width: Annotated[int, Bounds(ge=0, le=MOST_CHANNELS)] = 0
     style: Style = field(default_factory=Style)
-    init: Callable[[nn.Module], None] = init.resnet
+    init: Callable[[nn.Module], None] = init_resnet
     in_channels: int = 3
     classes: int = 1000
     resolution: int = 224  # pixels a side; inputs of any size are accepted

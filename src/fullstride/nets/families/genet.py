@@ -6,8 +6,7 @@ depthwise blocks lose little by their low rank.
 
 from dataclasses import replace
 
-from fullstride.nets import init
-from fullstride.nets.blocks import Basic, Bottleneck, ConvStem
+from fullstride.nets.blocks import Basic, Bottleneck, ConvStem, init_genet
 from fullstride.nets.spec import NetSpec, Stage
 
 PAPER = "arXiv:2006.14090 Table 2"
@@ -30,7 +29,7 @@ def genet(
             Stage(block=Bottleneck, depth=d5, width=w5, ratio=3, group_width=1),
         ),
         head_width=head,
-        init=init.genet,
+        init=init_genet,
         resolution=resolution,
     )
 
@@ -69,7 +68,7 @@ SPECS["profilingnet_132"] = NetSpec(
         )
     ),
     head_width=4096,
-    init=init.genet,
+    init=init_genet,
 )
 
 # The super-blocks that Table 6 calls X, B and D, with the inferred kernels and ratios.
@@ -97,7 +96,7 @@ def masternet(row: int, letters: str, *sizes: tuple[int, int, int]) -> NetSpec:
         stem_width=32,
         stages=stages,
         head_width=1280,
-        init=init.genet,
+        init=init_genet,
     )
 
 

@@ -7,22 +7,18 @@ torchvision.
 from dataclasses import replace
 
 from fullstride.nets.blocks import Basic, Block, Bottleneck, DeepStem, PoolStem, Style
-from fullstride.nets.spec import NetSpec, Stage
+from fullstride.nets.spec import NetSpec, Stage, doubled
 
 
 def resnet(block: type[Block], *depths: int) -> NetSpec:
     expansion = 4 if block is Bottleneck else 1
-    stages = tuple(
-        Stage(
-            block=block,
-            depth=depth,
-            width=64 * expansion * 2**i,
-            stride=1 if i == 0 else 2,
-            ratio=1 / expansion,
-        )
-        for i, depth in enumerate(depths)
+    first = Stage(block=block, depth=1, width=64 * expansion, ratio=1 / expansion)
+    return NetSpec(
+        source="arXiv:1512.03385 Table 1",
+        stem=PoolStem,
+        stem_width=64,
+        stages=doubled(first, *depths),
     )
-    return NetSpec(source="arXiv:1512.03385 Table 1", stem=PoolStem, stem_width=64, stages=stages)
 
 
 SPECS = {

@@ -6,9 +6,8 @@ Source of the numbers: the TPU code, tensorflow/tpu@7dc921f, whose weights were 
 
 from dataclasses import replace
 
-from fullstride.nets import init
-from fullstride.nets.blocks import SE, Bottleneck, DeepConvStem, Style
-from fullstride.nets.spec import NetSpec, Stage
+from fullstride.nets.blocks import SE, Bottleneck, DeepConvStem, Style, init_resnet_rs
+from fullstride.nets.spec import NetSpec, Stage, doubled
 
 PAPER = "arXiv:2103.07579 Table 7 and tensorflow/tpu@7dc921f"
 STUDY = "arXiv:2103.07579 section 5, the scaling study"
@@ -16,24 +15,15 @@ STUDY = "arXiv:2103.07579 section 5, the scaling study"
 
 def resnet_rs(source: str, resolution: int, *depths: int) -> NetSpec:
     """Bottlenecks with squeeze-and-excitation; `resolution` is the smallest the paper trains at."""
-    stages = tuple(
-        Stage(
-            block=Bottleneck,
-            depth=depth,
-            width=256 * 2**i,
-            stride=1 if i == 0 else 2,
-            ratio=1 / 4,
-            se=SE(at="out", ratio=1 / 4),
-        )
-        for i, depth in enumerate(depths)
-    )
+    se = SE(at="out", ratio=1 / 4)
+    first = Stage(block=Bottleneck, depth=1, width=256, ratio=1 / 4, se=se)
     return NetSpec(
         source=source,
         stem=DeepConvStem,
         stem_width=64,
-        stages=stages,
+        stages=doubled(first, *depths),
         style=Style(average_shortcut=True),
-        init=init.resnet_rs,
+        init=init_resnet_rs,
         resolution=resolution,
     )
 

@@ -10,9 +10,8 @@ int(64 * 1.3) = 83 channels, not 84.
 
 from dataclasses import replace
 
-from fullstride.nets import init
-from fullstride.nets.blocks import SE, Basic, Bottleneck, SpaceToDepthStem, Style
-from fullstride.nets.spec import NetSpec, Stage
+from fullstride.nets.blocks import SE, Basic, Bottleneck, SpaceToDepthStem, Style, init_tresnet
+from fullstride.nets.spec import NetSpec, Stage, doubled
 
 # Slopes of the leaky ReLUs: 1e-2 in the stem, 1e-3 elsewhere, and ReLU after each block.
 STYLE = Style(slope=1e-3, stem_slope=1e-2, blur=True, average_shortcut=True)
@@ -25,7 +24,7 @@ def network(source: str, width: int, stages: tuple[Stage, ...]) -> NetSpec:
         stem_width=width,
         stages=stages,
         style=STYLE,
-        init=init.tresnet,
+        init=init_tresnet,
     )
 
 
@@ -49,18 +48,9 @@ def tresnet_v2(source: str, width: int, *depths: int) -> NetSpec:
     released weights for Stanford Cars, has 1e-6 everywhere: `cars`.
     """
     se = SE(at="inner", ratio=1 / 2, least=64)
-    stages = tuple(
-        Stage(
-            block=Bottleneck,
-            depth=depth,
-            width=4 * width * 2**i,
-            stride=1 if i == 0 else 2,
-            ratio=1 / 4,
-            se=se if i < 3 else None,
-        )
-        for i, depth in enumerate(depths)
-    )
-    return network(source, width, stages)
+    first = Stage(block=Bottleneck, depth=1, width=4 * width, ratio=1 / 4, se=se)
+    *stages, last = doubled(first, *depths)
+    return network(source, width, (*stages, replace(last, se=None)))
 
 
 def cars(v2: NetSpec) -> NetSpec:

@@ -8,8 +8,7 @@ official/vision (resnet_3d and resnet_3d_rs), with the recipe k400_resnet3drs_50
 
 from dataclasses import replace
 
-from fullstride.nets import init
-from fullstride.nets.blocks import SE, DeepStem, PoolStem, Stem, Style
+from fullstride.nets.blocks import SE, DeepStem, PoolStem, Stem, Style, init_resnet_rs
 from fullstride.nets.families import resnet, resnet_rs
 from fullstride.nets.spec import NetSpec, Stage
 
@@ -52,7 +51,7 @@ def video(
         stem=stem,
         stages=stages,
         style=style,
-        init=init.resnet_rs,
+        init=init_resnet_rs,
         classes=CLASSES,
         resolution=RESOLUTION,
         frames=FRAMES,

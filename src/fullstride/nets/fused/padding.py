@@ -11,26 +11,26 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fullstride.io.records import check_range
 from fullstride.nets.blocks import DeepStem
 from fullstride.nets.fused.network import FusedNetwork, fused_layers, to_fused
 from fullstride.nets.network import Network
-from fullstride.nets.spec import MOST_CHANNELS, NetSpec, Stage
+from fullstride.nets.spec import NetSpec, Stage
 
+MULTIPLE = 8  # channels
 # The padding of these is one. With a gain of zero the layer would not be `is_invertible`; as it
 # scales a zero it gets no gradient, whatever its value. The same holds for variances.
 ONES = ("norm.weight", "norm.running_var")
 
 
-def padded(net: Network, multiple: int = 8) -> Network:
-    """The network with zero channels up to multiples of `multiple`; `net` itself if it has them.
+def padded(net: Network) -> Network:
+    """The network with zero channels up to multiples of `MULTIPLE`; `net` itself if it has them.
 
     Logits and training are equal up to the order of sums; maps, `features` and `embed` have more
     channels. If the input of the classifier is widened (in no TResNet of the zoo), dropout draws
     other masks from the same seed. Raises ValueError if the channels of grouped convolutions would
     not divide.
     """
-    spec = padded_spec(net.spec, multiple)
+    spec = padded_spec(net.spec)
     if spec == net.spec:
         return net
     wide = twin(net, spec)
@@ -77,22 +77,21 @@ def unpadded(net: Network, spec: NetSpec) -> Network:
     return narrow
 
 
-def padded_spec(spec: NetSpec, multiple: int = 8) -> NetSpec:
-    """`spec` with all numbers of channels rounded up to multiples of `multiple`."""
-    check_range("padding to multiples of", multiple, MOST_CHANNELS)
+def padded_spec(spec: NetSpec) -> NetSpec:
+    """`spec` with all numbers of channels rounded up to multiples of `MULTIPLE`."""
 
-    def up(channels: int, step: int = multiple) -> int:
+    def up(channels: int, step: int = MULTIPLE) -> int:
         return -(-channels // step) * step
 
     # A deep stem's first convolutions have half of its channels.
-    stem = up(spec.stem_width, 2 * multiple if issubclass(spec.stem, DeepStem) else multiple)
+    stem = up(spec.stem_width, 2 * MULTIPLE if issubclass(spec.stem, DeepStem) else MULTIPLE)
     before, wide, stages = spec.stem_width, stem, list[Stage]()
     for stage in spec.stages:
         width, inner = up(stage.width), up(stage.inner)
         if stage.stride == 1 and stage.width == before:
             width = wide
         elif stage.stride == 1 and width == wide:
-            width += multiple  # equal widths would make an identity of the shortcut's convolution
+            width += MULTIPLE  # equal widths would make an identity of the shortcut's convolution
         if stage.group_width and inner % stage.group_width:
             raise ValueError(
                 f"{stage.inner} inner channels padded to {inner} do not divide into groups of "

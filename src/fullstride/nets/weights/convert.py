@@ -171,12 +171,6 @@ def convert(
     return match, rename(normalize(state, ema=ema), match)
 
 
-def identify(state: State) -> tuple[str, str]:
-    """Format and name of the network, by names and shapes; classes and image channels are free."""
-    match = find(normalize(unwrap(state).state, ema=None), None)
-    return match.format, match.name
-
-
 def check(expected: Shapes, state: Mapping[str, Tensor]) -> None:
     """Raise ValueError, in one line, unless `state` has exactly the expected names and shapes."""
     if line := difference(expected, state):
