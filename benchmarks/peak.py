@@ -46,9 +46,10 @@ def halved(x: Tensor) -> Tensor:
 
 def result(x: Term, other: Term | None, slope: float | None, dtype: Any = None) -> tuple[Any, ...]:
     """The result, and the int8 maps of terms with rates."""
-    terms = (each if each and each.rate_c is not None else None for each in (x, other))
-    int8_maps = (each and empty_like(each.map, dtype=torch.int8) for each in terms)
-    return empty_like(x.map, dtype=dtype or x.map.dtype), *int8_maps
+    assert x.map is not None
+    y = empty_like(x.map, dtype=dtype or x.map.dtype)
+    rates = (each.rate_c if each else None for each in (x, other))
+    return y, *(None if rate is None else empty_like(y, dtype=torch.int8) for rate in rates)
 
 
 ALLOCATING: dict[str, Callable[..., Any]] = {  # by name of `reference`

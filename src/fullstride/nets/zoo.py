@@ -21,8 +21,10 @@ from fullstride.nets.preprocessing import (
     Preprocessing,
 )
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmSpec, released, timm_names, timm_spec
+from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, released, timm_names, timm_spec
 from fullstride.nets.weights import hub
+from fullstride.nets.weights.convert import convert, fit
+from fullstride.nets.weights.reader import read_flat
 from fullstride.tables.class_names import imagenet_words, read_class_names
 
 FRAME_STRIDE = 2  # of clips, arXiv:2103.07579 section 6.4
@@ -140,7 +142,34 @@ def load(
                 f"{path} is a run that has not ended: train it to its end by the same command{best}"
             )
         return with_options(Bundle.load(bundle if bundle.is_dir() else path, head), options)
-    return with_options(hub.from_hub(str(name_or_path)), options)
+    return with_options(load_released(str(name_or_path)), options)
+
+
+def load_released(name: str) -> Bundle:
+    """The weights of a name in `weights.hub.HUB`, of `NAME.TAG`, or of `timm/NAME`.
+
+    Raises ValueError where there are none, and where neither the cache nor the hub has them.
+    """
+    model = hub.timm_name(name)
+    config = hub.hub_config(model)
+    state = read_flat(hub.download(str(config.hf_hub_id), name))
+    if not name.startswith("timm/"):
+        match, state = convert(state, name.partition(".")[0])
+        pre = hub.authors_preprocessing(model, config)
+        net = build(replace(match.spec, resolution=pre.resolution))
+        net.load_state_dict(state)
+    else:
+        net = TimmNetwork(timm_spec(model, classes=config.num_classes))
+        net.net.load_state_dict(fit(net.net.state_dict(), state))
+        pre = hub.hub_preprocessing(model, config)
+    return Bundle(
+        net=net.eval(),
+        name=name,
+        classes=imagenet_words(config.num_classes),
+        preprocessing=pre,
+        source=f"huggingface.co/{config.hf_hub_id}",
+        licence=config.license or "",
+    )
 
 
 def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:

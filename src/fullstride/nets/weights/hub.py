@@ -10,15 +10,10 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, urlopen
 
 from fullstride.nets import families
-from fullstride.nets.bundle import Bundle
 from fullstride.nets.families import SPECS
-from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmNetwork, released, timm_spec
-from fullstride.nets.weights.convert import convert, fit
-from fullstride.nets.weights.reader import read_flat
-from fullstride.tables.class_names import imagenet_words
+from fullstride.nets.timm_wrapper import released
 
 HASH = re.compile(r"-[0-9a-f]{8}$")  # at the end of a name, as PyTorch's hub has it
 COPY = re.compile(r" ?\(\d+\)$")  # of a file that was downloaded once more
@@ -124,33 +119,6 @@ AUTHORS_FILES = {
 }
 
 
-def from_hub(name: str) -> Bundle:
-    """Download the weights of a name in `HUB`, of `NAME.TAG`, or of `timm/NAME`.
-
-    Raises ValueError where there are none, and where neither the cache nor the hub has them.
-    """
-    model = timm_name(name)
-    config = hub_config(model)
-    state = read_flat(download(str(config.hf_hub_id), name))
-    if not name.startswith("timm/"):
-        match, state = convert(state, name.partition(".")[0])
-        pre = authors_preprocessing(model, config)
-        net = Network(replace(match.spec, resolution=pre.resolution))
-        net.load_state_dict(state)
-    else:
-        net = TimmNetwork(timm_spec(model, classes=config.num_classes))
-        net.net.load_state_dict(fit(net.net.state_dict(), state))
-        pre = hub_preprocessing(model, config)
-    return Bundle(
-        net=net.eval(),
-        name=name,
-        classes=imagenet_words(config.num_classes),
-        preprocessing=pre,
-        source=f"huggingface.co/{config.hf_hub_id}",
-        licence=config.license or "",
-    )
-
-
 def timm_name(name: str) -> str:
     """timm's name of the weights of a name in `HUB`, of `NAME.TAG`, or of `timm/NAME`.
 
@@ -225,7 +193,7 @@ def is_reachable(seconds: float = 5.0) -> bool:
 
 
 def is_cached(name: str) -> bool:
-    """Whether the weights of a name, as `from_hub` takes it, are in the local cache."""
+    """Whether the weights of a name, as `timm_name` takes it, are in the local cache."""
     from huggingface_hub import try_to_load_from_cache
 
     repository = str(hub_config(timm_name(name)).hf_hub_id)

@@ -37,8 +37,8 @@ def blurred(x: Term, slope: float | None) -> tuple[Tensor, Tensor]:
     assert x.map is not None
     n, c, h, w = x.map.shape
     of_x = tiles_of(x.map)
-    shape, options = (n, c, (h + 1) // 2, (w + 1) // 2), {"memory_format": of_x.format}
-    y = empty(shape, dtype=x.map.dtype, device=x.map.device, **options)
+    shape, format = (n, c, (h + 1) // 2, (w + 1) // 2), of_x.format
+    y = empty(shape, dtype=x.map.dtype, device=x.map.device, memory_format=format)
     tiles = replace(of_x, pixels=y.shape[2] * y.shape[3], block=GATHERED_BLOCK)
     (total,) = tiles.sums(blurred_kernel, 1, y, tiles.term(x), slope_of(slope), *sides(x.map))
     return y, total / tiles.pixels
