@@ -8,15 +8,17 @@ photographs. Networks are trained from random weights, each in less than five mi
 `stereo` has the one photograph of scikit-image whose depth was measured: its left half is trained
 on, its right half is the test. `--peers` adds networks of torchvision and of
 segmentation_models_pytorch over the same backbone: same batches, as many steps.
-Beside the JSON is the table as a page. Seconds are those of the processor, of training with its
+Beside the JSON is the table as a page, with the means and the standard deviations of the seeds,
+each of which draws other scenes and other weights. Seconds are those of the processor, of training with its
 images, in one thread.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +71,21 @@ class Study:
     task: str
     columns: Mapping[str, str]  # of the table, by score
     goal: tuple[str, float, str]  # score, and points of it above the row of that name
-    write: Callable[[Path], None]  # the data
+    write: Callable[[Path, int], None]  # the data of a seed
     recipe: Recipe = RECIPE
     models: tuple[str, ...] = MODELS
 
 
-def scenes(kind: str, one_class: bool = True) -> Callable[[Path], None]:
-    return lambda folder: write_scenes(
-        folder, COUNTS, SIDE, 0, kind, look=LOOK, one_class=one_class
+def scenes(kind: str, one_class: bool = True) -> Callable[[Path, int], None]:
+    return lambda folder, seed: write_scenes(
+        folder, COUNTS, SIDE, seed, kind, look=LOOK, one_class=one_class
     )
 
 
-def write_stereo(folder: Path) -> None:
+def write_stereo(folder: Path, seed: int) -> None:
     """Windows of scikit-image's motorcycle: left half for training, right half for the test.
+
+    They are the same for every seed.
 
     Source of the camera's numbers: the documentation of `skimage.data.stereo_motorcycle`.
     """
@@ -171,11 +175,14 @@ def baselines(task: Task, data: DataSet, pre: Preprocessing) -> dict[str, dict[s
     return rows
 
 
-def study_rows(study: Study, folder: Path, with_peers: bool) -> Iterator[dict[str, Any]]:
-    """A row of the table after each training, the baselines first."""
+def study_rows(
+    study: Study, folder: Path, with_peers: bool, seed: int = 0
+) -> Iterator[dict[str, Any]]:
+    """The results of a seed after each training, the baselines first."""
     task = find_task(study.task)
+    study = replace(study, recipe=replace(study.recipe, seed=seed))
     where = folder / "data"
-    study.write(where)
+    study.write(where, seed)
     data = task.open_data(str(where))
     for number, model in enumerate(study.models):
         out, begin = folder / f"run{number}", time.process_time()
@@ -223,8 +230,10 @@ def page(content: Mapping[str, Any]) -> str:
     """The table as Markdown."""
     study = STUDIES[content["study"]]
     score, points, over = study.goal
-    by_name = {each["name"]: each["scores"] for each in content["rows"]}
-    wanted = points + by_name.get(over, {}).get(score, 0.0)
+    by_name: dict[str, list[dict[str, Any]]] = {}  # the results of all seeds
+    for each in content["rows"]:
+        by_name.setdefault(each["name"], []).append(each)
+    wanted = points + np.mean([each["scores"].get(score, 0.0) for each in by_name.get(over, [])])
     recipe, where = content["recipe"], content["environment"]
     lines = [
         TITLE + content["study"],
@@ -240,17 +249,26 @@ def page(content: Mapping[str, Any]) -> str:
         "| parameters, M |",
         "|---" * (len(study.columns) + 4) + "|",
     ]
-    for each in content["rows"]:
-        values = [each["scores"].get(name) for name in study.columns]
-        cells = ["-" if value is None else f"{value:.3g}" for value in values]
+    for name, seeds in by_name.items():
+        cells = [mean_and_deviation([s["scores"].get(key) for s in seeds]) for key in study.columns]
         cells += (
-            [f"{each['train_s']:.0f}", f"{each['test_ms_per_image']:.1f}"]
-            + [f"{each['parameters'] / 1e6:.2f}"]
-            if "train_s" in each
+            [f"{np.mean([each['train_s'] for each in seeds]):.0f}"]
+            + [f"{np.mean([each['test_ms_per_image'] for each in seeds]):.1f}"]
+            + [f"{seeds[0]['parameters'] / 1e6:.2f}"]
+            if "train_s" in seeds[0]
             else ["-"] * 3
         )
-        lines.append(f"| {each['name']} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def mean_and_deviation(values: Sequence[float | None]) -> str:
+    """For example "84.7 ± 1.2"; the mean alone of one value, and "-" where there is none."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return "-"
+    deviation = f" ± {np.std(numbers, ddof=1):.2g}" if len(numbers) > 1 else ""
+    return f"{np.mean(numbers):.3g}{deviation}"
 
 
 def main() -> None:
@@ -259,6 +277,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="a folder for data and runs")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="fewer for a trial")
     parser.add_argument("--models", nargs="+", help="names of networks, of which each is a row")
     words = parser.parse_args()
@@ -272,7 +291,11 @@ def main() -> None:
     environment = asdict(Environment.here("cpu"))  # of the code that is loaded now
     content: dict[str, Any] = {"study": words.study, "recipe": asdict(study.recipe), "rows": []}
     content["environment"] = environment
-    for each in study_rows(study, words.work, words.peers):
+    rows = chain.from_iterable(
+        study_rows(study, words.work / f"seed{seed}", words.peers, seed)
+        for seed in range(words.seeds)
+    )
+    for each in rows:
         content["rows"].append(each)
         with atomic_write(words.out, OUTPUT) as temporary:
             temporary.write_text(json.dumps(content, indent=1))

@@ -30,8 +30,8 @@ def short(name: str, **changes) -> dense.Study:
     kind = "floor" if name == "depth" else "digits"
     recipe = replace(RECIPE, **changes)
 
-    def write(folder: Path) -> None:
-        write_scenes(folder, COUNTS, SIDE, 0, kind, look=EASY, one_class=True)
+    def write(folder: Path, seed: int) -> None:
+        write_scenes(folder, COUNTS, SIDE, seed, kind, look=EASY, one_class=True)
 
     return replace(dense.STUDIES[name], write=write, recipe=recipe, models=("genet_tiny",))
 
@@ -74,7 +74,7 @@ def test_a_short_training_knows_more_of_depths_than_their_median(tmp_path):
 def test_the_priors_are_those_of_the_maps(tmp_path):
     """Computed again from the PNGs, a row at a time."""
     study = short("depth")
-    study.write(tmp_path / "data")
+    study.write(tmp_path / "data", 0)
     task = find_task("depth")
     data = task.open_data(str(tmp_path / "data"))
     pre = replace(Preprocessing(), resolution=SIDE, fit="pad")
@@ -94,7 +94,7 @@ def test_the_priors_are_those_of_the_maps(tmp_path):
 
 def test_peers_are_trained_and_scored_as_ours(tmp_path):
     study = short("detection", steps=2, batch_size=4)
-    study.write(tmp_path / "data")
+    study.write(tmp_path / "data", 0)
     task = find_task("detect")
     data = task.open_data(str(tmp_path / "data"))
     task, pre = task.for_data(data), replace(Preprocessing(), resolution=SIDE, fit="pad")
@@ -145,3 +145,10 @@ def test_the_page_has_a_row_for_each_network_and_the_goal():
     assert "at least 52.0" in page
     assert "| median of the row | 40 | - | - | - | - | - |" in page
     assert "| ours | 61.2 | - | - | 10 | 3.0 | 2.00 |" in page
+    content["rows"] += [
+        {**row, "scores": {"delta1": row["scores"]["delta1"] + 2}} for row in content["rows"]
+    ]
+    page = dense.page(content)
+    assert "at least 53.0" in page
+    assert "| median of the row | 41 ± 1.4 | - | - | - | - | - |" in page
+    assert "| ours | 62.2 ± 1.4 | - | - | 10 | 3.0 | 2.00 |" in page
