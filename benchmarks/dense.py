@@ -9,8 +9,8 @@ photographs. Networks are trained from random weights, each in less than five mi
 on, its right half is the test. `--peers` adds networks of torchvision and of
 segmentation_models_pytorch over the same backbone: same batches, as many steps.
 Beside the JSON is the table as a page, with the means and the standard deviations of the seeds,
-each of which draws other scenes and other weights. Seconds are those of the processor, of training with its
-images, in one thread.
+each of which draws other scenes and other weights. Seconds are those of the processor, of training
+with its images, in one thread.
 """
 
 import argparse
