@@ -109,7 +109,7 @@ def test_peers_are_trained_and_scored_as_ours(tmp_path):
 
 
 def test_the_stereo_pair_is_split_in_halves_with_metric_depths(tmp_path):
-    dense.write_stereo(tmp_path)
+    dense.write_stereo(tmp_path, 0)
     files = {split: sorted((tmp_path / "images" / split).iterdir()) for split in ("train", "test")}
     lefts = {split: [int(file.stem) for file in each] for split, each in files.items()}
     assert max(lefts["train"]) + dense.WINDOW <= min(lefts["test"])
