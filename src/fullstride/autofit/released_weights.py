@@ -14,9 +14,10 @@ from fullstride.io.records import read_json
 from fullstride.nets import blocks, zoo
 from fullstride.nets.bundle import METADATA, read_metadata, spec_from_json
 from fullstride.nets.bundle import WEIGHTS as BUNDLE_WEIGHTS
+from fullstride.nets.checkpoints import timm_network
 from fullstride.nets.families import SPECS
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, released, timm_spec
+from fullstride.nets.timm_wrapper import TimmSpec, released, timm_spec
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.convert import difference, find, normalize
 from fullstride.nets.weights.hub import HUB, by_name
@@ -347,10 +348,7 @@ def config_name(path: Path) -> str:
 def timm_classes(state: dict[str, Any], name: str) -> int:
     """The classes of weights of timm's network `name`; 0 for weights of another one."""
     with torch.device("meta"):
-        net = TimmNetwork(timm_spec(name))
-        classifier = state.get(f"{net.classifier.removeprefix('net.')}.weight")
-        if classifier is not None and len(classifier) != net.spec.classes:
-            net = TimmNetwork(timm_spec(name, classes=len(classifier)))
+        net = timm_network(name, state)
     expected = {key: tuple(value.shape) for key, value in net.net.state_dict().items()}
     return 0 if difference(expected, state) else net.spec.classes
 

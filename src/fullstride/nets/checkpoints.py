@@ -80,15 +80,21 @@ def load_timm(
     Raises ValueError, with the differences, for weights of another network.
     """
     weights = read_wrapped(path, kind)
-    net = TimmNetwork(timm_spec(name))
-    classifier = weights.state.get(f"{net.classifier.removeprefix('net.')}.weight")
-    if classifier is not None and len(classifier) != net.spec.classes:
-        net = TimmNetwork(timm_spec(name, classes=len(classifier)))
+    net = timm_network(name, weights.state)
     try:
         net.net.load_state_dict(fit(net.net.state_dict(), weights.state))
     except ValueError as error:
         raise ValueError(f"{path}: not weights of timm/{name}: {error}") from None
     return net, tuple(wrapper_notes(weights))
+
+
+def timm_network(name: str, state: State) -> TimmNetwork:
+    """timm's network `name` with as many classes as the classifier of `state`."""
+    net = TimmNetwork(timm_spec(name))
+    classifier = state.get(f"{net.classifier.removeprefix('net.')}.weight")
+    if classifier is not None and len(classifier) != net.spec.classes:
+        net = TimmNetwork(timm_spec(name, classes=len(classifier)))
+    return net
 
 
 def fits(state: State, name: str) -> bool:

@@ -6,7 +6,7 @@ images have any of these, in the order of their letters (0, 1, 10, 2).
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -224,18 +224,12 @@ def imagenet(subset: str):
 def read_class_names(path: Path, count: int) -> tuple[str, ...]:
     """The names in a file, one a line. Raises ValueError unless there are `count`."""
     try:
-        lines = read_regular(path, MAX_FILE_BYTES).decode().splitlines()
+        lines = read_regular(path, MAX_FILE_BYTES).decode().rstrip().splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text in UTF-8") from None
-    names = tuple(line.strip() for line in trimmed(lines))
+    names = tuple(line.strip() for line in lines)
     if len(names) != count:
         raise ValueError(f"{path} has {len(names)} lines, the network has {count} outputs")
     if empty := next((number for number, name in enumerate(names, 1) if not name), 0):
         raise ValueError(f"{path} line {empty} is empty: give a name for each output")
     return names
-
-
-def trimmed(lines: list[str]) -> Iterator[str]:
-    """The lines without empty ones at the end."""
-    last = max((number for number, line in enumerate(lines, 1) if line.strip()), default=0)
-    yield from lines[:last]

@@ -45,23 +45,12 @@ def tresnet_v2(source: str, width: int, *depths: int) -> NetSpec:
     """Bottlenecks in all stages. ImageNet-21K Pretraining for the Masses, arXiv:2104.10972.
 
     Slopes as in that repository and its weights. The TResNet repository's own V2, of which it
-    released weights for Stanford Cars, has 1e-6 everywhere: `cars`.
+    released weights for Stanford Cars, has 1e-6 everywhere.
     """
     se = SE(at="inner", ratio=1 / 2, least=64)
     first = Stage(block=Bottleneck, depth=1, width=4 * width, ratio=1 / 4, se=se)
     *stages, last = doubled(first, *depths)
     return network(source, width, (*stages, replace(last, se=None)))
-
-
-def cars(v2: NetSpec) -> NetSpec:
-    """TResNet-V2-L of the TResNet repository, for the classes and the resolution of its weights."""
-    return replace(
-        v2,
-        source="arXiv:2003.13630 and Alibaba-MIIL/TResNet@aea5f0f, tresnet_l_v2",
-        style=replace(v2.style, slope=1e-6, stem_slope=1e-6),
-        classes=196,
-        resolution=368,
-    )
 
 
 def tiny() -> NetSpec:
@@ -82,6 +71,13 @@ SPECS = {
     "tresnet_l": tresnet(PAPER, int(64 * 1.2), 4, 5, 18, 3),
     "tresnet_xl": tresnet(PAPER, int(64 * 1.3), 4, 5, 24, 3),
     "tresnet_v2_l": V2_L,
-    "tresnet_v2_l_cars": cars(V2_L),
+    # Of the TResNet repository, for the classes and the resolution of its weights.
+    "tresnet_v2_l_cars": replace(
+        V2_L,
+        source="arXiv:2003.13630 and Alibaba-MIIL/TResNet@aea5f0f, tresnet_l_v2",
+        style=replace(STYLE, slope=1e-6, stem_slope=1e-6),
+        classes=196,
+        resolution=368,
+    ),
     "tresnet_tiny": tiny(),
 }

@@ -35,7 +35,7 @@ def bn_add_relu(
     se: Sequence[Tensor] = (),
     mask: Tensor | None = None,
     slope: float | None = 0.0,
-    saved: Literal["both", "input", "int8"] = "both",
+    saved: Literal["both", "input", "output", "int8"] = "both",
     group: str = "",
 ) -> Tensor:
     """The end of a block: act(mask * gate * norm(x) + shortcut); the shortcut may have a norm.
@@ -88,13 +88,7 @@ def bn_act(
     """
     if saved == "output" and slope is not None and not slope > 0:
         raise ValueError(f'slope {slope} cannot be inverted: use saved="both", or a slope above 0')
-    check(x, norm, group)
-    gain, bias = norm.weight, norm.bias
-    y, stats, *_ = pointwise_ops.bn_add_act(
-        x, gain, bias, [], [], None, slope, [norm.eps], saved, group
-    )
-    update(norm, stats[0], x, group)
-    return y
+    return bn_add_relu(x, norm, slope=slope, saved=saved, group=group)
 
 
 def bn_act_conv(
@@ -110,7 +104,7 @@ def bn_act_conv(
     geometry = [*conv.stride, *conv.padding, conv.groups]
     gain, bias = norm.weight, norm.bias
     y, stats = spatial_ops.bn_act_conv(x, gain, bias, weight, geometry, slope, norm.eps, group)
-    update(norm, stats, x, group)
+    update(norm, stats[0], x, group)
     return y
 
 

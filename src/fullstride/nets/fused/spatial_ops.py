@@ -13,6 +13,7 @@ from fullstride.nets.fused.operators import (
     operator,
     set_gradient,
 )
+from fullstride.nets.fused.pointwise_ops import bn_add_act, bn_add_act_backward
 from fullstride.nets.fused.reference import Term
 from fullstride.nets.fused.statistics import Norm, statistics
 
@@ -27,9 +28,7 @@ POOL = ([2, 2], [2, 2], [0, 0], True, False)
 )
 def bn_act_conv(x, gain, bias, weight, geometry, slope, eps, group):
     """conv(act(norm(x))) and the batch statistics of x. `geometry`: strides, paddings, groups."""
-    batch_stats, _ = statistics(x, group)
-    affine = Norm.of(batch_stats, gain, bias, eps).affine()
-    inside = in_format_of(choose(x).bn_add_act(Term(x, affine), None, slope)[0], x)
+    inside, batch_stats, *_ = bn_add_act(x, gain, bias, [], [], None, slope, [eps], "input", group)
     y = F.conv2d(inside, weight, None, geometry[:2], geometry[2:4], 1, geometry[4])
     return in_format_of(y, x), batch_stats
 
@@ -41,17 +40,13 @@ def bn_act_conv(x, gain, bias, weight, geometry, slope, eps, group):
 )
 def bn_act_conv_backward(grad, x, gain, bias, weight, batch_stats, geometry, slope, eps, group):
     """Gradients of x, gain, bias and weight."""
-    kernels = choose(x)
-    norm = Norm.of(batch_stats, gain, bias, eps)
-    term = Term(x, norm.affine())
-    inside = in_format_of(kernels.bn_add_act(term, None, slope)[0], x)
+    affine = Norm.of(batch_stats[0], gain, bias, eps).affine()
+    inside = in_format_of(choose(x).bn_add_act(Term(x, affine), None, slope)[0], x)
     grad_inside, grad_weight = conv_gradients(grad, inside, weight, geometry)
-    d_nc, d_x_nc, _ = kernels.bn_add_act_sums(grad_inside, inside, term, None, slope)
-    grad_gain, grad_bias, slopes = norm.gradients(d_nc, d_x_nc, group)
-    term = term._replace(slopes=slopes)
-    grad_x, _ = kernels.bn_add_act_gradients(grad_inside, inside, term, None, slope)
-    grad_norm = grad_gain.to(gain.dtype), grad_bias.to(bias.dtype)
-    return in_format_of(grad_x, x), *grad_norm, in_format_of(grad_weight, weight)
+    no_gate = batch_stats.new_empty(0)
+    rest = [], [], None, slope, [eps], group
+    grads = bn_add_act_backward(grad_inside, inside, x, gain, bias, batch_stats, no_gate, *rest)
+    return *grads, in_format_of(grad_weight, weight)
 
 
 def conv_gradients(grad, x, weight, geometry):
