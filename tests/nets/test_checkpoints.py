@@ -1,4 +1,4 @@
-"""Do released files become our weights, and does everything else become one clear line?"""
+"""Released files become our weights, and every other file one clear line."""
 
 import argparse
 import io

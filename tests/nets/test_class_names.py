@@ -1,4 +1,4 @@
-"""Is each class of a data set the output of the network that its name says, or is it refused?"""
+"""Each class of a data set is the output of the network that its name says, or it is refused."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Are the networks the published ones? Logits against timm, parameters and arithmetic against the
+"""The networks are the published ones: logits against timm, parameters and arithmetic against the
 papers' code."""
 
 from dataclasses import replace

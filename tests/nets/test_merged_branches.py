@@ -1,5 +1,4 @@
-"""Networks with branches for training: one form ships, is measured and estimated, with the same
-outputs."""
+"""Networks with branches for training are measured, estimated and shipped with merged ones."""
 
 from copy import deepcopy
 

@@ -1,5 +1,4 @@
-"""Are the networks of clips what their source says? An implementation of plain functions, counts,
-and weights of networks of images."""
+"""Networks of clips agree with plain functions, published counts, and networks of images."""
 
 from dataclasses import replace
 

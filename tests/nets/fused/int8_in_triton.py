@@ -1,5 +1,4 @@
-"""Sentences on the Triton kernels and codes: `test_int8_maps.py` has pytest read this file in a
-process of its own."""
+"""Tests of the Triton kernels with int8 maps, which `test_int8_maps.py` runs in another process."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""Sentences on the Triton kernels: `test_kernels.py` has pytest read this file in a process of its
-own.
+"""Tests of the Triton kernels, run by `test_kernels.py` in a process of its own.
 
 On a GPU the kernels are compiled and run. Elsewhere Triton interprets them, if TRITON_INTERPRET=1
 is in the environment before anything imports Triton, as torchvision does.

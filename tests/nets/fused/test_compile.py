@@ -1,4 +1,4 @@
-"""Do compiled steps of fused networks recompute what is cheap, and give the eager numbers?"""
+"""Compiled steps of fused networks recompute what is cheap and give the eager numbers."""
 
 from dataclasses import replace
 

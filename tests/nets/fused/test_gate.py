@@ -1,4 +1,4 @@
-"""Does the gate of docs/fused.md decide by its thresholds?"""
+"""The gate of docs/fused.md decides by its thresholds."""
 
 from pathlib import Path
 

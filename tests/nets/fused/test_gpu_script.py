@@ -1,4 +1,4 @@
-"""Does the script for a GPU session record what fails, and does it run without a GPU?"""
+"""The script for a GPU session records what fails, and runs without a GPU."""
 
 import json
 import subprocess

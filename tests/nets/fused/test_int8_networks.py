@@ -1,5 +1,4 @@
-"""Networks that keep codes of a byte for what only batch norms need: near the exact gradients, from
-less memory."""
+"""Networks that save int8 maps for batch norms: gradients near the exact ones, from less memory."""
 
 import copy
 from collections.abc import Callable, Sequence

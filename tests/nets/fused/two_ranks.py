@@ -1,5 +1,4 @@
-"""Two processes take half of a batch each and share their batch statistics: run by a test, writes
-what they found."""
+"""Two processes share the statistics of a batch, half each, for a test that reads the results."""
 
 import sys
 from dataclasses import replace

@@ -15,12 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullstride.nets.fused.operators import (
-    choose,
-    in_format_of,
-    operator,
-    set_gradient,
-)
+from fullstride.nets.fused.operators import choose, in_format_of, operator, set_gradient
 from fullstride.nets.fused.reference import INT8_MAX, Affine, Slopes, Term
 from fullstride.nets.fused.statistics import Gate, Norm, statistics
 

@@ -7,12 +7,7 @@ of `pointwise_ops`.
 import torch
 import torch.nn.functional as F
 
-from fullstride.nets.fused.operators import (
-    choose,
-    in_format_of,
-    operator,
-    set_gradient,
-)
+from fullstride.nets.fused.operators import choose, in_format_of, operator, set_gradient
 from fullstride.nets.fused.pointwise_ops import bn_add_act, bn_add_act_backward
 from fullstride.nets.fused.reference import Term
 from fullstride.nets.fused.statistics import Norm, statistics
