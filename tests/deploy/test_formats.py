@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -409,6 +410,8 @@ def test_metadata_is_checked(bundle):
     assert Metadata.from_strings(strings, "file") == metadata
     for key, value in (
         ("classes", "3"),
+        ("classes", "[]"),
+        ("task", "cook"),
         ("preprocessing", "[]"),
         ("preprocessing", strings["preprocessing"].replace("bilinear", "magic")),
         ("preprocessing", strings["preprocessing"].replace("40", '"forty"')),
@@ -424,11 +427,41 @@ def test_metadata_is_checked(bundle):
             Metadata.from_strings({**strings, key: value}, "file")
 
 
+def test_a_zip_of_a_newer_version_is_no_exported_file(written, tmp_path):
+    text = written["pt2"].read_bytes()
+    archive = re.sub(rb"(PK\x01\x02..).", lambda match: match[1] + b"\xff", text, flags=re.DOTALL)
+    (tmp_path / "newer.pt2").write_bytes(archive)
+    with pytest.raises(ValueError, match="newer.pt2 is not an exported file"):
+        open_file(tmp_path / "newer.pt2", trust=True)
+
+
+def test_a_small_graph_that_makes_a_large_tensor_is_refused(written, tmp_path):
+    model = onnx.load(written["onnx"])
+    size = onnx.numpy_helper.from_array(np.array([8 * 10**8]), "size")
+    model.graph.initializer.append(size)
+    model.graph.node.append(onnx.helper.make_node("ConstantOfShape", ["size"], ["large"]))
+    onnx.save(model, tmp_path / "large.onnx")
+    with pytest.raises(ValueError, match="large.onnx makes a tensor of 800,000,000 elements"):
+        open_file(tmp_path / "large.onnx")
+    model.graph.node[-1].op_type = "Loop"
+    onnx.save(model, tmp_path / "loop.onnx")
+    with pytest.raises(ValueError, match="loop.onnx has Loop"):
+        open_file(tmp_path / "loop.onnx")
+
+
+@pytest.mark.parametrize(
+    "text", ["hello \x01 <net", "", "node { name: 'x' }", "<html/>", "<net version='x'/>"]
+)
+def test_a_file_that_is_no_graph_of_openvino_is_one_line_of_ours(text, tmp_path, capfd):
+    (tmp_path / "model.xml").write_text(text)
+    with pytest.raises(ValueError, match="model.xml"):
+        open_file(tmp_path / "model.xml")
+    assert capfd.readouterr().err == ""
+
+
 def test_a_missing_runtime_is_named_with_its_extra(written, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(
-        ValueError, match=r"onnxruntime is not installed: pip install 'fullstride\[export\]'"
-    ):
+    with pytest.raises(ValueError, match="onnxruntime is not installed: pip install onnxruntime"):
         open_file(written["onnx"])
 
 

@@ -80,6 +80,15 @@ def test_an_error_that_cannot_be_written_is_still_an_exit_code():
 
 
 @pytest.mark.slow
+def test_a_closed_standard_input_has_no_lines():
+    words = f"{sys.executable} -m fullstride predict timm/resnet18 - <&-"
+    done = subprocess.run(words, shell=True, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "defect" not in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
 def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path):
     words = f"{sys.executable} -m fullstride {TRAIN} --out {tmp_path / 'run'} <&- >&- 2>&-"
     assert subprocess.run(words, shell=True).returncode == 0

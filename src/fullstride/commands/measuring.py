@@ -209,10 +209,11 @@ def bench(
 def target(where: Annotated[Positional[str], arg(metavar="TARGET")]) -> None:
     """Say what is on another machine: processor, runtimes, what is missing, and how noisy it is.
 
-    TARGET is ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON], or a command that runs a Python there. It
-    needs NumPy and a runtime there, and is what `fit --target` measures on.
-
     Example: fullstride measure target ssh://pi@raspberrypi
+
+    Args:
+        where: ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON], or a command that runs a Python there,
+            which has NumPy and a runtime. `fit --target` takes the same.
     """
     from fullstride.targets.target import Target, report
 

@@ -17,6 +17,7 @@ from fullstride.nets.backbone import pixel_sizes
 from fullstride.nets.bundle import Temperature
 from fullstride.nets.efficiency import Precision
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tables.names import TASKS, check_name
 
 Size = Annotated[int, Bounds(ge=0)]
 Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, ...)
@@ -47,6 +48,11 @@ class Metadata:
     input_kind: InputKind = "normalised"
     device: str = "cpu"  # of aoti and pt2 files; other runtimes choose their own
     float_layers: tuple[str, ...] = ()  # layers of an int8 file that stay in float
+
+    def __post_init__(self) -> None:
+        check_name("task", self.task, TASKS)
+        if not self.classes and not self.outputs:  # a size of 0 would be any size
+            raise ValueError("it has neither classes nor sizes of outputs")
 
     @property
     def output_shape(self) -> tuple[int, ...]:

@@ -191,6 +191,8 @@ def open_closed_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+    if sys.stdin is None:  # so that a closed input has no lines
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115  of the whole process
 
 
 def console() -> Console:

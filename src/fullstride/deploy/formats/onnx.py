@@ -1,5 +1,6 @@
 """Writes and opens one .onnx file for ONNX Runtime, in float or int8."""
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from fullstride.deploy.job import ExportJob
 
 OPSET = 20
 INPUT = "images"
+MAX_CHECKED_BYTES = 2**26
+MAX_TENSOR = 2**28  # elements, of which one image of 2048 pixels a side has 64 channels
+LOOPS = {"If", "Loop", "Scan"}
 
 
 def write(job: ExportJob, path: Path) -> None:
@@ -96,9 +100,11 @@ def open_file(path: Path, threads: int) -> ExportedModel:
         raise ValueError(reason)
     import onnxruntime
 
+    check_graph(path)
+    onnxruntime.set_default_logger_severity(4)  # fatal: errors are raised, and are printed too
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 4  # fatal: errors are raised, and would be printed too
+    options.log_severity_level = 4
     gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     providers = ["CUDAExecutionProvider"] * gpu + ["CPUExecutionProvider"]
     try:
@@ -109,6 +115,35 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     metadata = Metadata.from_strings(strings, path)
     device = "the GPU" if gpu else f"{threads} threads"
     return ExportedModel(path, metadata, infer, f"ONNX Runtime {onnxruntime.__version__}, {device}")
+
+
+def check_graph(path: Path) -> None:
+    """Raise ValueError, in one line, for a small file that would make much of little.
+
+    Our files have no loops, and constants of which each is in the file: no tensor of a fixed size
+    is larger than `MAX_TENSOR` elements. Large files are not read twice: they have paid for theirs.
+    """
+    if path.stat().st_size > MAX_CHECKED_BYTES:
+        return
+    import onnx
+
+    try:
+        model = onnx.load(path)
+        loops = LOOPS & {node.op_type for node in model.graph.node}
+        graph = (
+            model.graph if loops else onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        )
+    except Exception as error:  # of several types
+        raise unreadable_file(path, error) from None
+    if loops:
+        raise ValueError(f"{path} has {min(loops)}, which no file of `fullstride export` has")
+    for value in graph.value_info:
+        sides = (side.dim_value for side in value.type.tensor_type.shape.dim)
+        if (elements := math.prod(side or 1 for side in sides)) > MAX_TENSOR:
+            raise ValueError(
+                f"{path} makes a tensor of {elements:,} elements, above the limit of "
+                f"{MAX_TENSOR:,}: use a file of `fullstride export`"
+            )
 
 
 def inference(session: Any) -> Infer:

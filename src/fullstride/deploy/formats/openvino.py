@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -109,6 +110,7 @@ def float_operations(model: Any, float_layers: tuple[str, ...]) -> list[str]:
 def open_file(path: Path, threads: int) -> ExportedModel:
     ov = openvino()
     file = path if path.suffix == ".xml" else path / MODEL
+    check_xml(file)
     try:
         model = core().read_model(file)
         strings = read_strings(model)
@@ -130,6 +132,20 @@ def open_file(path: Path, threads: int) -> ExportedModel:
 
     version = ov.__version__.split("-")[0]
     return ExportedModel(path, metadata, infer, f"OpenVINO {version}, {threads} threads")
+
+
+def check_xml(path: Path) -> None:
+    """Raise ValueError, in one line, for a file whose first element is no graph.
+
+    OpenVINO would try it as a file of other programs, whose readers print to standard error.
+    """
+    try:
+        with path.open("rb") as file:
+            _, root = next(ElementTree.iterparse(file, ("start",)))
+    except (ElementTree.ParseError, StopIteration, ValueError, OSError) as error:
+        raise unreadable_file(path, error) from None
+    if root.tag != "net" or not root.get("version", "").isdigit():
+        raise ValueError(f"{path} has no graph of OpenVINO: its first element is {root.tag[:40]!r}")
 
 
 def read_strings(model: Any) -> dict[str, str]:

@@ -15,6 +15,7 @@ from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats.base import Format, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
 from fullstride.measure.protocols import cpu_threads
+from fullstride.nets.weights.reader import ZIP_ERRORS
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 METADATA = "about.json"  # in the archive
@@ -114,7 +115,7 @@ def has_folder(path: Path, folder: str) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(f"/{folder}/" in name for name in archive.namelist())
-    except zipfile.BadZipFile:
+    except ZIP_ERRORS:
         return False
 
 
