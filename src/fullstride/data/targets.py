@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fullstride.data.dataset import (
@@ -28,16 +29,18 @@ from fullstride.data.readers.masks import (
     LEFT_OUT,
     MASKS,
     MAX_CLASSES,
+    VOC_PALETTE,
     DepthFile,
     MapFile,
-    MapKind,
     MaskFile,
-    PairedListing,
     UnreadableImage,
     class_names,
-    read_pairs,
+    find_colours,
+    is_in_colours,
+    read_masks,
     read_png,
 )
+from fullstride.data.readers.pairs import PairedListing, PairKind, read_pairs
 from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule
 from fullstride.data.readers.videos import MiddleFrame, check_decoder
 from fullstride.data.readers.voc import read_voc, voc_folders
@@ -160,7 +163,7 @@ def _open_labels(where: str, rule: SplitRule) -> DataSet:
     if where == DIGITS:
         data = digits(rule)
         return data.with_targets(data.classes, lambda label: (label,))
-    path, separator = _separator_in(where)
+    path, separator = _option_in(where, "separator")
     if Path(path).suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
         table = find_table(path)
         place = str(table) if separator is None else f"{table}?separator={separator}"
@@ -178,13 +181,13 @@ def _open_labels(where: str, rule: SplitRule) -> DataSet:
     return replace(data, rule=replace(data.rule, copies=copies))
 
 
-def _separator_in(where: str) -> tuple[str, str | None]:
-    """Split TABLE?separator=TEXT into both, unless it is an existing path."""
-    path, mark, separator = where.rpartition("?separator=")
-    return (path, separator) if mark and not Path(where).exists() else (where, None)
+def _option_in(where: str, name: str) -> tuple[str, str | None]:
+    """Split DATA?name=TEXT into both, unless it is an existing path."""
+    path, mark, value = where.rpartition(f"?{name}=")
+    return (path, value) if mark and not Path(where).exists() else (where, None)
 
 
-def open_masks(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
+def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") -> DataSet:
     """The data set at `where`, whose targets are `MaskFile`s: a class for each pixel.
 
     A folder has pictures in images/ and PNGs of the same names in masks/, whose values are classes
@@ -198,18 +201,40 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     training. A release of ADE20K, with images/training, annotations/training and
     objectInfo150.txt, has the 150 classes of that file; value 0 is ignored.
 
+    Masks in colours have a table of them: the file `colours`, or label_colors.txt, labelmap.txt or
+    another of `COLOUR_TABLES` with the data; "voc" is Pascal VOC's palette. A line of the table is
+    128 0 0 road, and "ignored" is no class. The values of a PNG with a palette are classes.
+
     A folder with JPEGImages, SegmentationClass and ImageSets/Segmentation is one year of VOC.
 
     Raises ValueError in one line.
     """
+    folder, written = _option_in(where, "colours")
+    chosen = colours or written or ""
+    root = _map_root(folder, MASKS)
+    pairs = read_masks(root)
+    train = (pairs.files[each.name].name for each in pairs.listing.splits["train"])
+    table = find_colours(root, pairs.folder, chosen)
+    is_coloured = is_in_colours(root / next(train))
+    if is_coloured and table is None:
+        raise ValueError(
+            f"the masks in {str(pairs.folder)!r} are in colours: name a table of these by "
+            "--task.colours FILE, with a line such as 128 0 0 road for each class, or "
+            f"--task.colours {VOC_PALETTE} for Pascal VOC's palette"
+        )
+    if table and (chosen or is_coloured):
+        names = table.names
+    else:
+        table, names = None, class_names(root, pairs.folder) or _numbers(root, pairs)
+    classes = _classes_of_values(names)
 
-    def classes_of(root: Path, pairs: PairedListing) -> tuple[str, ...]:
-        return class_names(root, pairs.folder) or _numbers(root, pairs)
+    def target(name: str) -> MaskFile:
+        return MaskFile(root, name, classes, table.colours if table else ())
 
-    def target(root: Path, name: str, classes: tuple[str, ...]) -> MaskFile:
-        return MaskFile(root, name, _classes_of_values(classes))
-
-    data = _open_maps(where, rule, MASKS, classes_of, target)
+    place = str(root)
+    if chosen:
+        place += f"?colours={chosen if chosen == VOC_PALETTE else Path(chosen).resolve()}"
+    data = _open_maps(Source(root.name, place, pairs.listing), rule, pairs, names, target)
     return replace(data, classes=tuple(name for name in data.classes if name != LEFT_OUT))
 
 
@@ -222,43 +247,41 @@ def open_depths(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
 
     Raises ValueError in one line.
     """
-    return _open_maps(
-        where,
-        rule,
-        DEPTHS,
-        lambda root, pairs: ("depth",),
-        lambda root, name, classes: DepthFile(root, name),
-    )
+    root = _map_root(where, DEPTHS)
+    pairs = read_pairs(root, DEPTHS)
+    source = Source(root.name, str(root), pairs.listing)
+    return _open_maps(source, rule, pairs, ("depth",), partial(DepthFile, root))
+
+
+def _map_root(where: str, kind: PairKind) -> Path:
+    if not where or not Path(where).is_dir():
+        raise ValueError(
+            f"{where!r} is no folder: give one with pictures in images/ and {kind.files.name} of "
+            f"the same names in {kind.folders[0]}/"
+        )
+    return Path(where).resolve()
 
 
 def _open_maps(
-    where: str,
+    source: Source,
     rule: SplitRule,
-    kind: MapKind,
-    classes_of: Callable[[Path, PairedListing], tuple[str, ...]],
-    target: Callable[[Path, str, tuple[str, ...]], MapFile],
+    pairs: PairedListing,
+    classes: tuple[str, ...],
+    target: Callable[[str], MapFile],
 ) -> DataSet:
-    if not where or not Path(where).is_dir():
-        raise ValueError(
-            f"{where!r} is no folder: give one with pictures in images/ and {kind.what} of the "
-            f"same names in {kind.folders[0]}/"
-        )
-    root = Path(where).resolve()
-    pairs = read_pairs(root, kind)
-    classes = classes_of(root, pairs)
-    listing = replace(pairs.listing, classes=classes)
-    data = from_source(Source(root.name, str(root), listing), rule)
+    """The pictures of pairs, with the target of the name of each one's map."""
+    data = from_source(replace(source, listing=replace(pairs.listing, classes=classes)), rule)
 
     def with_maps(images: Images) -> Images:
-        targets = (target(root, pairs.maps[name].name, classes) for name in images.names)
-        return replace(images, targets=tuple(targets))
+        targets = tuple(target(pairs.files[name].name) for name in images.names)
+        return replace(images, targets=targets)
 
     data = replace(data.map_images(with_maps), fingerprint=_fingerprint(data.fingerprint, pairs))
     return data.without(rule.left_out)
 
 
 def _fingerprint(of_pictures: str, pairs: PairedListing) -> str:
-    maps = sorted((name, *each) for name, each in pairs.maps.items())
+    maps = sorted((name, *each) for name, each in pairs.files.items())
     return hashlib.sha256(json.dumps([of_pictures, maps]).encode()).hexdigest()[:16]
 
 
@@ -266,7 +289,7 @@ def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
     """ "0" to the largest value of the training; each mask is read once for it."""
     largest = -1
     for sample in pairs.listing.splits["train"]:
-        name = pairs.maps[sample.name].name
+        name = pairs.files[sample.name].name
         try:
             values = read_png(root / name, name)
         except UnreadableImage:

@@ -140,7 +140,16 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class Segment(PixelTask):
+class SegmentOptions(DenseOptions):
+    """The options of segmentation."""
+
+    # the colours of classes, where masks are in colours: a file with a line such as 128 0 0 road
+    # for each class, or voc for Pascal VOC's palette
+    colours: str = ""
+
+
+@dataclass(frozen=True)
+class Segment(SegmentOptions, PixelTask):
     """Cross-entropy of the pixels, at the size of the input; compared by the mIoU in percent.
 
     Pixels of class `IGNORED` are left out. The loss is the mean over the other pixels of the batch,
@@ -148,7 +157,7 @@ class Segment(PixelTask):
     """
 
     name: ClassVar[str] = "segment"
-    options: ClassVar[type] = DenseOptions
+    options: ClassVar[type] = SegmentOptions
     metric: ClassVar[Metric] = Metric("miou", "mIoU", "%")
     other_metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("pixel_accuracy", "pixel accuracy", "%"),
@@ -159,7 +168,7 @@ class Segment(PixelTask):
     outside: ClassVar[float] = IGNORED
 
     def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
-        return open_masks(where, rule)
+        return open_masks(where, rule, self.colours)
 
     def head(self, net: Backbone) -> PixelHead:
         return PixelHead(net.channels, net.strides, net.spec.classes, width=self.head_width)

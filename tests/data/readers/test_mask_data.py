@@ -12,6 +12,7 @@ from fullstride.data.readers.masks import VOC_CLASSES
 from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import open_depths, open_masks
 from fullstride.examples.files import write_scenes
+from fullstride.tasks.segment import Segment
 
 COUNTS = {"train": 3, "val": 2, "test": 1}
 
@@ -204,3 +205,72 @@ def test_a_folder_of_another_kind_is_refused_in_one_line(tmp_path, opened):
         with pytest.raises(ValueError, match="images/") as caught:
             opened(where)
         assert "\n" not in str(caught.value)
+
+
+ROAD, CAR, VOID = (128, 64, 128), (0, 0, 142), (0, 0, 0)
+TABLES = {
+    "label_colors.txt": "128 64 128\troad\n0 0 142\tpassenger car\n0 0 0\tignored\n",
+    "labelmap.txt": "# label:color_rgb:parts:actions\nroad:128,64,128::\n"
+    "passenger car:0,0,142::\nignored:0,0,0::\n",
+    "class_dict.csv": "name,r,g,b\nroad,128,64,128\npassenger car,0,0,142\nignored,0,0,0\n",
+}
+
+
+def write_coloured(folder: Path, *colours, mode="RGB") -> str:
+    for number in range(4):
+        picture(folder / "images" / f"{number}.jpg", number)
+        image = Image.fromarray(np.array([colours], np.uint8))
+        (folder / "masks").mkdir(exist_ok=True)
+        image.convert(mode).save(folder / "masks" / f"{number}.png")
+    return str(folder)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA"])
+@pytest.mark.parametrize("name", TABLES)
+def test_masks_in_colours_are_read_by_a_table_of_these(tmp_path, name, mode):
+    where = write_coloured(tmp_path / "data", CAR, ROAD, VOID, CAR, mode=mode)
+    with pytest.raises(ValueError, match=r"are in colours: .* --task.colours FILE") as caught:
+        open_masks(where)
+    assert "\n" not in str(caught.value)
+    table = tmp_path / "data" / name
+    table.write_text(TABLES[name])
+    found = open_masks(where, SplitRule(val=0, test=0))
+    table = table.rename(tmp_path / "elsewhere.txt")
+    chosen = Segment(colours=str(table)).open_data(where, SplitRule(val=0, test=0))
+    again = open_masks(chosen.where, SplitRule(val=0, test=0))
+    for data in (found, chosen, again):
+        assert data.classes == ("road", "passenger car")
+        assert data.train.targets[0].read().tolist() == [[1, 0, 255, 1]]
+    table.write_text("128 64 128 road\n0 0 142 car\n")
+    mask = open_masks(chosen.where, SplitRule(val=0, test=0)).train.targets[0]
+    with pytest.raises(UnreadableImage, match="it has the colour 0 0 0, which the table"):
+        mask.read()
+
+
+def test_the_colours_of_voc_are_known(tmp_path):
+    # aeroplane, bicycle, tvmonitor and the border of the published palette
+    colours = ((128, 0, 0), (0, 128, 0), (0, 64, 128), (224, 224, 192), (0, 0, 0))
+    where = write_coloured(tmp_path, *colours)
+    data = open_masks(f"{where}?colours=voc", SplitRule(val=0, test=0))
+    assert data.classes == VOC_CLASSES
+    assert data.train.targets[0].read().tolist() == [[1, 2, 20, 255, 0]]
+    assert open_masks(data.where).classes == VOC_CLASSES
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("128 0 road\n1 2 3 car", "line 1 is '128 0 road': write red, green and blue"),
+        ("128 0 256 road", "line 1"),
+        ("1 2 3 road\n1 2 3 car", "one colour for two"),
+        ("1 2 3 road\n1 2 4 road", "'road' twice"),
+        ("", "name 1 to 255"),
+    ],
+)
+def test_a_table_of_colours_that_cannot_be_used_is_one_line(tmp_path, text, match):
+    where = write_coloured(tmp_path / "data", ROAD)
+    (tmp_path / "table.txt").write_text(text)
+    with pytest.raises(ValueError, match=match):
+        open_masks(where, colours=str(tmp_path / "table.txt"))
+    with pytest.raises(ValueError, match="no table of colours 'nowhere'"):
+        open_masks(where, colours="nowhere")

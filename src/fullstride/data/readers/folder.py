@@ -158,7 +158,7 @@ def find_folder(where: str) -> Path:
         ) from error
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def entries_of(folder: Path) -> list[os.DirEntry[str]]:
     """The entries that are not hidden, sorted by name."""
     try:
         with os.scandir(folder) as entries:
@@ -173,7 +173,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return [each.name for each in _entries(folder) if is_folder(each)]
+    return [each.name for each in entries_of(folder) if is_folder(each)]
 
 
 def _split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
@@ -190,7 +190,7 @@ def _classes(folder: Path, kind: FileKind) -> tuple[str, ...]:
     if names:
         hint = f", or give {str(folder / names[0])!r}" if _subfolders(folder / names[0]) else ""
         check_classes(repr(str(folder)), names, f"add a second class folder{hint}")
-    flat = any(each.name.lower().endswith(kind.suffixes) for each in _entries(folder))
+    flat = any(each.name.lower().endswith(kind.suffixes) for each in entries_of(folder))
     what = f"has {kind.name} but no class folders" if flat else "has no class folders"
     raise ValueError(f"{str(folder)!r} {what}: put the {kind.name} of each class in a subfolder")
 
@@ -246,7 +246,7 @@ def find_files(
 
     Of videos, a folder with pictures in it is one too.
     """
-    for entry in _entries(folder):
+    for entry in entries_of(folder):
         if is_folder(entry):
             path, parents = folder / entry.name, (*above, folder)
             if any(path.samefile(each) for each in parents):

@@ -1,23 +1,19 @@
-"""Pairs of pictures and their maps, by folders or by VOC's lists of names, and what maps say."""
+"""Reads masks and depths, the maps of pictures: their values, their colours and their classes."""
 
-import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from fullstride.data.readers.decode import MAX_MEGAPIXELS, OversizedImage, UnreadableImage
-from fullstride.data.readers.folder import find_files
+from fullstride.data.readers.folder import FileKind
 from fullstride.data.readers.listing import (
-    TEST,
-    TRAIN,
-    VAL,
     Below,
     FileSizes,
     Listing,
@@ -26,6 +22,7 @@ from fullstride.data.readers.listing import (
     read_names,
     read_text,
 )
+from fullstride.data.readers.pairs import PairedListing, PairKind, read_pairs
 from fullstride.io.writing import check_regular, open_regular
 
 IGNORED = 255  # the class of a pixel that is neither trained on nor scored
@@ -35,18 +32,21 @@ MILLIMETRES = 1000.0  # in a metre
 
 @dataclass(frozen=True)
 class MaskFile:
-    """The classes of a picture's pixels, in a PNG of one channel or with a palette."""
+    """The classes of a picture's pixels, in a PNG of one channel, with a palette or in colours."""
 
     root: Path
     name: str  # POSIX path below `root`
     classes: bytes  # of each value from 0 on, `IGNORED` for those that are left out
+    colours: tuple[int, ...] = ()  # of each value, 0xRRGGBB, where the mask is in colours
 
     def read(self) -> np.ndarray:
         """Classes from 0 on, and `IGNORED`: uint8 (H, W). 255 is `IGNORED` too.
 
-        Raises UnreadableImage for other files, and for a value that has no class.
+        Raises UnreadableImage for other files, and for a value or a colour that has no class.
         """
-        values = read_png(self.root / self.name, self.name)
+        values = read_png(self.root / self.name, self.name, in_colours=bool(self.colours))
+        if values.ndim == 3:
+            values = _values_of_colours(values, self.colours, self.name)
         unknown = (values >= len(self.classes)) & (values != IGNORED)
         if unknown.any():
             raise UnreadableImage(
@@ -57,6 +57,25 @@ class MaskFile:
         table = np.full(IGNORED + 1, IGNORED, np.uint8)
         table[: len(self.classes)] = np.frombuffer(self.classes, np.uint8)
         return table[values]
+
+
+def _values_of_colours(pixels_hwc: np.ndarray, colours: tuple[int, ...], name: str) -> np.ndarray:
+    """The index of each pixel's colour: (H, W, 3) -> uint8 (H, W). Raises UnreadableImage."""
+    order = np.argsort(colours)
+    rising = np.array(colours, np.uint32)[order]
+    values = np.empty(pixels_hwc.shape[:2], np.uint8)
+    for row, pixels in enumerate(pixels_hwc):  # the numbers of a whole mask would take 16 times it
+        numbers = pixels.astype(np.uint32) @ np.array([2**16, 2**8, 1], np.uint32)
+        places = np.minimum(np.searchsorted(rising, numbers), len(rising) - 1)
+        if (other := rising[places] != numbers).any():
+            rgb = pixels[int(other.argmax())].tolist()
+            raise UnreadableImage(
+                name,
+                f"it has the colour {' '.join(map(str, rgb))}, which the table of colours lacks: "
+                f"add it, as {LEFT_OUT!r} where it is no class",
+            )
+        values[row] = order[places]
+    return values
 
 
 @dataclass(frozen=True)
@@ -73,7 +92,10 @@ class DepthFile:
             return read_png(path, self.name).astype(np.float32) / np.float32(MILLIMETRES)
         try:
             check_regular(path)
-            metres = np.array(np.load(path, mmap_mode="r", allow_pickle=False), np.float32)
+            stored = np.load(path, mmap_mode="r", allow_pickle=False)
+            if np.size(stored) > 1e6 * MAX_MEGAPIXELS:
+                raise ValueError(f"it has more than {MAX_MEGAPIXELS:g} million values")
+            metres = np.array(stored, np.float32)
         except (OSError, ValueError, TypeError) as error:
             raise UnreadableImage(self.name, f"it is no array of numbers: {error}") from error
         if metres.ndim != 2:
@@ -84,24 +106,33 @@ class DepthFile:
 MapFile = MaskFile | DepthFile
 
 
-def read_png(path: Path, name: str) -> np.ndarray:
-    """The values of a PNG as they are stored: uint8, uint16 or int32 (H, W).
-
-    Raises UnreadableImage, also for one of several channels.
-    """
+@contextmanager
+def _opened_png(path: Path, name: str) -> Iterator[Image.Image]:
+    """The PNG, by its header only. Every error of it becomes UnreadableImage."""
     try:
         with warnings.catch_warnings(), open_regular(path) as file:
             warnings.simplefilter("ignore")
             with Image.open(file, formats=("PNG",)) as image:
-                if image.width * image.height > 1e6 * MAX_MEGAPIXELS:
-                    limit = f"more than {MAX_MEGAPIXELS:g} megapixels"
-                    raise OversizedImage(name, f"it has {limit}")
-                values = np.asarray(image)
+                yield image
     except UnreadableImage:
         raise
     except Exception as error:  # Pillow raises a dozen kinds on a broken file
         what = getattr(error, "strerror", None) or "it is no whole PNG"
         raise UnreadableImage(name, what) from error
+
+
+def read_png(path: Path, name: str, in_colours: bool = False) -> np.ndarray:
+    """The values of a PNG as they are stored: uint8, uint16 or int32 (H, W).
+
+    With `in_colours` also those of a PNG in colours, (H, W, 3). Raises UnreadableImage, also for
+    one of several channels.
+    """
+    with _opened_png(path, name) as image:
+        if image.width * image.height > 1e6 * MAX_MEGAPIXELS:
+            raise OversizedImage(name, f"it has more than {MAX_MEGAPIXELS:g} megapixels")
+        values = np.asarray(image)
+    if values.ndim == 3 and in_colours and image.mode in COLOURED:
+        return values[..., :3]
     if values.ndim != 2:
         raise UnreadableImage(
             name, f"it has {values.shape[2]} channels: use one, with a number for each pixel"
@@ -109,7 +140,18 @@ def read_png(path: Path, name: str) -> np.ndarray:
     return values.astype(np.uint8) if values.dtype == bool else values
 
 
-# ---- which map belongs to which picture
+def is_in_colours(path: Path) -> bool:
+    """Whether a mask is a PNG in colours, by its header; False for what is no PNG."""
+    try:
+        with _opened_png(path, path.name) as image:
+            return image.mode in COLOURED
+    except UnreadableImage:
+        return False
+
+
+COLOURED = ("RGB", "RGBA")  # Pillow's modes
+
+# ---- the masks of a folder
 
 
 VOC_CLASSES = (
@@ -119,131 +161,20 @@ VOC_CLASSES = (
 )
 ADE_NAMES = "objectInfo150.txt"  # of ADE20K's 150 classes, in the folder of its release
 CLASS_NAMES = "classes.txt"  # a name in each line, that of value 0 first
+# Tables of colours, as CamVid, CVAT and others call theirs.
+COLOUR_TABLES = ("colours.txt", "colors.txt", "label_colors.txt", "labelmap.txt", "class_dict.csv")
+VOC_PALETTE = "voc"
 LEFT_OUT = "ignored"  # the name of values in `CLASS_NAMES` that are no class
 
 
-class MapKind(NamedTuple):
-    """How folders of maps are called, and their files."""
-
-    what: str  # for messages
-    folders: tuple[str, ...]
-    suffixes: tuple[str, ...]
+MASKS = PairKind(FileKind("masks", (".png",)), ("masks", "annotations", "labels"))
+DEPTHS = PairKind(FileKind("depth maps", (".png", ".npy")), ("depth", "depths"))
 
 
-MASKS = MapKind("masks", ("masks", "annotations", "labels"), (".png",))
-DEPTHS = MapKind("depth maps", ("depth", "depths"), (".png", ".npy"))
-PICTURES = ("images", "rgb")
-
-
-@dataclass(frozen=True)
-class PairedListing:
-    """Pictures as a listing, whose targets are empty, and the map of each."""
-
-    listing: Listing
-    maps: dict[str, Sample]  # picture -> name and size of its map
-    folder: Path  # of the maps of the training
-
-
-def read_pairs(root: Path, kind: MapKind) -> PairedListing:
-    """The pictures below `root` that have a map, by their splits.
-
-    A map has the name of its picture, but for the suffix. For a split, such as train, pictures are
-    in images/train, train/images or train, and maps in masks/train or train/masks; without splits
-    they are in images and masks. `kind` has other names for masks, and rgb is one for images.
-
-    Raises ValueError in one line.
-    """
-    if kind is MASKS and (root / "SegmentationClass").is_dir():
-        return _read_voc(root)
-    splits: dict[str, list[Sample]] = {}
-    maps, notes, names, folders = {}, [], {}, {}
-    for split, words in (("train", TRAIN), ("val", VAL), ("test", TEST)):
-        if not (pair := _pair(root, kind, words)):
-            continue
-        names[split], folders[split] = pair[0], pair[2]
-        splits[split], of_pictures, lacking = _matched(root, *pair[1:], kind)
-        maps |= of_pictures
-        notes += lacking
-    if not splits and (pair := _pair(root, kind, ("",))):
-        folders["train"] = pair[2]
-        splits["train"], maps, notes = _matched(root, *pair[1:], kind)
-    if "train" not in splits:
-        raise ValueError(
-            f"{str(root)!r} has no pictures with {kind.what} for training: put pictures into "
-            f"images/train and {kind.what} of the same names into {kind.folders[0]}/train"
-        )
-    listing = Listing((), splits, Below(root), names.get("val", ""), notes=tuple(notes))
-    return PairedListing(listing, maps, folders["train"])
-
-
-def _pair(root: Path, kind: MapKind, words: Sequence[str]) -> tuple[str, Path, Path] | None:
-    """The name of a split, its folder of pictures and that of maps, if there are both.
-
-    A word of "" is for folders without splits.
-    """
-    for word, maps, pictures in product(words, kind.folders, PICTURES):
-        places = [(f"{pictures}/{word}", f"{maps}/{word}")]
-        if word:
-            places += [(f"{word}/{pictures}", f"{word}/{maps}"), (word, f"{maps}/{word}")]
-        for names in places:
-            both = [root / name for name in names]
-            if all(each.is_dir() for each in both):
-                return word, both[0], both[1]
-    return None
-
-
-class _Matched(NamedTuple):
-    samples: list[Sample]
-    maps: dict[str, Sample]  # picture -> name and size of its map
-    notes: list[str]  # on pictures that have none
-
-
-def _matched(root: Path, pictures: Path, folder: Path, kind: MapKind) -> _Matched:
-    maps = dict(_map_files(root, folder, kind.suffixes))
-    below, samples, of_pictures, lacking = pictures.relative_to(root), [], {}, []
-    for name, size in find_files(pictures):
-        sample = Sample((below / name).as_posix(), (), size)
-        if map_file := maps.get(_stem(name)):
-            samples.append(sample)
-            of_pictures[sample.name] = map_file
-        else:
-            lacking.append(sample.name)
-    if not samples:
-        raise ValueError(
-            f"no picture in {str(pictures)!r} has one of the {kind.what} in {str(folder)!r}: give "
-            "both the same name"
-        )
-    notes = []
-    if lacking:
-        notes = [
-            f"{len(lacking):,} pictures have no map in {folder.relative_to(root).as_posix()} and "
-            f"are left out: {quote_names(lacking)}"
-        ]
-    return _Matched(samples, of_pictures, notes)
-
-
-def _map_files(root: Path, folder: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, Sample]]:
-    """The path below `folder` without its suffix, and the file, of each map."""
-    for place, folders, files in os.walk(folder):
-        folders.sort()
-        for file in sorted(files):
-            path = Path(place, file)
-            if path.suffix.lower() in suffixes and not file.startswith("."):
-                name = path.relative_to(root).as_posix()
-                stem = _stem(path.relative_to(folder).as_posix())
-                yield stem, Sample(name, (), _size(path))
-
-
-def _stem(name: str) -> str:
-    return str(PurePosixPath(name).with_suffix(""))
-
-
-def _size(path: Path) -> int:
-    """Bytes; -1 for a broken link."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+def read_masks(root: Path) -> PairedListing:
+    """The pictures below `root` that have a mask: by VOC's lists, or by the folders of both."""
+    is_voc = (root / "SegmentationClass").is_dir()
+    return _read_voc(root) if is_voc else read_pairs(root, MASKS)
 
 
 # ---- VOC
@@ -282,7 +213,87 @@ def _read_voc(root: Path) -> PairedListing:
     return PairedListing(Listing((), splits, Below(root)), maps, root / "SegmentationClass")
 
 
-# ---- names of classes
+# ---- names and colours of classes
+
+
+@dataclass(frozen=True)
+class ColourTable:
+    """The colour of each class, of value 0 first."""
+
+    names: tuple[str, ...]
+    colours: tuple[int, ...]  # 0xRRGGBB
+
+
+ROWS_OF_COLOURS = (  # a name behind the numbers or before them, as CVAT writes it with a ":"
+    re.compile(r"(?P<rgb>\d{1,3}(?:[\s,;]+\d{1,3}){2})[\s,;]+(?P<name>\S.*)"),
+    re.compile(r"(?P<name>[^:]*[^\s,;:])[\s,;:]+(?P<rgb>\d{1,3}(?:[\s,;]+\d{1,3}){2})(?::.*)?"),
+)
+
+
+def read_colours(path: Path) -> ColourTable:
+    """A table with a line for each class: red, green and blue from 0 to 255, and its name.
+
+    The name may be first. Lines that begin with # and a first line of titles are left out. A class
+    of the name `LEFT_OUT` is none. Raises ValueError in one line.
+    """
+    names, colours = [], []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not (line := line.strip()) or line.startswith("#"):
+            continue
+        match = next(filter(None, (row.fullmatch(line) for row in ROWS_OF_COLOURS)), None)
+        red, green, blue = map(int, re.findall(r"\d+", match["rgb"])) if match else (256, 0, 0)
+        if max(red, green, blue) > 255:
+            if number == 1 and not any(sign.isdecimal() for sign in line):  # titles
+                continue
+            raise ValueError(
+                f"{str(path)!r} line {number} is {line[:60]!r}: write red, green and blue from 0 "
+                "to 255 and the name of a class, as 128 0 0 road"
+            )
+        assert match
+        names.append(match["name"].strip())
+        colours.append(red << 16 | green << 8 | blue)
+    _check_names(path, names)
+    if len({*colours}) < len(colours):
+        raise ValueError(f"{str(path)!r} has one colour for two classes: give each its own")
+    return ColourTable(tuple(names), tuple(colours))
+
+
+def voc_colours() -> ColourTable:
+    """Pascal VOC's palette: bit 7 of red, green and blue are bits 0, 1 and 2 of a class, and so on.
+
+    Its border, which is no class, is of the colour of value 255.
+    """
+
+    def colour(value: int) -> int:
+        rgb = 0
+        for bit in range(8):
+            for channel, shift in ((0, 16), (1, 8), (2, 0)):
+                rgb |= (value >> (3 * bit + channel) & 1) << (shift + 7 - bit)
+        return rgb
+
+    numbers = (*range(len(VOC_CLASSES)), IGNORED)
+    return ColourTable((*VOC_CLASSES, LEFT_OUT), tuple(map(colour, numbers)))
+
+
+def find_colours(root: Path, folder: Path, chosen: str) -> ColourTable | None:
+    """The colours that the user chose, a file or `VOC_PALETTE`, or else those of the data, if any.
+
+    Raises ValueError where there is no such file.
+    """
+    if chosen == VOC_PALETTE:
+        return voc_colours()
+    if chosen:
+        if not (path := Path(chosen)).is_file():
+            raise ValueError(
+                f"no table of colours {chosen!r}: give a file with a line such as 128 0 0 road for "
+                f"each class, or {VOC_PALETTE} for Pascal VOC's palette"
+            )
+        return read_colours(path)
+    for place in (folder, folder.parent, root):
+        for name in COLOUR_TABLES:
+            if (place / name).is_file():
+                return read_colours(place / name)
+    return voc_colours() if folder.name == "SegmentationClass" else None
 
 
 def class_names(root: Path, folder: Path) -> tuple[str, ...]:
@@ -300,6 +311,11 @@ def class_names(root: Path, folder: Path) -> tuple[str, ...]:
 
 def _names(path: Path) -> tuple[str, ...]:
     names = tuple(line.strip() for line in read_text(path).splitlines())
+    _check_names(path, names)
+    return names
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
     if {*names} <= {LEFT_OUT} or len(names) > MAX_CLASSES:
         raise ValueError(f"{str(path)!r} has {len(names)} lines: name 1 to {MAX_CLASSES} classes")
     if not all(names):
@@ -307,7 +323,6 @@ def _names(path: Path) -> tuple[str, ...]:
     counts = Counter(name for name in names if name != LEFT_OUT)
     if twice := sorted(name for name, count in counts.items() if count > 1):
         raise ValueError(f"{str(path)!r} has {quote_names(twice)} twice: give each class its name")
-    return names
 
 
 def _ade_names(path: Path) -> tuple[str, ...]:
