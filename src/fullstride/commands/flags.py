@@ -13,6 +13,7 @@ from fullstride.nets.preprocessing import LoadOptions
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
     from fullstride.latency.profiles import Profile as LatencyProfile
+    from fullstride.tasks.task import Task
 
 Data = Annotated[Positional[str], arg(metavar="DATA")]
 Model = Annotated[Positional[str], arg(metavar="MODEL")]
@@ -86,13 +87,19 @@ class SplitFlags:
     # Allow the same image in several splits; by default copies are in one.
     keep_duplicates: bool = False
 
-    def open(self, data: str, task: str = "classify") -> "DataSet":
-        """The images for a task, with a note on what was ignored."""
+    def open(self, data: str, task: "Task | None" = None) -> "DataSet":
+        """The images for a task, by default classification, with a note on what was ignored.
+
+        Raises ValueError for data that are for another task than classification by default.
+        """
         from fullstride.data.dataset import SplitRule
+        from fullstride.data.recognise import check_purpose
         from fullstride.tasks import find_task
 
+        if task is None:
+            check_purpose(data)
         rule = SplitRule(self.val, self.test, self.group, self.keep_duplicates)
-        images = find_task(task).open_data(data, rule)
+        images = (task or find_task()).open_data(data, rule)
         report_ignored(images.ignored, images.notes)
         return images
 

@@ -104,12 +104,12 @@ def train(
     from fullstride.measure.budget import deadline_s
     from fullstride.measure.environment import choose_device
     from fullstride.report.training_progress import TrainingProgress
-    from fullstride.tasks import find_task
     from fullstride.train import compute, run, run_folder, timing
 
     board = run_folder.open_board(out / "tensorboard") if flags.tensorboard else None
     deadline = deadline_s(flags.hours, flags.minutes)
-    images = splits.open(data, options.task)
+    task = run.task_for(data, options, recipe.changes)
+    images, options = splits.open(data, task), replace(options, task=task.name)
     device = choose_device(options.device)
     with (
         compute.init_distributed(device, flags.ddp_timeout_s) as (context, place),
@@ -117,7 +117,7 @@ def train(
     ):
         options = replace(options, device=str(place))
         named = timing.recipe_within(recipe, deadline, out, model, images, options, context)
-        progress = TrainingProgress(bar, find_task(options.task).find_metric(named.recipe.score))
+        progress = TrainingProgress(bar, task.find_metric(named.recipe.score))
         hooks = progress.announce, progress.watch
         for row in run.train(out, model, images, named, options, context, *hooks):
             progress.print(row)

@@ -26,7 +26,7 @@ from fullstride.data.readers.idx import (
     read_idx_folder,
     split_digits,
 )
-from fullstride.data.readers.listing import Listing, Objects
+from fullstride.data.readers.listing import Listing, Objects, check_class_count
 from fullstride.data.readers.shards import holds_shards, read_shards
 from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule, Splits, take_splits
 
@@ -265,7 +265,9 @@ def _dataset_source(folder: Path, choice: dict[str, str], group: str) -> Source:
 
 def from_source(source: Source, rule: SplitRule) -> DataSet:
     """The images with the splits of `rule`, also those that it leaves out."""
-    listing, taken = source.listing, take_splits(source.listing, rule)
+    listing = source.listing
+    check_class_count(repr(source.where), len(listing.classes), len(listing.samples))
+    taken = take_splits(listing, rule)
     file = None if source.read else listing.file
     read = source.read or Decoded(listing.file, source.channels)
     train, val, test = _images(taken.splits, read, file)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from fullstride.data.dataset import (
     DIGITS,
@@ -21,8 +22,8 @@ from fullstride.data.dataset import (
 from fullstride.data.readers.coco import coco_files, read_coco_labels, read_coco_objects
 from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.csv_table import find_table, read_label_table
-from fullstride.data.readers.folder import VIDEOS, find_folder
-from fullstride.data.readers.listing import Objects, join_copies
+from fullstride.data.readers.folder import VIDEOS
+from fullstride.data.readers.listing import Listing, Objects, join_copies, near_names
 from fullstride.data.readers.masks import (
     DEPTHS,
     IGNORED,
@@ -40,11 +41,13 @@ from fullstride.data.readers.masks import (
     read_masks,
     read_png,
 )
-from fullstride.data.readers.pairs import PairedListing, PairKind, read_pairs
+from fullstride.data.readers.pairs import PairedListing, PairKind, holds_pairs, read_pairs
 from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule
 from fullstride.data.readers.videos import MiddleFrame, check_decoder
-from fullstride.data.readers.voc import read_voc, voc_folders
+from fullstride.data.readers.voc import XML_FILES, read_voc, read_xml_files, voc_folders
+from fullstride.data.readers.yolo import read_yolo, yolo_root
 
+CHECK_PATH = "check the path"
 __all__ = ["Objects", "open_boxes"]
 
 
@@ -55,39 +58,65 @@ def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     height. Boxes beyond their image are clipped; empty, inverted and infinite ones are left out; a
     note of the data set counts both. An image without objects is an example of the background.
 
-    COCO's format: a folder with `annotations/instances_train2017.json` and the like, or with
-    `train/_annotations.coco.json`, or such a .json file. Images are in a folder of the split's
-    name, in images/, or beside the annotations. `iscrowd` makes an object difficult.
+    COCO's format: a .json file, or a folder with `annotations/instances_train2017.json` and the
+    like, with `train/_annotations.coco.json`, or with one such file of any name, in it or in
+    annotations/. Images are in a folder of the split's name, in images/, or beside the annotations.
+    `iscrowd` makes an object difficult.
 
     Pascal VOC's format: a folder with JPEGImages/, Annotations/ and ImageSets/Main/train.txt,
     val.txt, trainval.txt and test.txt, or one with several such folders, such as VOC2007/ and
-    VOC2012/. Of several, with a test in one of them, all other images are for training.
+    VOC2012/. Of several, with a test in one of them, all other images are for training. Without
+    these folders, XML files are beside the pictures of their names, or in annotations/ beside
+    images/.
+
+    YOLO's format: a data.yaml, or a folder with text files in labels/ of the names of the pictures
+    in images/. Both may have a folder for each split.
 
     Splits that the data do not have are taken by the rules of `fullstride.data.dataset.open_data`,
     by the rarest class of an image's objects.
 
     Raises ValueError in one line.
     """
-    data = _open_boxes(where, rule)
+    boxes = find_boxes(where)
+    name = boxes.root.stem if boxes.root.is_file() else boxes.root.name
+    data = from_source(Source(name, str(boxes.root), boxes.read()), rule)
     splits = (data.train, data.val, data.test)
     if count := sum(not target.labels for images in splits for target in images.targets):
         data = replace(data, notes=(*data.notes, f"{count:,} images have no object"))
     return data.without(rule.left_out)
 
 
-def _open_boxes(where: str, rule: SplitRule) -> DataSet:
-    if files := coco_files(Path(where)):
-        place = Path(where).resolve()
-        return from_source(Source(place.stem, str(place), read_coco_objects(files)), rule)
-    root = find_folder(where)
-    folders = voc_folders(root)
-    if not folders:
-        raise ValueError(
-            f"{where!r} has no boxes: give a folder in COCO's format, with "
-            "annotations/instances_train.json, or in Pascal VOC's, with JPEGImages/ and "
-            "Annotations/, or a .json file"
-        )
-    return from_source(Source(root.name, str(root), read_voc(root, folders)), rule)
+class Boxes(NamedTuple):
+    """Where boxes are, and in which format."""
+
+    root: Path  # the folder or the file
+    format: str
+    read: Callable[[], Listing]
+
+
+class NoBoxesError(ValueError):
+    """No file with boxes, in any of the formats."""
+
+
+def find_boxes(where: str) -> Boxes:
+    """The boxes at `where`, by the names of its files. Raises NoBoxesError without any."""
+    if not where or not os.path.exists(where):  # noqa: PTH110  names may be too long for `Path`
+        raise NoBoxesError(f"no folder or file {where!r}: {near_names(Path(where)) or CHECK_PATH}")
+    root = Path(where).resolve()
+    if files := coco_files(root):
+        return Boxes(root, "COCO's format", partial(read_coco_objects, files))
+    if root.is_dir():
+        if folders := voc_folders(root):
+            return Boxes(root, "Pascal VOC's format", partial(read_voc, root, folders))
+        if holds_pairs(root, XML_FILES):
+            return Boxes(root, "XML files", partial(read_xml_files, root))
+    if home := yolo_root(root):
+        return Boxes(root, "YOLO's format", partial(read_yolo, root, home))
+    raise NoBoxesError(
+        f"{where!r} has no boxes: give a folder or a .json file in COCO's format, a folder with an "
+        "XML file beside each picture or in Pascal VOC's JPEGImages/ and Annotations/, or YOLO's "
+        "data.yaml or images/ and labels/"
+    )
 
 
 def open_clips(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
@@ -163,7 +192,7 @@ def _open_labels(where: str, rule: SplitRule) -> DataSet:
     if where == DIGITS:
         data = digits(rule)
         return data.with_targets(data.classes, lambda label: (label,))
-    path, separator = _option_in(where, "separator")
+    path, separator = option_in(where, "separator")
     if Path(path).suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
         table = find_table(path)
         place = str(table) if separator is None else f"{table}?separator={separator}"
@@ -181,7 +210,7 @@ def _open_labels(where: str, rule: SplitRule) -> DataSet:
     return replace(data, rule=replace(data.rule, copies=copies))
 
 
-def _option_in(where: str, name: str) -> tuple[str, str | None]:
+def option_in(where: str, name: str) -> tuple[str, str | None]:
     """Split DATA?name=TEXT into both, unless it is an existing path."""
     path, mark, value = where.rpartition(f"?{name}=")
     return (path, value) if mark and not Path(where).exists() else (where, None)
@@ -209,7 +238,7 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
 
     Raises ValueError in one line.
     """
-    folder, written = _option_in(where, "colours")
+    folder, written = option_in(where, "colours")
     chosen = colours or written or ""
     root = _map_root(folder, MASKS)
     pairs = read_masks(root)

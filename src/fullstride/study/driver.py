@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.readers.splits import SplitRule
+from fullstride.data.recognise import check_purpose
 from fullstride.io.locks import hold
 from fullstride.io.records import Record, from_json, to_json
 from fullstride.io.writing import check_output
@@ -171,6 +172,8 @@ def start_study(
     study: Study, data: str | Path | DataSet, out: str | Path, recipe: str, arguments: Any
 ) -> Iterator[Event]:
     """`run_study` of `arguments`: fields of the settings of the study, and of `StudyOptions`."""
+    if not isinstance(data, DataSet):
+        check_purpose(str(data))
     images = data if isinstance(data, DataSet) else open_data(str(data))
     images.check_one_class()
     names = {each.name for each in fields(StudyOptions)} & arguments.keys()

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.data.dataset import DataSet
+from fullstride.data.recognise import recognise
+from fullstride.io.console import print_note
 from fullstride.measure.budget import deadline_s
 from fullstride.measure.environment import choose_device
 from fullstride.nets import fused_form
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, find_task
+from fullstride.tasks.task import Task
 from fullstride.train import final_weights, loop, run_folder
 from fullstride.train.autotune import TrainingPlan
 from fullstride.train.batches import TrainingBatches
@@ -110,6 +113,20 @@ def train(
             yield from trained_epochs(run, steps, announce, watch)
         finally:
             run.close()
+
+
+def task_for(data: str, options: RunOptions, changes: Mapping[str, Any]) -> Task:
+    """The task of the options, or else the one that `data` are for, which is said in a line.
+
+    It has the options of the task among `changes` of the recipe. Raises ValueError in one line.
+    """
+    name = options.task
+    if not name:
+        name, what = recognise(data)
+        if what:
+            print_note(f"{data!r} has {what}: the task is {name}; --task NAME chooses another")
+    task = find_task(name)
+    return replace(task, **vars(task.read_options(changes.get("task_options", {}))))
 
 
 def trained_epochs(
@@ -243,9 +260,9 @@ def train_network(
         recipe: A recipe, or the name, run, bundle or JSON file of one; by default digits for the
             digits, else finetune with weights and scratch without, whose numbers follow the
             number of images.
-        options: Initial weights, task and device; by default random weights, classification and
-            cuda where there is one. `workers` None is 0 where a process does not begin as a fork,
-            as it would run an unguarded script again.
+        options: Initial weights, task and device; by default random weights, the task that files of
+            the data are for, and cuda where there is one. `workers` None is 0 where a process does
+            not begin as a fork, as it would run an unguarded script again.
         minutes: Minutes that the whole may take: training has as many epochs as fit.
         on_epoch: Called with the row of each epoch, such as `print`.
         **changes: Fields of the recipe, such as `epochs=3`. The learning rate follows `batch_size`
@@ -256,7 +273,9 @@ def train_network(
     deadline = deadline_s(None, minutes)
     out = Path(out)
     if not isinstance(data, DataSet):
-        data = find_task(options.task).open_data(str(data))
+        task = task_for(str(data), options, changes)
+        data, options = task.open_data(str(data)), replace(options, task=task.name)
+    options = replace(options, task=options.task or DEFAULTS.task)
     starts_fresh = (get_start_method(allow_none=True) or get_all_start_methods()[0]) != "fork"
     workers = 0 if options.workers is None and starts_fresh else options.workers
     options = replace(options, workers=workers, device=str(choose_device(options.device)))

@@ -241,3 +241,157 @@ def test_a_folder_of_classes_has_no_boxes(tmp_path):
     write_images(tmp_path / "cat", "a.png")
     with pytest.raises(ValueError, match="has no boxes"):
         open_boxes(str(tmp_path))
+
+
+# ---- files as labelling tools write them
+
+
+@pytest.mark.parametrize(
+    ("file", "folder", "prefix"),
+    [
+        ("annotations.json", "images", ""),
+        ("result.json", "images", "images/"),  # Label Studio
+        ("result.json", "images", "images\\"),  # on Windows
+        ("labels.json", "data", ""),  # FiftyOne
+        ("annotations/all.json", "images", ""),
+    ],
+)
+def test_one_file_of_annotations_in_a_folder_is_taken(tmp_path, file, folder, prefix):
+    write_images(tmp_path / folder, "a.png", "b.png")
+    content = coco({0: f"{prefix}a.png", 1: f"{prefix}b.png"}, BOXES)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(json.dumps({"info": {}, **content}, indent=2))
+    (tmp_path / "other.json").write_text('{"images": 3}')
+    data = open_boxes(str(tmp_path), SplitRule(val=0, test=0, keep_duplicates=True))
+    assert targets(data)["b"] == Objects(((5, 5, 6, 7),), (0,), (False,))
+
+
+def test_several_files_of_annotations_are_splits_by_their_names_or_named(tmp_path):
+    write_images(tmp_path / "images", "a.png", "b.png")
+    for name, image in (("train_v2", "a.png"), ("labels.val", "b.png")):
+        text = json.dumps(coco({0: image}, BOXES[:2]))
+        (tmp_path / f"{name}.json").write_text(text)
+    data = open_boxes(str(tmp_path))
+    assert (*targets(data), *targets(data, "val")) == ("a", "b")
+    (tmp_path / "labels.val.json").rename(tmp_path / "mine.json")
+    with pytest.raises(ValueError, match=r"several files .*mine\.json.*train_v2\.json.*give one"):
+        open_boxes(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("pictures", "files"),
+    [
+        (".", "."),  # labelImg
+        ("images", "annotations"),
+        ("images", "images"),
+        ("train", "train"),  # Roboflow
+        ("train/images", "train/labels"),
+    ],
+)
+def test_xml_files_are_beside_their_pictures_or_in_a_folder(tmp_path, pictures, files):
+    write_images(tmp_path / pictures, "a.jpg", "b.png", "c.jpg")
+    (tmp_path / files).mkdir(parents=True, exist_ok=True)
+    (tmp_path / files / "a.xml").write_text(DOG)
+    (tmp_path / files / "b.xml").write_text(xml(("dog", (1, 1, 20, 10), 0)))
+    data = open_boxes(str(tmp_path), SplitRule(val=0, test=0))
+    assert data.classes == ("cat", "dog")
+    assert targets(data)["a"] == Objects(((0, 0, 20, 10), (2, 3, 5, 6)), (1, 0), (False, True))
+    assert [*targets(data)] == ["a", "b"]
+    assert any("1 pictures have none of the XML files" in note for note in data.notes)
+
+
+# ---- YOLO
+
+FOLDER = "images/train2017"  # of both splits, as in COCO128
+COCO128 = ("data.yaml", f"path: .\ntrain: {FOLDER}\nval: {FOLDER}\nnames: [cat, dog]")
+LINES = "1 0.5 0.5 0.2 0.4\n\n0 0.1 0.2 0.3 0.2 0.3 0.6 0.1 0.6\n"
+YOLO = Objects(((8, 3, 12, 7), (2, 2, 6, 6)), (1, 0), (False, False))
+
+
+def write_yolo(root: Path, pictures: str, labels: str, names: str = "ab") -> None:
+    write_images(root / pictures, *(f"{name}.png" for name in names))
+    (root / labels).mkdir(parents=True, exist_ok=True)
+    for name in names[:-1]:  # the last picture has no object
+        (root / labels / f"{name}.txt").write_text(LINES)
+
+
+def same(objects: Objects) -> bool:
+    return objects._replace(boxes=()) == YOLO._replace(boxes=()) and all(
+        box == pytest.approx(expected)
+        for box, expected in zip(objects.boxes, YOLO.boxes, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("pictures", "labels", "names"),
+    [
+        ("images", "labels", ("data.yaml", "names: {0: cat, 1: dog}")),
+        ("images/train", "labels/train", ("data.yaml", "names: [cat, dog]\ntrain: ../gone")),
+        ("train/images", "train/labels", ("classes.txt", "cat\ndog\n")),
+        ("images/train2017", "labels/train2017", COCO128),
+        (".", ".", ("classes.txt", "cat\ndog\n")),
+    ],
+)
+def test_yolo_has_boxes_and_polygons_as_shares_of_the_picture(tmp_path, pictures, labels, names):
+    write_yolo(tmp_path, pictures, labels)
+    (tmp_path / names[0]).write_text(names[1])
+    for where in {tmp_path, tmp_path / names[0]} if names[0] == "data.yaml" else {tmp_path}:
+        data = open_boxes(str(where), SplitRule(val=0, test=0))
+        assert data.classes == ("cat", "dog")
+        assert same(targets(data)["a"])
+        assert targets(data)["b"] == NOTHING
+        assert open_boxes(data.where, data.rule).fingerprint == data.fingerprint
+
+
+def test_yolo_keeps_its_splits_and_counts_classes_without_names(tmp_path):
+    for split, names in (("train", "abc"), ("valid", "de"), ("test", "fg")):
+        write_yolo(tmp_path, f"{split}/images", f"{split}/labels", names)
+    data = open_boxes(str(tmp_path), SplitRule(keep_duplicates=True))
+    assert data.classes == ("0", "1")
+    assert [*targets(data, "val"), *targets(data, "test")] == ["d", "e", "f", "g"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("0 0.5 0.5 0.2", r"b\.txt' line 2 is '0 0.5 0.5 0.2': write the index"),
+        ("x 0.5 0.5 0.2 0.2", "line 2"),
+        ("-1 0.5 0.5 0.2 0.2", "line 2"),
+        ("0 0.5 0.5 0.2 0.2 0.9", "line 2"),
+        ("7 0.5 0.5 0.2 0.2", r"b\.txt' has the class 7, and the names are those of 0 to 1"),
+    ],
+)
+def test_a_bad_line_of_yolo_is_named(tmp_path, line, words):
+    write_yolo(tmp_path, "images", "labels", "abc")
+    (tmp_path / "data.yaml").write_text("names: [cat, dog]")
+    (tmp_path / "labels" / "b.txt").write_text(f"{LINES.splitlines()[0]}\n{line}\n")
+    with pytest.raises(ValueError, match=words) as raised:
+        open_boxes(str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_class_index_of_yolo_builds_no_million_names(tmp_path):
+    write_yolo(tmp_path, "images", "labels", "abc")
+    (tmp_path / "labels" / "b.txt").write_text("4000000000 0.5 0.5 0.2 0.4\n")
+    with pytest.raises(ValueError, match="names 4,000,000,001 classes for 3 images"):
+        open_boxes(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text", ["names: {1: cat}", "names: [a, a]", "- 1", "names: [", "a: &b *b"]
+)
+def test_a_yaml_file_without_names_is_one_line(tmp_path, text):
+    write_yolo(tmp_path, "images", "labels", "abc")
+    (tmp_path / "data.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"data\.yaml|the names of") as raised:
+        open_boxes(str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_advice_for_a_detector_is_about_boxes(tmp_path):
+    write_images(tmp_path / "coco" / "images", "a.png")
+    for where in ("coco", "coc", "coco/images/a.png"):
+        with pytest.raises(ValueError, match="box|did you mean") as raised:
+            open_boxes(str(tmp_path / where))
+        assert "class folder" not in str(raised.value)
+        assert "subfolder" not in str(raised.value)

@@ -115,6 +115,8 @@ class _Reader:
 
 
 BESIDE = "_annotations.coco.json"  # in the folder of a split, as some tools export it
+HEAD_BYTES = 2**16  # of a file, by which its format is recognised
+ONE_LIST = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
 
 
 class CocoObject(NamedTuple):
@@ -145,8 +147,11 @@ class CocoFile:
 def coco_files(where: Path) -> dict[str, Path]:
     """The annotation file of each split; none if `where` is no such data set.
 
-    `where` is a .json file, or a folder with `annotations/instances_train2017.json` and so on, or
-    with `train/_annotations.coco.json` and so on. Raises ValueError for names that say no split.
+    `where` is a .json file, or a folder with `annotations/instances_train2017.json` and so on, with
+    `train/_annotations.coco.json` and so on, or with other files in COCO's format, in it or in
+    annotations/: one, or one for each split, with train, val or test in its name.
+
+    Raises ValueError for several files whose names say no split.
     """
     if where.suffix.lower() == ".json" and where.is_file():
         return {"train": where}
@@ -154,20 +159,37 @@ def coco_files(where: Path) -> dict[str, Path]:
         return {}
     named = [(path.parent.name, path) for path in sorted(where.glob(f"*/{BESIDE}"))]
     named += [(_rest(path), path) for path in sorted(where.glob("annotations/instances_*.json"))]
+    if not named:
+        paths = sorted([*where.glob("*.json"), *where.glob("annotations/*.json")])
+        named = [(path.stem, path) for path in paths if _lists_images(path)]
     if len(named) == 1:
         return {"train": named[0][1]}
     files: dict[str, Path] = {}
     for name, path in named:
-        word = re.match("[a-z]*", name.lower())
-        split = SPLITS.get(word[0] if word else "")
-        if not split:
-            raise ValueError(f"{str(path)!r} does not say train, val or test: rename it")
+        splits = {SPLITS[word] for word in re.findall("[a-z]+", name.lower()) if word in SPLITS}
+        if len(splits) != 1:
+            each = quote_names([str(path) for _, path in named])
+            raise ValueError(
+                f"{str(where)!r} has several files of annotations, {each}: give one of them, or "
+                "write train, val or test into their names"
+            )
+        (split,) = splits
         if split in files:
             raise ValueError(f"{str(path)!r} is a second file for {split}: keep one")
         files[split] = path
     if files and "train" not in files:
         raise ValueError(f"{str(where)!r} has no annotations for training: add them")
     return files
+
+
+def _lists_images(path: Path) -> bool:
+    """Whether a file begins as an object with lists of COCO's format."""
+    try:
+        with open_regular(path) as file:
+            head = file.read(HEAD_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
+    except (OSError, ValueError):
+        return False
+    return head.startswith(b"{") and bool(ONE_LIST.search(head))
 
 
 def _rest(path: Path) -> str:
@@ -252,7 +274,7 @@ def read_coco(path: Path, with_objects: bool = False) -> CocoFile:
         if kind == "images":
             key, name = (
                 _known(entry, "id", int | str, where),
-                _known(entry, "file_name", str, where),
+                _known(entry, "file_name", str, where).replace("\\", "/"),  # of Windows
             )
             if names.setdefault(key, name) != name:
                 raise ValueError(f"{where} is {names[key]!r} and {name!r}: give each its own id")
@@ -393,7 +415,8 @@ def _image_folder(root: Path, split: str, content: CocoFile, size_of: FileSizes)
     rest = content.path.parent.name if content.path.name == BESIDE else _rest(content.path)
     folders = [rest, f"images/{rest}", split, f"images/{split}", "images", "."]
     first = content.images[0]
-    for folder in folders:
+    others = sorted(path.name for path in root.iterdir() if path.is_dir())
+    for folder in (*folders, *others):
         if size_of(f"{folder}/{first.name}") is not None:
             return folder
     raise ValueError(

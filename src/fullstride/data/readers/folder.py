@@ -135,7 +135,7 @@ def read_folder(root: Path, unseen_classes: bool = False, kind: FileKind = IMAGE
         return Listing(classes, {"train": _samples(root, root, classes, kind)}, Below(root))
     classes = names = _classes(train, kind)
     if unseen_classes:
-        others = {name for folder in folders.values() for name in _subfolders(folder)}
+        others = {name for folder in folders.values() for name in subfolders(folder)}
         classes = (*names, *sorted(others.difference(names)))
     splits = {"train": _samples(root, train, names, kind)}
     splits |= {name: _held_out(root, folder, classes, kind) for name, folder in folders.items()}
@@ -150,7 +150,7 @@ def find_folder(where: str) -> Path:
         raise ValueError(f"{where!r} is a file: {HINT}" if where else f"no folder named: {HINT}")
     except (FileNotFoundError, NotADirectoryError):
         names = ["digits"] if path.parent == Path() else []
-        names += _subfolders(path.parent) if path.parent.is_dir() else []
+        names += subfolders(path.parent) if path.parent.is_dir() else []
         raise ValueError(f"no folder {where!r}: {near_names(path, names) or HINT}") from None
     except OSError as error:
         raise ValueError(
@@ -172,23 +172,23 @@ def entries_of(folder: Path) -> list[os.DirEntry[str]]:
         ) from error
 
 
-def _subfolders(folder: Path) -> list[str]:
+def subfolders(folder: Path) -> list[str]:
     return [each.name for each in entries_of(folder) if is_folder(each)]
 
 
 def _split_folder(root: Path, names: tuple[str, ...]) -> Path | None:
-    folders = [name for name in _subfolders(root) if name.lower() in names]
+    folders = [name for name in subfolders(root) if name.lower() in names]
     if len(folders) > 1:
         raise ValueError(f"{str(root)!r} has {quote_names(folders)} for one split: keep one")
     return root / folders[0] if folders else None
 
 
 def _classes(folder: Path, kind: FileKind) -> tuple[str, ...]:
-    names = _subfolders(folder)
+    names = subfolders(folder)
     if len(names) > 1:
         return tuple(names)
     if names:
-        hint = f", or give {str(folder / names[0])!r}" if _subfolders(folder / names[0]) else ""
+        hint = f", or give {str(folder / names[0])!r}" if subfolders(folder / names[0]) else ""
         check_classes(repr(str(folder)), names, f"add a second class folder{hint}")
     flat = any(each.name.lower().endswith(kind.suffixes) for each in entries_of(folder))
     what = f"has {kind.name} but no class folders" if flat else "has no class folders"
@@ -223,7 +223,7 @@ def _samples(root: Path, split: Path, names: tuple[str, ...], kind: FileKind) ->
 
 def _held_out(root: Path, split: Path, classes: tuple[str, ...], kind: FileKind) -> list[Sample]:
     """The files of val/ or test/, which may lack classes of the training images."""
-    names = _subfolders(split)
+    names = subfolders(split)
     if not names:
         raise ValueError(
             f"{str(split)!r} has no class folders: put the {kind.name} of each class in a subfolder"

@@ -1,11 +1,16 @@
-"""Reads Pascal VOC's format: an XML file for each image says which objects are in it."""
+"""Reads Pascal VOC's format: an XML file for each image says which objects are in it.
 
-from collections.abc import Iterable, Iterator, Sequence
+Its folders have lists of names; labelImg and others write the XML files beside the pictures.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from fullstride.data.readers.decode import SUFFIXES, image_size
+from fullstride.data.readers.folder import FileKind
 from fullstride.data.readers.listing import (
     Below,
     Box,
@@ -18,9 +23,15 @@ from fullstride.data.readers.listing import (
     read_names,
     sorted_classes,
 )
+from fullstride.data.readers.pairs import PairKind, read_pairs
 from fullstride.io.writing import read_regular
 
 IMAGES, ANNOTATIONS, LISTS = "JPEGImages", "Annotations", "ImageSets/Main"
+XML_FILES = PairKind(
+    FileKind("XML files of boxes", (".xml",)),
+    ("annotations", "Annotations", "labels", "xml", "xmls"),
+    beside=True,
+)
 MAX_XML_BYTES = 2**23
 
 
@@ -68,6 +79,29 @@ def read_voc(root: Path, folders: Sequence[Path]) -> Listing:
             images.setdefault(split, []).extend(
                 _image(root, folder, each, sizes, check) for each in dict.fromkeys(ids)
             )
+    return _listing(root, images, check)
+
+
+def read_xml_files(root: Path) -> Listing:
+    """The pictures below `root` that have an XML file of their name, beside them or in a folder.
+
+    The folders are those of `read_pairs`, such as images/ and annotations/, or train/ with both.
+    Raises ValueError in one line that names the file and the object.
+    """
+    pairs, check = read_pairs(root, XML_FILES), BoxCheck()
+    images = {
+        split: [
+            _described(root, name, size, root / pairs.files[name].name, check)
+            for name, _, size in samples
+        ]
+        for split, samples in pairs.listing.splits.items()
+    }
+    listing = _listing(root, images, check)
+    notes = (*pairs.listing.notes, *listing.notes)
+    return replace(listing, notes=notes, val_name=pairs.listing.val_name)
+
+
+def _listing(root: Path, images: Mapping[str, Sequence[VocImage]], check: BoxCheck) -> Listing:
     train = images.get("train")
     if not train:
         raise ValueError(f"{str(root)!r} has no list of training images: add {LISTS}/train.txt")
@@ -119,14 +153,19 @@ def _image(root: Path, folder: Path, name: str, sizes: FileSizes, check: BoxChec
     else:
         missing = str(folder / IMAGES / f"{name}{SUFFIXES[0]}")
         raise ValueError(f"{missing!r} is missing, the image of {str(annotation)!r}: add it")
+    return _described(root, path.relative_to(root).as_posix(), bytes_in, annotation, check)
+
+
+def _described(root: Path, name: str, bytes_in: int, annotation: Path, check: BoxCheck) -> VocImage:
+    """The image `name` with the objects of its annotation that are in it."""
     size, described = read_annotation(annotation)
-    size = size or image_size(path)
+    size = size or image_size(root / name)
     objects = []
     for number, each in enumerate(described, 1):
         where = f"object {number} of {str(annotation)!r}"
         if box := check.usable(each.box, size, where):
             objects.append(each._replace(box=box))
-    return VocImage(path.relative_to(root).as_posix(), bytes_in, annotation, tuple(objects))
+    return VocImage(name, bytes_in, annotation, tuple(objects))
 
 
 def _sample(image: VocImage, indices: dict[str, int]) -> Sample:

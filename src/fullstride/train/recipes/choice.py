@@ -48,7 +48,7 @@ class RunOptions:
     width: float = 1.0
     # Multiplier of the numbers of blocks in its stages.
     depth: float = 1.0
-    # What the network is trained for.
+    # What the network is trained for; by default what the files of the data are for.
     task: str = "classify"
     # What computes: cpu, cuda, cuda:1, or auto: cuda where there is one.
     device: str = "cpu"
@@ -63,7 +63,8 @@ class RunOptions:
 
 
 DEFAULTS = RunOptions()
-HERE = RunOptions(device="auto", workers=None)  # of a command, whose user chooses neither
+# Of a command, whose user chooses none of these. The task is then that of the data.
+HERE = RunOptions(device="auto", workers=None, task="")
 
 
 @dataclass(frozen=True)

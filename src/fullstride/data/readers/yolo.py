@@ -1,0 +1,198 @@
+"""Reads YOLO's format: a text file for each image has a line for each object.
+
+A line is a class index and the middle, width and height of a box, as shares of the image; or the
+corners of a polygon, whose box is read. Names of classes are in data.yaml or classes.txt.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fullstride.data.readers.decode import UnreadableImage, image_size
+from fullstride.data.readers.folder import FileKind
+from fullstride.data.readers.listing import (
+    Box,
+    BoxCheck,
+    Listing,
+    Objects,
+    Sample,
+    check_class_count,
+    check_once,
+    read_text,
+)
+from fullstride.data.readers.pairs import (
+    PairFolders,
+    PairKind,
+    holds_pairs,
+    pair_files,
+    split_folders,
+)
+from fullstride.io.writing import read_regular
+
+YAML_SUFFIXES = (".yaml", ".yml")
+YAML_NAMES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+LINES = ("classes.txt", "obj.names")  # files with the name of a class in each line
+MAX_YAML_BYTES = 2**22
+TEXTS = PairKind(FileKind("text files of boxes", (".txt",)), ("labels",), optional=True)
+# beside pictures a text may be anything, such as a caption, unless there are names of classes
+TEXTS_WITH_NAMES = replace(TEXTS, beside=True)
+
+
+def yolo_root(where: Path) -> Path | None:
+    """The folder of YOLO's files, which is `where` or that of the .yaml file; None without any."""
+    if where.suffix.lower() in YAML_SUFFIXES and where.is_file():
+        return where.parent
+    if where.is_dir() and holds_pairs(where, _kind(where)):
+        return where
+    return where if where.is_dir() and _yaml_in(where) else None
+
+
+def _yaml_in(root: Path) -> Path | None:
+    return next((root / name for name in YAML_NAMES if (root / name).is_file()), None)
+
+
+def _kind(root: Path) -> PairKind:
+    has_names = _yaml_in(root) or any((root / name).is_file() for name in LINES)
+    return TEXTS_WITH_NAMES if has_names else TEXTS
+
+
+def read_yolo(where: Path, root: Path) -> Listing:
+    """The images of `yolo_root`, with `Objects` as targets; one without a file has no object.
+
+    The folders of the splits are those of the .yaml file if they are below the root, else those of
+    `read_pairs`. Raises ValueError in one line that names the file and the line.
+    """
+    settings = _read_yaml(where if where.is_file() else _yaml_in(root))
+    kind = _kind(root)
+    folders = _folders_in(settings, root) or split_folders(root, kind)
+    if "train" not in folders:
+        raise ValueError(
+            f"{str(root)!r} has no images/train beside labels/train, nor train/images beside "
+            "train/labels: put pictures and their text files into one of these"
+        )
+    pairs = pair_files(root, folders, kind)
+    names, check, largest = _class_names(settings, where, root), BoxCheck(), -1
+    splits: dict[str, list[Sample]] = {}
+    for split, samples in pairs.listing.splits.items():
+        splits[split] = []
+        for sample in samples:
+            text = pairs.files.get(sample.name)
+            target = _objects(root, sample.name, text.name, check) if text else Objects((), (), ())
+            if target.labels:
+                largest = max(largest, *target.labels)
+            if names and target.labels and max(target.labels) >= len(names):
+                raise ValueError(
+                    f"{str(root / text.name if text else root)!r} has the class "
+                    f"{max(target.labels)}, and the names are those of 0 to {len(names) - 1}: add "
+                    "its name"
+                )
+            splits[split].append(sample._replace(target=target))
+    if largest < 0:
+        raise ValueError(f"{str(pairs.folder)!r} has no object: add some")
+    check_once(splits)
+    check_class_count(repr(str(root)), largest + 1, sum(map(len, splits.values())))
+    classes = names or tuple(map(str, range(largest + 1)))
+    notes = (*pairs.listing.notes, *check.notes())
+    return replace(pairs.listing, classes=classes, splits=splits, notes=notes)
+
+
+def _objects(root: Path, picture: str, text: str, check: BoxCheck) -> Objects:
+    path, size = root / text, None
+    boxes: list[Box] = []
+    labels: list[int] = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not (words := line.split()):
+            continue
+        where = f"{str(path)!r} line {number}"
+        if size is None:
+            try:
+                size = image_size(root / picture)
+            except UnreadableImage:  # it is left out and counted where it is decoded
+                return Objects((), (), ())
+        label, shares = _numbers(words, where)
+        edges = [share * size[index % 2] for index, share in enumerate(shares)]
+        box = min(edges[::2]), min(edges[1::2]), max(edges[::2]), max(edges[1::2])
+        if box := check.usable(box, size, where):
+            boxes.append(box)
+            labels.append(label)
+    return Objects(tuple(boxes), tuple(labels), (False,) * len(boxes))
+
+
+def _numbers(words: list[str], where: str) -> tuple[int, list[float]]:
+    """The class and the corners of a box or a polygon, x and y in turn. Raises ValueError."""
+    try:
+        label, shares = int(words[0]), [float(word) for word in words[1:]]
+    except ValueError:
+        label, shares = -1, []
+    if label < 0 or (len(shares) != 4 and (len(shares) < 6 or len(shares) % 2)):
+        raise ValueError(
+            f"{where} is {' '.join(words)[:60]!r}: write the index of a class, and the middle, "
+            "width and height of the box as shares of the image"
+        )
+    if len(shares) == 4:
+        x, y, width, height = shares
+        shares = [x - width / 2, y - height / 2, x + width / 2, y + height / 2]
+    return label, shares
+
+
+def _read_yaml(path: Path | None) -> Mapping[str, Any]:
+    """The settings in a .yaml file; none without one. Raises ValueError."""
+    if path is None:
+        return {}
+    try:
+        settings = yaml.safe_load(read_regular(path, MAX_YAML_BYTES))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())[:100]
+        raise ValueError(
+            f"{str(path)!r} is no whole YAML file ({problem}): save it again"
+        ) from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{str(path)!r} has no names: write names, train and val")
+    return settings
+
+
+def _class_names(settings: Mapping[str, Any], where: Path, root: Path) -> tuple[str, ...]:
+    """By the .yaml file or a file of lines; () where none says them. Raises ValueError."""
+    names = settings.get("names")
+    if isinstance(names, dict) and {*names} == {*range(len(names))}:
+        names = [names[index] for index in range(len(names))]
+    if names is None:
+        lists = (root / each for each in (*LINES, *(f"labels/{name}" for name in LINES)))
+        path = next(filter(Path.is_file, lists), None)
+        names = (
+            [line.strip() for line in read_text(path).splitlines() if line.strip()] if path else []
+        )
+    is_list = isinstance(names, list) and all(isinstance(each, str | int) for each in names)
+    if not is_list or len({*map(str, names)}) < len(names):
+        raise ValueError(
+            f"the names of {str(where)!r} are not those of classes from 0 on, each its own: write "
+            "names: [cat, dog]"
+        )
+    return tuple(map(str, names))
+
+
+def _folders_in(settings: Mapping[str, Any], root: Path) -> dict[str, PairFolders]:
+    """The folders of the splits that a .yaml file names, if that of the training is below `root`.
+
+    As in YOLO's own code the files of images/train are in labels/train. Exported files may name
+    folders of the machine where they were made: the layout then says the splits.
+    """
+    folders: dict[str, PairFolders] = {}
+    bases = [root / settings["path"]] if isinstance(settings.get("path"), str) else []
+    for split in ("train", "val", "test"):
+        if not isinstance(value := settings.get(split), str):
+            continue
+        places = (base / value.removeprefix("./") for base in (*bases, root))
+        pictures = next((place.resolve() for place in places if place.is_dir()), None)
+        if not pictures or not pictures.is_relative_to(root) or pictures == root:
+            continue
+        parts = [*pictures.relative_to(root).parts]
+        if "images" in parts:
+            parts[len(parts) - 1 - parts[::-1].index("images")] = "labels"
+        files = root.joinpath(*parts)
+        if files.is_dir() and pictures not in [each.pictures for each in folders.values()]:
+            folders[split] = PairFolders(split, pictures, files)
+    return folders if "train" in folders else {}

@@ -1,0 +1,137 @@
+"""What data are for is recognised by their files, and said or refused in one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import fullstride
+from fullstride import cli
+from fullstride.data.recognise import check_purpose, recognise
+
+XML = (
+    "<annotation><size><width>9</width><height>7</height></size><object><name>cat</name><bndbox>"
+    "<xmin>2</xmin><ymin>3</ymin><xmax>5</xmax><ymax>6</ymax></bndbox></object></annotation>"
+)
+
+
+def pictures(folder: Path, count: int = 6) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        Image.new("RGB", (9, 7), (number, 40, 9)).save(folder / f"{number}.jpg")
+    return [f"{number}.jpg" for number in range(count)]
+
+
+def coco(root: Path, file: str, folder: str = "images") -> None:
+    names = pictures(root / folder)
+    content = {
+        "images": [{"id": n, "file_name": name} for n, name in enumerate(names)],
+        "categories": [{"id": 0, "name": "cat"}],
+        "annotations": [
+            {"id": n, "image_id": n, "category_id": 0, "bbox": [1, 2, 4, 4]} for n in range(6)
+        ],
+    }
+    (root / file).parent.mkdir(exist_ok=True)
+    (root / file).write_text(json.dumps(content))
+
+
+def maps(root: Path, folder: str) -> None:
+    pictures(root / "images")
+    (root / folder).mkdir()
+    for number in range(6):
+        values = np.full((7, 9), number % 2, np.uint8)
+        Image.fromarray(values).save(root / folder / f"{number}.png")
+
+
+def texts(root: Path, pictures_in: str, folder: str, text: str) -> None:
+    for name in pictures(root / pictures_in):
+        path = (root / folder / name).with_suffix(".xml" if text == XML else ".txt")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def table(root: Path, text: str) -> str:
+    (root / "all.csv").write_text(text)
+    return "all.csv"
+
+
+LAYOUTS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "COCO's folder": ("detect", lambda root: coco(root, "annotations/instances_train.json")),
+    "one file of annotations": ("detect", lambda root: coco(root, "annotations.json")),
+    "Label Studio": ("detect", lambda root: coco(root, "result.json")),
+    "labelImg": ("detect", lambda root: texts(root, ".", ".", XML)),
+    "labelImg with splits": ("detect", lambda root: texts(root, "train", "train", XML)),
+    "XML files in annotations": ("detect", lambda root: texts(root, "images", "annotations", XML)),
+    "YOLO": ("detect", lambda root: texts(root, "images", "labels", "0 .5 .5 .2 .2")),
+    "masks": ("segment", lambda root: maps(root, "masks")),
+    "masks in labels": ("segment", lambda root: maps(root, "labels")),
+    "depths": ("depth", lambda root: maps(root, "depth")),
+    "classes": ("classify", lambda root: [pictures(root / name) for name in ("cat", "dog")]),
+    "captions": ("classify", lambda root: texts(root, "cat", "cat", "0 .5 .5 .2 .2")),
+    "several labels": ("multilabel", lambda root: table(root, "path,labels\na,x y\nb,\n")),
+    "a column each": ("multilabel", lambda root: table(root, "path,cat,dog\na,1,0\nb,1,1\n")),
+    "cells": ("multilabel", lambda root: table(root, "path,label\na,x;y\nb,x\nc,y\n")),
+    "one label": ("classify", lambda root: table(root, "path,label\na,x; or y\nb,z\n")),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_task_of_a_layout_is_recognised(tmp_path, name):
+    task, write = LAYOUTS[name]
+    file = write(tmp_path)
+    where = str(tmp_path / file) if isinstance(file, str) else str(tmp_path)
+    assert recognise(where).task == task
+    if task == "classify":
+        check_purpose(where)
+        return
+    with pytest.raises(ValueError, match=f"fullstride train .* --task {task} ") as caught:
+        check_purpose(where)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_option_behind_a_name_says_the_task(tmp_path):
+    assert recognise("photos.csv?separator=;").task == "multilabel"
+    assert recognise("photos?colours=voc").task == "segment"
+    assert recognise("digits").task == recognise("nowhere").task == "classify"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ("classes", ("--task segment", "--task classify for its class folders, 'cat' and 'dog'")),
+        ("boxes", ("--task detect", "--task segment")),
+    ],
+)
+def test_data_for_several_tasks_are_refused_with_a_flag_for_each(tmp_path, more, words):
+    maps(tmp_path, "masks")
+    if more == "classes":
+        for name in ("cat", "dog"):
+            pictures(tmp_path / name)
+    else:
+        coco(tmp_path, "annotations.json")
+    with pytest.raises(ValueError, match="may be for several tasks: give") as caught:
+        recognise(str(tmp_path))
+    assert all(word in str(caught.value) for word in words)
+    assert "\n" not in str(caught.value)
+
+
+def test_fit_refuses_masks_and_train_says_that_it_learns_them(tmp_path, capsys):
+    maps(tmp_path / "data", "masks")
+    where, out = str(tmp_path / "data"), str(tmp_path / "out")
+    assert cli.run(["fit", where, "--budget-ms", "5", "--out", out]) == 2
+    error = capsys.readouterr().err
+    assert "--task segment" in error
+    assert error.count("\n") == 1
+    with pytest.raises(ValueError, match="--task segment"):
+        fullstride.fit(where, out, budget_ms=5)
+    command = ["train", where, "--model", "genet_tiny", "--out", out, "--recipe.score", "none"]
+    assert cli.run(command) == 2
+    said, error = capsys.readouterr().err.splitlines()
+    assert f"{where!r} has pictures with masks of the same names: the task is segment" in said
+    assert "the task segment has miou" in error
+    # the given task wins
+    assert cli.run([*command, "--task", "classify"]) == 2
+    assert "the task classify has" in capsys.readouterr().err
