@@ -21,10 +21,12 @@ from fullstride.io.console import (
 from fullstride.nets.preprocessing import BY_DEFAULT
 
 if TYPE_CHECKING:
-    from fullstride.deploy.offline import Model, Summary
+    from fullstride.deploy.exported import Model
+    from fullstride.deploy.offline import Summary
     from fullstride.deploy.predict import Prediction
 
 EVERY_S = 1.0
+CLASSES = 3  # that are printed for an image by default
 Ship = Annotated[ShipSettings, arg(name="")]  # the flags have the names of its fields
 SHIP = ShipSettings()
 
@@ -72,6 +74,24 @@ class ModelFlags:
 
 HowModel = Annotated[ModelFlags, arg(name="")]  # the flags have the names of its fields
 MODEL, TEACHER = ModelFlags(), ModelFlags(call_batch=128)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionFlags:
+    """Which predictions are made of an image."""
+
+    # How many predictions to print for each, the most probable; by default 3 classes, and all
+    # boxes of a detector.
+    top: int | None = None
+    # The score from which a detector predicts boxes; by default that with the best F1 on its
+    # validation images, or 0.3 where none was chosen.
+    min_score: float | None = None
+    # With flip, the mean of the probabilities of an image and of its mirror image.
+    tta: Literal["none", "flip"] = "none"
+
+
+Which = Annotated[PredictionFlags, arg(name="")]  # the flags have the names of its fields
+MOST_PROBABLE = PredictionFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +200,7 @@ OFFLINE = OfflineFlags()
 def predict(
     run: Run,
     images: Images,
-    top: int = 3,
-    tta: Literal["none", "flip"] = "none",
+    which: Which = MOST_PROBABLE,
     outputs: Outputs = PRINTED,
     how: HowModel = MODEL,
     videos: Videos = ONE_CLIP,
@@ -199,18 +218,20 @@ def predict(
         images: Image files, folders of them, or - for a list of paths on standard input. With
             --out also a list in a .txt, .csv or .tsv file, tar shards, IDX files or digits. For a
             network of clips video files, folders of frames, and folders of these.
-        top: How many classes to print for each.
-        tta: With flip, the mean of the probabilities of an image and of its mirror image.
     """
     from fullstride.data.readers.folder import IMAGES, VIDEOS
-    from fullstride.deploy.predict import find_images, predict
+    from fullstride.deploy.predict import find_images, predict, with_min_score
     from fullstride.deploy.streaming import stream_all
     from fullstride.measure.environment import choose_device
+    from fullstride.tasks import find_task
 
-    if top < 1:
-        raise ValueError(f"--top {top}: use 1 or more")
+    if which.top is not None and which.top < 1:
+        raise ValueError(f"--top {which.top}: use 1 or more")
     outputs.check(videos)
-    model = how.open(run)
+    model, tta = how.open(run), which.tta
+    if which.min_score is not None:
+        model = with_min_score(model, which.min_score)
+    top = which.top or max(CLASSES, find_task(model.task).most_objects)
     if outputs.out:
         offline.write("predictions", model, images, outputs.out, top, how, tta)
         return

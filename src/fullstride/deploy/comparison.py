@@ -14,9 +14,8 @@ from PIL import Image
 from fullstride.data.dataset import Images
 from fullstride.data.loader import View
 from fullstride.data.readers.decode import UnreadableImage
-from fullstride.deploy.exported import ExportedModel, InputKind, Precision, one_input
+from fullstride.deploy.exported import ExportedModel, InputKind, Model, Precision, one_input
 from fullstride.deploy.predict import probabilities
-from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import ClassScore, ConfusionMatrix, Task
 from fullstride.train.scoring import finite_scores, interval_scores
@@ -167,7 +166,6 @@ def check(path: Path, comparison: Comparison, max_difference: float, max_drop: f
 
 MAX_VIEWS_BYTES = 2**29  # of the views that several files are scored on
 
-Model = Bundle | ExportedModel
 FileView = Image.Image | np.ndarray  # an image as `probabilities` takes it
 
 

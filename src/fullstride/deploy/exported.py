@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fullstride.deploy.settings import InputKind
 from fullstride.io.records import MAX_JSON_BYTES, Bounds, from_json, parse_json
 from fullstride.nets.backbone import pixel_sizes
-from fullstride.nets.bundle import Temperature
+from fullstride.nets.bundle import Bundle, Temperature
 from fullstride.nets.efficiency import Precision
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tables.names import TASKS, check_name
@@ -169,6 +169,9 @@ class ExportedModel:
     @property
     def task_state(self) -> Mapping[str, Any]:
         return self.metadata.task_state
+
+
+Model = Bundle | ExportedModel  # what predicts
 
 
 def has_shape(outputs: np.ndarray, sizes: tuple[int, ...]) -> bool:

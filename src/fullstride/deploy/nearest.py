@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fullstride.data.prediction_store import column_names, pyarrow, read_batches, read_key
-from fullstride.deploy.offline import Model, fingerprint
+from fullstride.deploy.exported import Model
+from fullstride.deploy.offline import fingerprint
 from fullstride.deploy.predict import Prediction
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import to_input
 from fullstride.data.unlabelled import Unlabelled, of_files, open_unlabelled
-from fullstride.deploy.exported import ExportedModel, as_utf8, one_input
+from fullstride.deploy.exported import Model, as_utf8, one_input
 from fullstride.deploy.predict import (
     activated,
     check_tta,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 
 CHUNK_BYTES = 2**20
-Model = Bundle | ExportedModel
 Columns = Callable[[Tensor], Mapping[str, Any]]  # activated outputs (N, ...) -> columns of N rows
 Watch = Callable[[Any], Any]
 

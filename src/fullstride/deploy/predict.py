@@ -37,7 +37,7 @@ from fullstride.data.readers.folder import (
 from fullstride.data.readers.videos import frames_size
 from fullstride.data.transforms.clips import ClipTestView, Starts
 from fullstride.data.transforms.crop import in_mode, test_view, to_input
-from fullstride.deploy.exported import ExportedModel, InputKind, one_input
+from fullstride.deploy.exported import ExportedModel, InputKind, Model, one_input
 from fullstride.deploy.formats import is_exported_path, open_file
 from fullstride.deploy.settings import Tta
 from fullstride.io.writing import GENERATOR, Output, atomic_write, begins_with, check_output
@@ -50,6 +50,7 @@ from fullstride.tasks.video import views_of
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
 # of the inputs of a batch: 334 images of 224 x 224
 MAX_BATCH_PIXELS = 2**24
+CLASSES = 5  # that are predicted for a picture by default
 WHOLE_PIXEL_BYTES = 8  # of a picture that is decoded whole and converted
 
 
@@ -78,16 +79,16 @@ class Prediction:
 
 
 def predict(
-    model: Bundle | ExportedModel,
+    model: Model,
     pictures: Picture | Iterable[Picture],
-    top: int = 5,
+    top: int | None = None,
     batch: int = 32,
     device: torch.device | str = "cpu",
     tta: Tta = "none",
     views: str = "",
     clip_starts: Starts = "inclusive",
 ) -> Iterator[Prediction]:
-    """One `Prediction` for each picture, in order, with the `top` most probable classes.
+    """One `Prediction` for each picture, in order.
 
     Of a network of clips the pictures are videos: paths of files or of folders of frames, or uint8
     arrays (T, H, W, C) with 1 or 3 channels; an array (N, T, H, W, C) is N videos.
@@ -96,7 +97,8 @@ def predict(
         model: A bundle, or an exported file.
         pictures: One or more: paths of files, images of Pillow, or uint8 arrays (H, W) or
             (H, W, C) with 1, 3 or 4 channels; an array (N, H, W, C) is N pictures.
-        top: The number of predictions for each.
+        top: The number of predictions for each, the most probable; by default 5 classes, and all
+            boxes of a detector, see `with_min_score`.
         batch: Pictures at a time; fewer where their inputs would need much memory.
         device: Where a bundle computes; an exported file has its own device.
         tta: With flip, the mean of the probabilities of a picture and of its mirror image.
@@ -108,6 +110,7 @@ def predict(
     is no picture, and for flip where `check_tta` does.
     """
     pre, task = model.preprocessing, task_of(model)
+    top = max(CLASSES, task.most_objects) if top is None else top
     pictures, many = _listed(pictures, pre), views_of(views, pre, clip_starts) if views else None
     count = many.clips * many.crops if many else 1  # views of a picture
     batch = min(batch, task.scoring_batch, most_in_batch(pre))
@@ -130,6 +133,21 @@ def predict(
                 yield Prediction(path, task.place(next(guesses), sizes[index], pre))
 
 
+def with_min_score(model: Model, min_score: float) -> Model:
+    """The detector, which predicts boxes from `min_score` on. ValueError for another task."""
+    if "min_score" not in find_task(model.task).state_fields:
+        raise ValueError(
+            f"--min-score {min_score:g} is for the boxes of detectors, and not for the task "
+            f"{model.task}: leave it out"
+        )
+    if not 0 <= min_score <= 1:
+        raise ValueError(f"--min-score {min_score:g}: use a number from 0 to 1")
+    state = {**model.task_state, "min_score": min_score}
+    if isinstance(model, ExportedModel):
+        return replace(model, metadata=replace(model.metadata, task_state=state))
+    return replace(model, task_state=state)
+
+
 def most_in_batch(pre: Preprocessing) -> int:
     """How many inputs have `MAX_BATCH_PIXELS`."""
     return max(1, MAX_BATCH_PIXELS // (pre.resolution**2 * max(1, pre.frames)))
@@ -145,7 +163,7 @@ def _listed(pictures: Any, pre: Preprocessing) -> list[Picture]:
 
 def _readable(
     pictures: Sequence[Picture],
-    model: Bundle | ExportedModel,
+    model: Model,
     reasons: dict[int, str],
     sizes: dict[int, Size],
     has_places: bool,
@@ -216,7 +234,7 @@ def _check_clip(video: Any) -> None:
 
 
 def read_view(
-    source: Path | bytes, model: Bundle | ExportedModel, max_memory_mib: float | None = None
+    source: Path | bytes, model: Model, max_memory_mib: float | None = None
 ) -> Image.Image | np.ndarray:
     """What `probabilities` takes of an image file, its path or its bytes.
 
@@ -254,7 +272,7 @@ def _plain(picture: Picture, channels: int) -> Image.Image:
 
 
 def probabilities(
-    model: Bundle | ExportedModel,
+    model: Model,
     pictures: Iterable[Image.Image | np.ndarray],
     device: torch.device | str = "cpu",
     batch: int = 32,
@@ -274,12 +292,12 @@ def probabilities(
     return torch.cat(rows).numpy() if rows else np.empty((0, len(model.classes)), np.float32)
 
 
-def input_kind(model: Bundle | ExportedModel) -> InputKind:
+def input_kind(model: Model) -> InputKind:
     return model.metadata.input_kind if isinstance(model, ExportedModel) else "normalised"
 
 
 def activated(
-    model: Bundle | ExportedModel, x: Tensor, device: torch.device | str = "cpu", tta: Tta = "none"
+    model: Model, x: Tensor, device: torch.device | str = "cpu", tta: Tta = "none"
 ) -> Tensor:
     """The activated outputs for a batch of `inputs`, on the CPU.
 
@@ -303,7 +321,7 @@ def activated(
     return rows
 
 
-def check_tta(model: Bundle | ExportedModel, data: DataSet | None = None) -> None:
+def check_tta(model: Model, data: DataSet | None = None) -> None:
     """Raises ValueError where the mirror image of a picture may be of another class."""
     if not find_task(model.task).single_label:
         raise ValueError(f"--tta flip is for classes, and not for the task {model.task}")
@@ -375,7 +393,7 @@ class LazyInputs(Sequence[np.ndarray]):
         return next(inputs(self.kind, self.pre, [self.pictures[index]]))
 
 
-def activate(model: Bundle | ExportedModel, rows: np.ndarray) -> np.ndarray:
+def activate(model: Model, rows: np.ndarray) -> np.ndarray:
     return task_of(model).activate(torch.from_numpy(rows)).numpy()
 
 
@@ -412,7 +430,7 @@ class PictureFolder:
         return path
 
 
-def drawings(model: Bundle | ExportedModel, folder: Path) -> PictureFolder:
+def drawings(model: Model, folder: Path) -> PictureFolder:
     """For pictures with their predictions drawn; ValueError for a task that draws none."""
     task = task_of(model)
     check_folder("draw", task, type(task).draw is not Task.draw, folder)
@@ -424,7 +442,7 @@ def drawings(model: Bundle | ExportedModel, folder: Path) -> PictureFolder:
     return PictureFolder(folder, make)
 
 
-def map_files(model: Bundle | ExportedModel, folder: Path) -> PictureFolder:
+def map_files(model: Model, folder: Path) -> PictureFolder:
     """For predictions as images without losses; ValueError for a task without."""
     task = task_of(model)
     check_folder("maps", task, type(task).maps is not Task.maps, folder)
@@ -444,9 +462,7 @@ class ImagePaths(NamedTuple):
     ignored: Mapping[str, int]  # number of other files in the folders, by reason
 
 
-def open_model(
-    word: str, *, trust: bool = False, options: LoadOptions = BY_DEFAULT
-) -> Bundle | ExportedModel:
+def open_model(word: str, *, trust: bool = False, options: LoadOptions = BY_DEFAULT) -> Model:
     """An exported file, or the bundle of a run, a file of weights or a name with released weights.
 
     Programs (formats pt2 and aoti) are opened with `trust` only. Raises ValueError.

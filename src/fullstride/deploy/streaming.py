@@ -15,10 +15,9 @@ from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.readers.videos import TimedFrame, timed_frames
 from fullstride.data.transforms.clips import clip_numbers
 from fullstride.data.transforms.crop import test_view
-from fullstride.deploy.exported import ExportedModel
+from fullstride.deploy.exported import Model
 from fullstride.deploy.predict import Prediction, check_suffix, probabilities
 from fullstride.deploy.settings import Tta
-from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import task_of
 
@@ -47,7 +46,7 @@ class WindowPrediction(Prediction):
 
 
 def stream(
-    model: Bundle | ExportedModel,
+    model: Model,
     video: str | os.PathLike[str] | Iterable[TimedFrame],
     *,
     every_s: float = 1.0,
@@ -91,7 +90,7 @@ def stream(
 
 
 def stream_all(
-    model: Bundle | ExportedModel,
+    model: Model,
     videos: Iterable[Path],
     *,
     every_s: float,

@@ -11,8 +11,8 @@ import torch
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.readers.decode import OversizedImage
 from fullstride.data.transforms.crop import test_view
-from fullstride.deploy.comparison import Model, batches, readable, score_model
-from fullstride.deploy.exported import ExportedModel
+from fullstride.deploy.comparison import batches, readable, score_model
+from fullstride.deploy.exported import ExportedModel, Model
 from fullstride.deploy.predict import open_model
 from fullstride.io.console import printable
 from fullstride.measure.environment import Environment

@@ -227,6 +227,8 @@ class Task(ABC):
     state_fields: ClassVar[tuple[str, ...]] = ()
     # images that are scored at once, over all processes: fewer where an image has many outputs
     scoring_batch: ClassVar[int] = 128
+    # objects that are predicted for an image at most: by default all of them are shown
+    most_objects: ClassVar[int] = 0
     # whether images of other classes than those of the network can be scored
     open_classes: ClassVar[bool] = False
     # how a picture fits the view of evaluation, unless a recipe says; None: as for the weights

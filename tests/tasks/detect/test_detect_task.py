@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import box_processes
 import numpy as np
@@ -13,6 +14,8 @@ from PIL import Image
 from torchruns import torchrun
 
 from fullstride import cli, tasks
+from fullstride.deploy.exported import ExportedModel, Metadata
+from fullstride.deploy.predict import predict, with_min_score
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.page import data_title
 from fullstride.tasks import find_task
@@ -158,6 +161,40 @@ def test_the_score_of_predictions_is_the_best_of_the_validation_split(trained, r
     saved = bundle.scores["val"]
     assert saved["f1"] == pytest.approx(f1[chosen])
     assert f"from a score of {chosen:.3g} on" in tasks.task_of(bundle).fit_note(saved)
+
+
+def test_predict_writes_all_boxes_of_a_picture_from_a_score_on(trained, rectangles, capsys):
+    """From a score of 0 on there are more than the three that are printed of classes."""
+    picture = Path(rectangles.where) / "test" / "1.png"
+
+    def boxes(*flags: object) -> list[float]:
+        code = cli.run(["predict", str(trained[0]), str(picture), "--json", *map(str, flags)])
+        printed = capsys.readouterr()
+        assert not code, printed.err
+        return [guess["probability"] for guess in json.loads(printed.out)["guesses"]]
+
+    every = boxes("--min-score", 0)
+    assert len(every) > 3
+    assert boxes("--min-score", 0, "--top", 2) == every[:2]
+    assert boxes("--min-score", every[3]) == every[: sum(each >= every[3] for each in every)]
+    (row,) = predict(with_min_score(tasks.load(trained[0]), 0.0), picture)
+    assert [guess.probability for guess in row.guesses] == every
+    chosen = tasks.load(trained[0]).task_state["min_score"]
+    assert boxes() == [each for each in every if each >= chosen]
+
+
+def test_a_score_of_boxes_is_of_detectors_and_from_0_to_1(trained):
+    bundle = tasks.load(trained[0])
+    for score in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="use a number from 0 to 1"):
+            with_min_score(bundle, score)
+    metadata = Metadata(
+        name="a", classes=("b",), preprocessing=Preprocessing(), scores={}, task="detect"
+    )
+    file = with_min_score(ExportedModel(Path("a.onnx"), metadata, lambda x: x, ""), 0.5)
+    assert file.task_state == {"min_score": 0.5}
+    with pytest.raises(ValueError, match=r"--min-score 0\.5 is for the boxes of detectors"):
+        with_min_score(replace(bundle, task="classify", task_state={}), 0.5)
 
 
 def test_the_page_of_a_detector_says_what_is_on_it(trained, rectangles, tmp_path, capsys):

@@ -155,6 +155,7 @@ class Detect(DetectOptions, Task):
     output_names: ClassVar[tuple[str, str]] = ("detections", "detections")
     view_fit: ClassVar[Fit | None] = "pad"
     scoring_batch: ClassVar[int] = 16
+    most_objects: ClassVar[int] = 100  # detections of the head
 
     def with_options(self, recipe: Any) -> Self:
         names = [metric.name for metric in COCO_METRICS]
