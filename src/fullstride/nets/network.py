@@ -65,7 +65,6 @@ class Network(Backbone):
         self.drop_paths, self.dropout = tuple(rates), dropout
 
     def layer_numbers(self, *, coarse: bool = False) -> dict[str, int]:
-        """The layer of each parameter, by name, see `Backbone.layer_numbers`."""
         depths = [stage.depth for stage in self.spec.stages]
         last = len(depths) if coarse else sum(depths)
 
@@ -108,11 +107,9 @@ class Network(Backbone):
         return self.head(*self.last_map(x, masks))
 
     def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:
-        """The input of the classifier before dropout: (N, channels of the global average)."""
         return self.head.embed(self.last_map(x, masks)[0])
 
     def logits_and_embedding(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:
-        """`forward` and `embed` in one pass."""
         last, mask = self.last_map(x, masks)
         embedding = self.head.embed(last)
         return self.head.classify(embedding, mask), embedding
@@ -130,14 +127,9 @@ class Network(Backbone):
         return x, masks.pooled
 
     def features(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The last map at every stride, each (N, channels[i], H / strides[i], W / strides[i]).
-
-        Sizes round up. The 1 x 1 convolution of the head, if any, belongs to the classifier.
-        """
-        maps = {}
-        x = self.stem(x)
-        stride = self.strides[0]
-        maps[stride] = x
+        """As of `Backbone`; sizes round up, and the head's convolution is the classifier's."""
+        x, stride = self.stem(x), self.strides[0]
+        maps = {stride: x}
         for module, stage in zip(self.stages, self.spec.stages, strict=True):
             x = module(x)
             stride *= stage.stride

@@ -116,11 +116,9 @@ class TimmNetwork(Backbone):
         return self.checked(self.net, x)
 
     def embed(self, x: Tensor, masks: Masks | None = None) -> Tensor:
-        """The input of the classifier: (N, C)."""
         return self.logits_and_embedding(x)[1]
 
     def logits_and_embedding(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:
-        """`forward` and `embed` in one pass."""
         if self.training and self.dropout:
             # Some of timm's networks apply it before the embedding and some after it.
             raise ValueError(
@@ -224,7 +222,6 @@ class TimmNetwork(Backbone):
         return {name: numbers.get(name.removeprefix("net."), last) for name in names}
 
     def features(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The pyramid: the last map at every stride."""
         if not hasattr(self.net, "forward_intermediates"):
             raise ValueError(
                 f"timm/{self.spec.name} has no intermediate maps: choose another network"

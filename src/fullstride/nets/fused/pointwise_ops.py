@@ -78,6 +78,14 @@ def affine_for(saved: Tensor, norm: Norm, factor: Tensor | float = 1.0) -> Affin
     return Affine(zero_c, scale_nc, affine.shift_nc)
 
 
+def saved_shortcut(
+    other: Sequence[Tensor], batch_stats: Tensor, eps: Sequence[float]
+) -> tuple[Term | None, Norm | None]:
+    """The term of `other`, if there is one, and its norm, if it has one."""
+    norm = Norm.of(batch_stats[1], *other[1:], eps[1]) if len(other) > 1 else None
+    return (Term(other[0], norm and affine_for(other[0], norm)) if other else None), norm
+
+
 def per_step(numbers: Tensor, norm: Norm, saved: Tensor | None) -> Tensor:
     """Sums, slopes or scales of a map, converted to its steps if it is saved as int8."""
     is_map = saved is None or saved.is_floating_point()
@@ -98,12 +106,9 @@ def bn_add_act_backward(
     x, and an `other` that has a norm, may be int8.
     """
     kernels, saved = choose(grad), x if y is None else y
-    norm, shortcut = Norm.of(batch_stats[0], gain, bias, eps[0]), None
+    norm = Norm.of(batch_stats[0], gain, bias, eps[0])
     ours = Term(x, norm.inverse() if x is None else affine_for(x, norm))
-    theirs = Term(other[0]) if other else None
-    if len(other) > 1:
-        shortcut = Norm.of(batch_stats[1], other[1], other[2], eps[1])
-        theirs = Term(other[0], affine_for(other[0], shortcut))
+    theirs, shortcut = saved_shortcut(other, batch_stats, eps)
     factor, gate, product = scaling(norm, means_nc, se, mask)
     if y is None:
         y, *_ = kernels.bn_add_act(Term(x, norm.affine(product)), theirs, slope)
@@ -167,10 +172,7 @@ def recompute_from_int8(
     """
     norm = Norm.of(batch_stats[0], gain, bias, eps[0])
     _, _, factor = scaling(norm, means_nc, se, mask)
-    theirs = Term(other[0]) if other else None
-    if len(other) > 1:
-        shortcut = Norm.of(batch_stats[1], other[1], other[2], eps[1])
-        theirs = Term(other[0], affine_for(other[0], shortcut))
+    theirs, _ = saved_shortcut(other, batch_stats, eps)
     ours = Term(x_int8, affine_for(x_int8, norm, factor))
     kernels = choose(x_int8.new_empty(0, dtype=dtype))
     return in_format_of(kernels.bn_add_act(ours, theirs, slope, dtype)[0], x_int8)

@@ -355,10 +355,7 @@ def finite_floats(name: str, value: Tensor) -> Tensor:
 
 def of_dtype_kind(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     """Integers as integers of `dtype`, or booleans as they are."""
-    if (value.dtype == torch.bool) != (dtype == torch.bool) or is_inexact(value):
+    is_inexact = value.is_floating_point() or value.is_complex()
+    if (value.dtype == torch.bool) != (dtype == torch.bool) or is_inexact:
         raise ValueError(f"{one_line(name)} is {value.dtype}: it is {dtype} in the network")
     return value.to(dtype)
-
-
-def is_inexact(value: Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
