@@ -82,6 +82,7 @@ class Job:
         return FitSettings(
             budget_ms=budget_ms,
             weights=self.weights,
+            licence="any",  # the files of these weights state none
             candidates=self.case.networks,
             resolutions=self.case.resolutions,
             formats=self.formats,
