@@ -96,7 +96,7 @@ def fake_times(monkeypatch):
     names = []
 
     def install(ms):
-        def time_one(candidate, job, scratch, earlier):
+        def time_one(candidate, job, scratch, earlier, labels, others):
             names.append(candidate.name)
             return (fixed(ms(candidate), candidate.name),), earlier
 

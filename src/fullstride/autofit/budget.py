@@ -113,6 +113,7 @@ class CandidateTime:
     failure: str = ""  # why there is no time, in one line
     left_out: str = ""  # why the candidate is not tried, see `shortlist`
     measurements: int = 1  # of which this is the shortest
+    budget_ms: float = 0.0  # of the fit that measured it, see `times.has_all`; 0: no measurement
 
 
 def limit_ms(time: CandidateTime, *, maybe: bool = False) -> float | None:

@@ -57,12 +57,72 @@ QUICK_RATIO = 4.0
 QUICK = replace(ONLINE, rounds=3, warmup_s=0.1, round_s=0.05)
 
 
-def has_all(job: FitJob, rows: Sequence[CandidateTime]) -> bool:
+COMPARED = 2  # measured networks, from which the ratio of two forms is known for a similar one
+SIMILAR = 4.0  # at most the ratio of the times of two networks in one form; small ones mostly wait
+# What the smallest ratio of two forms is divided by for another network. OpenVINO's int8 files took
+# 0.84 and 1.10 times as long as those of ONNX Runtime for ResNet-RS-50 at 160 and 224 pixels.
+MARGIN = 1.5
+REPORTED = 2.0  # times the budget: up to here it is counted what a larger budget would buy
+ACCURACY: dict[Precision, int] = {"int8": 0, "bf16": 1, "fp16": 1, "fp32": 2}  # more is better
+
+Rows = tuple[CandidateTime, ...]
+
+
+def may_win(
+    label: Label, own: Sequence[CandidateTime], others: Sequence[Rows], longest_ms: float
+) -> bool:
+    """Whether a form that has no time yet may be one that a fit would ship.
+
+    `own` are the times of the network, and `others` those of the same model with other widths,
+    depths and resolutions. The form's least time follows from each form with a time: its fastest
+    rounds, times the smallest ratio of the two in `COMPARED` or more of `others` that take a
+    similar time, divided by `MARGIN`. Relative speeds depend on the kind of network and on its
+    size, so other models say nothing. The largest of these bounds holds.
+
+    The form cannot win if this least time is above `longest_ms`, or above the slowest rounds of a
+    form of the network that is at least as accurate: fp32, then bf16 and fp16, then int8.
+    """
+    measured = [row for row in own if row.ms is not None]
+    least_ms = 0.0
+    for row in measured:
+        ratios = similar_ratios(label, row, others)
+        if len(ratios) >= COMPARED:
+            least_ms = max(least_ms, (row.low or row.ms or 0.0) * min(ratios) / MARGIN)
+    if least_ms > longest_ms:
+        return False
+    as_accurate = [row for row in measured if ACCURACY[row.precision] >= ACCURACY[label[1]]]
+    return all((row.high or row.ms or 0.0) >= least_ms for row in as_accurate)
+
+
+def similar_ratios(label: Label, row: CandidateTime, others: Sequence[Rows]) -> set[float]:
+    """The ratios of the times in `label` and in the form of `row`, of networks of similar times.
+
+    One whose resize policy alone differs has the same times, and counts once.
+    """
+    ratios = set[float]()
+    for rows in others:
+        ms = {form(each): each.ms for each in rows}
+        goal, base = ms.get(label), ms.get(form(row))
+        if goal and base and row.ms and 1 / SIMILAR <= base / row.ms <= SIMILAR:
+            ratios.add(goal / base)
+    return ratios
+
+
+def form(time: CandidateTime) -> Label:
+    return time.format, time.precision
+
+
+def has_all(job: FitJob, rows: Rows, others: Sequence[Rows]) -> bool:
     """Whether times of a candidate, maybe for another budget, are all that this one asks."""
     quick = quickly_written(job.labels)
-    ms = next((row.ms for row in rows if (row.format, row.precision) == quick), None)
-    limit_ms = QUICK_RATIO * job.budget.ms_per_image
-    return len(rows) >= len(job.labels) or ms is None or ms > limit_ms
+    ms, budget_ms = (
+        next((row.ms for row in rows if form(row) == quick), None),
+        job.budget.ms_per_image,
+    )
+    if ms is None or ms > QUICK_RATIO * budget_ms or budget_ms <= rows[0].budget_ms:
+        return True
+    missing = {*job.labels} - {form(row) for row in rows}
+    return not any(may_win(label, rows, others, REPORTED * budget_ms) for label in missing)
 
 
 def time_one(
@@ -70,31 +130,51 @@ def time_one(
     job: FitJob,
     scratch: Path,
     earlier: UntrainedFiles | None,
-) -> tuple[tuple[CandidateTime, ...], UntrainedFiles | None]:
-    """Its times, that of the first format first, and its files; None where it cannot be built."""
-    quick, batch = quickly_written(job.labels), job.budget.batch
-    others = [label for label in job.labels if label != quick]
-    limit_ms = QUICK_RATIO * job.budget.ms_per_image
+    labels: Sequence[Label],
+    others: Sequence[Rows],
+) -> tuple[Rows, UntrainedFiles | None]:
+    """Times per form, the first format first, and the files; None where it cannot be built.
+
+    Of `labels` the first format is timed alone, and no other where it takes more than `QUICK_RATIO`
+    times the budget. Its other precisions follow, which share its graph, and then other formats; of
+    both those that `may_win`, by the times of `others`. All files are timed in turn at the end.
+    """
+    quick, batch = quickly_written(labels), job.budget.batch
     # percentiles other than the median need some hundred calls
     protocol = MEDIANS if job.settings.percentile == 50 else ONLINE
     models, failures = dict[Label, ExportedModel](), dict[Label, str]()
     rows = dict[Label, CandidateTime]()
 
-    def write(files: UntrainedFiles, labels: Sequence[Label]) -> None:
-        for label in labels:
+    def write(files: UntrainedFiles, chosen: Sequence[Label]) -> None:
+        for label in chosen:
             try:
                 models[label] = files.open(*label, scratch, batch=batch)
                 if job.target is not None:
                     run_there(job.target, models[label], batch)
             except (ValueError, MemoryError) as error:
+                models.pop(label, None)
                 failures[label] = last_line(error).replace(f"{scratch}/", "")
+
+    def promising(same_format: bool) -> list[Label]:
+        longest_ms, own = REPORTED * job.budget.ms_per_image, [*rows.values()]
+        return [
+            label
+            for label in labels
+            if label != quick
+            and (label[0] == quick[0]) is same_format
+            and may_win(label, own, others, longest_ms)
+        ]
 
     try:
         files = files_of(candidate, job, earlier)
         write(files, [quick])
         rows = timed(candidate, models, job, QUICK)
+        limit_ms = QUICK_RATIO * job.budget.ms_per_image
         if quick in failures or cast(float, rows[quick].ms) <= limit_ms:
-            write(files, others)
+            write(files, promising(True))
+            if len(models) > 1 and len(others) >= COMPARED:  # so that two formats decide
+                rows = timed(candidate, models, job, QUICK)
+            write(files, promising(False))
             rows = timed(candidate, models, job, protocol)
     except OSError:  # such as a full disk, which is not the candidate's fault
         raise
@@ -110,7 +190,8 @@ def time_one(
         rows[format, precision] = CandidateTime(
             candidate=candidate.name, format=format, precision=precision, ms=None, failure=reason
         )
-    return tuple(rows[label] for label in (quick, *others) if label in rows), files
+    in_order = (quick, *(label for label in labels if label != quick))
+    return tuple(rows[label] for label in in_order if label in rows), files
 
 
 def files_of(candidate: Candidate, job: FitJob, earlier: UntrainedFiles | None) -> UntrainedFiles:
@@ -306,9 +387,9 @@ def time_candidates(
     """The times of candidates at the batch size of the budget; yields lines about the progress.
 
     Without a profile they are measured here: each candidate is exported untrained, timed by the
-    online protocol, its files in turn, and removed. A first format is timed alone, and the others
-    only where it takes at most `QUICK_RATIO` times the budget. The times of each are stored in
-    times of the folder at once, and read from there by a later call.
+    online protocol, its files in turn, and removed. Forms that cannot win are neither written nor
+    timed, see `may_win`. The times of each are stored in times of the folder at once, and read from
+    there by a later call.
 
     With a profile, of a device that is not here, they are estimates.
 
@@ -378,18 +459,16 @@ def most_promising(
     )
 
 
-def measured(
-    job: FitJob, candidates: Sequence[Candidate]
-) -> Generator[str, None, tuple[CandidateTime, ...]]:
+def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, None, Rows]:
     """Measured here; of many candidates those of the shortlist by estimated times."""
-    times: dict[str, tuple[CandidateTime, ...]] = {}
+    times, known = dict[str, Rows](), dict[str, list[Rows]]()
     chosen = candidates
     if len(candidates) > MOST_TRIED:
         results = estimate_candidates(candidates, profile_here(), job)
         ms = {
             name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
         }
-        times |= yield from measured_in_turn(anchors(candidates, ms), job)
+        times |= yield from measured_in_turn(anchors(candidates, ms), job, known)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
         ms = corrected(ms, quick)
         chosen = shortlist(candidates, ms, job.budget)
@@ -399,18 +478,23 @@ def measured(
             if each.name not in names:
                 times[each.name] = (unmeasured(each, job, len(names)),)
     rest = [each for each in chosen if each.name not in times]
-    times |= yield from measured_in_turn(rest, job)
+    times |= yield from measured_in_turn(rest, job, known)
     near = [each for each in chosen if is_near(times[each.name], job.budget)]
     if near:
         yield f"{len(near)} near the budget are measured again, as noise may have slowed them"
-        times |= yield from measured_in_turn(near, job, again=True)
+        times |= yield from measured_in_turn(near, job, {}, again=True)
     return tuple(row for each in candidates for row in times.get(each.name, ()))
 
 
-def is_near(rows: Sequence[CandidateTime], budget: Budget) -> bool:
+def is_near(rows: Rows, budget: Budget) -> bool:
     """Whether a candidate is beyond the budget by no more than noise may be."""
-    fastest = min((row.ms for row in rows if row.ms is not None), default=0.0)
-    return budget.ms_per_image < fastest <= NOISE * budget.ms_per_image
+    near = near_forms(rows, budget)
+    return bool(near) and min(row.ms or 0.0 for row in near) > budget.ms_per_image
+
+
+def near_forms(rows: Rows, budget: Budget) -> list[CandidateTime]:
+    """The times that are within the budget, or beyond it by no more than noise may be."""
+    return [row for row in rows if row.ms and row.ms <= NOISE * budget.ms_per_image]
 
 
 def unmeasured(candidate: Candidate, job: FitJob, others: int) -> CandidateTime:
@@ -427,14 +511,21 @@ def unmeasured(candidate: Candidate, job: FitJob, others: int) -> CandidateTime:
 
 
 def measured_in_turn(
-    candidates: Sequence[Candidate], job: FitJob, *, again: bool = False
-) -> Generator[str, None, dict[str, tuple[CandidateTime, ...]]]:
-    """The times of each by its name, stored or measured; the shorter ones of two if `again`.
+    candidates: Sequence[Candidate],
+    job: FitJob,
+    known: dict[str, list[Rows]],
+    *,
+    again: bool = False,
+) -> Generator[str, None, dict[str, Rows]]:
+    """The times of each by its name, stored or measured.
 
     Candidates of the same network at other resolutions follow each other, to share a graph.
+    `known` has the times of each model, and gets those of `candidates` too. If `again`, the forms
+    that noise may have put beyond the budget are measured once more, and each keeps its shortest
+    time.
     """
-    folder, times = job.folder / "times", dict[str, tuple[CandidateTime, ...]]()
-    same: dict[tuple, tuple[CandidateTime, ...]] = {}  # inputs of the same network and size
+    folder, times = job.folder / "times", dict[str, Rows]()
+    same: dict[tuple, Rows] = {}  # inputs of the same network and size
     earlier: tuple[tuple, UntrainedFiles | None] = ((), None)
     order = sorted(candidates, key=lambda each: (*network(each), each.resolution))
     with scratch_folder(folder / "files") as scratch:  # removes those of a killed process too
@@ -442,8 +533,11 @@ def measured_in_turn(
             place = *network(candidate), candidate.resolution
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
             stored = read_times(path) if path.exists() else ()
-            if stored and has_all(job, stored) and not (again and stored[0].measurements < 2):
+            others, labels = known.setdefault(candidate.model, []), job.labels
+            due = again and stored and stored[0].measurements < 2
+            if stored and not due and has_all(job, stored, others):
                 times[candidate.name] = same[place] = stored
+                others.append(stored)
                 yield f"{candidate.name}: {title}, as measured before"
                 continue
             start = time.perf_counter()
@@ -452,26 +546,28 @@ def measured_in_turn(
             if place in same:  # with another resize policy
                 rows = tuple(replace(row, candidate=candidate.name) for row in same[place])
             else:
-                rows, files = time_one(candidate, job, scratch, earlier[1])
+                if again:
+                    others, labels = [], [form(row) for row in near_forms(stored, job.budget)]
+                rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)
                 earlier = earlier[0], files or earlier[1]
             if again:
                 rows = shorter(rows, stored)
+            rows = tuple(replace(row, budget_ms=job.budget.ms_per_image) for row in rows)
             with atomic_write(path, CANDIDATE_TIMES) as temporary:
                 temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1))
             times[candidate.name] = same[place] = rows
+            others.append(rows)
             seconds = time.perf_counter() - start
             yield f"{candidate.name}: {title}, {summary(rows)}, after {seconds:.1f} s"
     return times
 
 
-def shorter(
-    rows: Sequence[CandidateTime], earlier: Sequence[CandidateTime]
-) -> tuple[CandidateTime, ...]:
+def shorter(rows: Rows, earlier: Rows) -> Rows:
     """Of each form the shortest time."""
-    best: dict[tuple[str, str], CandidateTime] = {}
-    for row in (*rows, *earlier):
-        form = row.format, row.precision
-        best[form] = min(best.get(form, row), row, key=lambda each: each.ms or math.inf)
+    best: dict[Label, CandidateTime] = {}
+    for row in (*earlier, *rows):
+        kept = best.get(form(row), row)
+        best[form(row)] = min(kept, row, key=lambda each: each.ms or math.inf)
     return tuple(replace(row, measurements=2) for row in best.values())
 
 
@@ -479,12 +575,12 @@ def network(candidate: Candidate) -> tuple[str, float, float, int]:
     return candidate.model, candidate.width, candidate.depth, candidate.channels or 0
 
 
-def read_times(path: Path) -> tuple[CandidateTime, ...]:
+def read_times(path: Path) -> Rows:
     """What `time_candidates` stored. Raises ValueError, in one line, for anything else."""
-    return from_json(tuple[CandidateTime, ...], read_json(path), str(path))
+    return from_json(Rows, read_json(path), str(path))
 
 
-def summary(rows: Sequence[CandidateTime]) -> str:
+def summary(rows: Rows) -> str:
     """The times, the fastest first, the first failure, and whether the machine was busy."""
     in_order = sorted((row for row in rows if row.ms), key=lambda row: row.ms or 0.0)
     parts = [f"{row.format} {row.precision} {three_digits(row.ms or 0.0)} ms" for row in in_order]
