@@ -257,6 +257,13 @@ def test_the_page_stands_whatever_is_missing(folder, shipment, words):
         assert each in page.text
 
 
+def test_small_lines_are_apart_from_what_they_stand_under_where_styles_are_not_read(folder):
+    html = render(folder, DATA, RESULTS)
+    assert f"truth: {DATA.classes[1]} {DATA.test.names[3]}" in Parsed(html).text
+    assert html.count("<small>") > 10
+    assert not re.search(r"\S<small>", html)
+
+
 def test_many_classes_have_no_matrix_and_a_table_of_the_worst(folder):
     matrix = ConfusionMatrix(40_000, tuple(range(500)), (0,) * 500, (1,) * 500)
     results = replace(RESULTS, shipment=replace(SHIPMENT, confusion=matrix))

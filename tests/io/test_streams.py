@@ -18,6 +18,7 @@ from fullstride.io.console import LostOutputError, printable
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.report.console_tables import table
 
 TRAIN = "train digits --model genet_tiny --device cpu --recipe.epochs 2 --recipe.warmup-epochs 0"
 TRAIN += " --recipe.resolution 8 --recipe.batch-size 512"
@@ -47,6 +48,15 @@ def lost(kind, name="stdout"):
         setattr(sys, name, before)
         if stream:
             stream.close()
+
+
+def test_a_row_of_a_table_is_one_line_where_the_output_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    cells = ["many words " * 30, "no_space" * 50]
+    console.print_parts([table(["name", "note"], 2 * [cells])])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(cell.strip() in line for line in lines[1:] for cell in cells)
 
 
 @pytest.mark.parametrize("kind", LOST)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_SKIPPED_SHOWN = 10
 REPORTED_ELSEWHERE = "reported by another process"  # a note on an error
 HELP_INDENT = 8 * " "  # of the help of an argument in the parser's errors
-DEFAULT_WIDTH = 160  # characters, where the output is not a terminal
+UNLIMITED_WIDTH = 100_000  # characters, where the output is not a terminal
 # Unicode categories of characters that move the cursor, colour, reverse or hide text, or are half
 # of one: control, format (with bidirectional marks), surrogates, line and paragraph separators.
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -196,8 +196,8 @@ def open_closed_descriptors() -> None:
 
 
 def console() -> Console:
-    """Wide enough for tables where the output is a file or a pipe: lines are not broken."""
-    width = None if sys.stdout.isatty() else DEFAULT_WIDTH
+    """As wide as any table where the output is a file or a pipe, so that a row is one line."""
+    width = None if sys.stdout.isatty() else UNLIMITED_WIDTH
     file = cast(TextIO, _Styled(sys.stdout)) if isinstance(sys.stdout, Output) else None
     return Console(file=file, width=width, highlight=False)
 
