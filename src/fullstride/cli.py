@@ -121,9 +121,34 @@ def failure(error: Exception) -> tuple[object, int]:
             "a process that decodes images was killed, often for lack of memory: use fewer "
             "--workers; the same command goes on"
         ), 1
+    library = library_imported(error)
     if lacks_memory(error):
+        if library:
+            return f"out of memory while {library} was imported: free some memory", 1
         return "out of memory: use a smaller batch or resolution", 2
+    if library:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return (
+            f"{library} could not be imported ({reason}): free some memory, or install it again"
+        ), 1
     return defect(error), 1
+
+
+def library_imported(error: Exception) -> str:
+    """The library whose import raised `error`; "" if it was raised by a call of ours.
+
+    Libraries that lack memory for a part of themselves may fail later in words that do not say so.
+    """
+    library = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package == fullstride.__name__:
+            library = ""
+        elif frame.f_code.co_name == "<module>":
+            library = library or package
+    if isinstance(error, ImportError):  # which may be raised by no module, but by the interpreter
+        library = library or (error.name or "").partition(".")[0]
+    return "" if library == fullstride.__name__ else library
 
 
 def defect(error: Exception) -> str:

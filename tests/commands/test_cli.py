@@ -421,6 +421,30 @@ def test_a_batch_that_does_not_fit_is_one_line(error, photos, tmp_path, capsys, 
     assert line == "fullstride: out of memory: use a smaller batch or resolution"
 
 
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (
+            "RuntimeError('operator halfloaded::nms does not exist')",
+            "halfloaded could not be imported (RuntimeError: operator halfloaded::nms does not "
+            "exist): free some memory, or install it again",
+        ),
+        ("MemoryError()", "out of memory while halfloaded was imported: free some memory"),
+    ],
+    ids=["words", "memory"],
+)
+def test_a_library_that_cannot_be_imported_is_named_in_one_line(
+    raised, line, tmp_path, capsys, monkeypatch
+):
+    """Without memory for its compiled part, torchvision fails as the first of them does."""
+    (tmp_path / "halfloaded").mkdir()
+    (tmp_path / "halfloaded" / "__init__.py").write_text("from halfloaded import operators\n")
+    (tmp_path / "halfloaded" / "operators.py").write_text(f"raise {raised}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, "zoo", lambda: __import__("halfloaded"))
+    assert refused(capsys, "zoo", code=1) == f"fullstride: {line}"
+
+
 def test_a_full_disk_is_one_line_and_the_files_written_before_stay(
     photos, tmp_path, capsys, monkeypatch
 ):
