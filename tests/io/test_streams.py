@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -202,3 +203,22 @@ def test_a_damaged_tiff_is_read_or_refused_without_lines_of_its_library(tmp_path
     assert capfd.readouterr().err == ""
     os.write(2, b"still open")
     assert capfd.readouterr().err == "still open"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "rank", "shown"), [(3, "0", True), (1, "0", False), (3, "1", False)]
+)
+def test_reading_has_a_bar_from_two_seconds_on(monkeypatch, waited_s, rank, shown):
+    seconds = iter([0.0, *[waited_s] * 9])
+    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("TERM", "xterm")
+    assert [*console.counted(range(600), "rows")] == [*range(600)]
+    assert ("rows" in sys.stdout.getvalue()) == shown
+    assert ("/600" in sys.stdout.getvalue()) == shown

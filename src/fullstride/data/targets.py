@@ -46,6 +46,7 @@ from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule
 from fullstride.data.readers.videos import MiddleFrame, check_decoder
 from fullstride.data.readers.voc import XML_FILES, read_voc, read_xml_files, voc_folders
 from fullstride.data.readers.yolo import read_yolo, yolo_root
+from fullstride.io.console import counted
 
 CHECK_PATH = "check the path"
 __all__ = ["Objects", "open_boxes"]
@@ -317,7 +318,7 @@ def _fingerprint(of_pictures: str, pairs: PairedListing) -> str:
 def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
     """ "0" to the largest value of the training; each mask is read once for it."""
     largest = -1
-    for sample in pairs.listing.splits["train"]:
+    for sample in counted(pairs.listing.splits["train"], "masks"):
         name = pairs.files[sample.name].name
         try:
             values = read_png(root / name, name)

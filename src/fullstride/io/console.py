@@ -4,11 +4,12 @@ import errno
 import os
 import sys
 import threading
+import time
 import unicodedata
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -246,6 +247,34 @@ class Bar:
     def watch(self, batches: Any) -> "CountedBatches":
         """The same batches, counted on the bar as they pass."""
         return CountedBatches(batches, self.progress)
+
+
+T = TypeVar("T")
+BAR_AFTER_S = 2.0  # for which a user waits without asking why
+
+
+def counted(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """The items, counted on a bar from two seconds on, on a terminal only.
+
+    Args:
+        items: What is read.
+        what: Its name, such as "masks".
+        total: Their number; None: that of `items`, if it is known.
+    """
+    if not sys.stdout.isatty() or os.environ.get("RANK", "0") != "0":
+        yield from items
+        return
+    begin, step = time.monotonic(), 256
+    total = len(items) if total is None and isinstance(items, Sized) else total
+    with Bar() as bar:
+        task = None
+        for number, item in enumerate(items):
+            if number % step == 0 and time.monotonic() > begin + BAR_AFTER_S:
+                if task is None:
+                    task = bar.progress.add_task(what, total=total)
+                    bar.progress.start()
+                bar.progress.update(task, completed=number)
+            yield item
 
 
 class CountedBatches:

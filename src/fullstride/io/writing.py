@@ -134,10 +134,14 @@ def open_regular(path: Path) -> BinaryIO:
 def read_regular(path: Path, limit: int) -> bytes:
     """The bytes of a regular file. Raises ValueError for one with more than `limit` bytes.
 
-    The bytes that are read are counted: the size that a file system states may be wrong.
+    The bytes that are read are counted: the size that a file system states may be wrong. It is
+    read first, as Python allocates all that a call may read, which for the limit may be 1 GiB.
     """
     with open_regular(path) as file:
-        content = file.read(limit + 1)
+        stated = os.fstat(file.fileno()).st_size
+        content = file.read(min(stated, limit) + 1)
+        if stated < len(content) <= limit:
+            content += file.read(limit + 1 - len(content))
     if len(content) > limit:
         raise ValueError(f"{path} has more than {limit:,} bytes, which no such file has")
     return content

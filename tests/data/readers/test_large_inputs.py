@@ -20,6 +20,7 @@ from fullstride.data.readers.coco import coco_files, read_coco_objects
 from fullstride.data.readers.masks import MaskFile
 from fullstride.data.readers.shards import scan
 from fullstride.data.readers.voc import read_voc
+from fullstride.data.targets import open_labels
 
 
 def calls_in(work: Callable[[], Any]) -> int:
@@ -119,6 +120,49 @@ def shard(folder: Path, members: int) -> Path:
         for number in range(members):
             tar.addfile(tarfile.TarInfo(f"{number:06}.png"))
     return folder / "a.tar"
+
+
+def index(folder: Path, **changes: Any) -> str:
+    with tarfile.open(shard(folder, 0), "w") as tar:
+        tar.addfile(tarfile.TarInfo("0.png"))
+    size = (folder / "a.tar").stat().st_size
+    samples = [[str(number), 0, 100, 0] for number in range(4000)]
+    content: dict[str, Any] = {"format": "fullstride shards 1", "channels": 3, "mirror": True}
+    content |= {"classes": ["a", "b"], "shards": {"a.tar": {"bytes": size, "samples": samples}}}
+    (folder / "index.json").write_text(json.dumps(content | changes))
+    return str(folder)
+
+
+MANY = [f"c{number}" for number in range(30_000)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"classes": MANY}, "names 30,000 classes for 4,000 images"),
+        ({"classes": MANY, "label_sets": [[*range(3000)]]}, "names 12,000,000 labels of 4,000"),
+        ({"label_sets": [[0, 1, 0]]}, r"label_sets has \(0, 1, 0\)"),
+    ],
+)
+def test_an_index_that_names_more_than_its_images_could_use_is_refused(tmp_path, changes, match):
+    where = index(tmp_path / "shards", **changes)
+
+    def refused() -> None:
+        with pytest.raises(ValueError, match=match):
+            open_labels(where)
+
+    assert peak_bytes(refused) < 2**25
+
+
+def test_a_parquet_file_of_more_rows_than_bytes_is_refused(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    rows = 10**6
+    columns = {"image": pa.array([b"x"] * rows), "label": pa.array(np.arange(rows) < 9)}
+    parquet.write_table(pa.table(columns), tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r"train\.parquet.* bytes for 1,000,000 rows"):
+        open_data(str(tmp_path))
 
 
 READERS = {

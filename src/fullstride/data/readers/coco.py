@@ -22,6 +22,7 @@ from fullstride.data.readers.listing import (
     check_once,
     quote_names,
 )
+from fullstride.io.console import counted
 from fullstride.io.writing import open_regular
 
 # ---- the lists of a large JSON file, an element at a time
@@ -269,7 +270,8 @@ def read_coco(path: Path, with_objects: bool = False) -> CocoFile:
     objects: dict[Any, list[CocoObject]] = {}  # image -> annotations
     annotation_of: dict[Any, Any] = {}  # image -> the id of one of its annotations
     annotations: dict[int, Any] = {}
-    for kind, entry in read_lists(path, ("images", "annotations", "categories")):
+    entries = read_lists(path, ("images", "annotations", "categories"))
+    for kind, entry in counted(entries, f"entries of {path.name}"):
         where = f"{str(path)!r}: {_KINDS[kind]} {_field(entry, 'id')!r}"
         if kind == "images":
             key, name = (

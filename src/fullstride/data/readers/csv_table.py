@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from io import StringIO
 from pathlib import Path, PurePath
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from fullstride.data.readers.listing import (
     sorted_classes,
 )
 from fullstride.data.readers.videos import frames_size
+from fullstride.io.console import counted
 
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t"
@@ -44,13 +46,16 @@ class Header(NamedTuple):
         return tuple(title.lower() for title in self.titles)
 
 
+Labels = frozenset[str]
+
+
 class Row(NamedTuple):
     line: int  # of the file, from 1
     name: str  # POSIX path below the table's folder, or absolute
     split: str  # "train", "val" or "test"; all "train" in a table without that column
     group: str  # "" without such a column
-    labels: frozenset[str]
-    absent: frozenset[str] = frozenset()  # classes that the row says the image does not have
+    labels: Labels
+    absent: Labels = frozenset()  # classes that the row says the image does not have
 
 
 def find_table(where: str) -> Path:
@@ -73,10 +78,10 @@ def read_table(
     header = find_header(table, text, COLUMNS, group)
     check_columns(table, header, ("path", "label"))
     images: dict[str, Row] = {}
-    for line, fields in read_rows(table, text, header.delimiter):
-        values = row_values(table, line, fields, header.columns)
-        row = _row(line, values, frozenset([values["label"]]))
-        _check_repeated(table, row, images.setdefault(row.name, row), ("labels", "split", "group"))
+    for line, fields in counted(read_rows(table, text, header.delimiter), "rows"):
+        row = _row(table, line, fields, header.columns)
+        if (earlier := images.setdefault(row.name, row)) is not row:
+            _check_repeated(table, row, earlier, ("labels", "split", "group"))
     rows = [*images.values()]
     classes = sorted_classes(each for row in rows if row.split == "train" for each in row.labels)
     if not classes:
@@ -168,35 +173,35 @@ def _not_csv(table: Path, line: int, error: csv.Error) -> ValueError:
     return ValueError(f"{at_line(table, line)} is not CSV ({error}): check its quotes")
 
 
-def row_values(
-    table: Path, line: int, fields: Sequence[str], columns: Mapping[str, int]
-) -> dict[str, str]:
-    """The values of a row by the purpose of their column; "path" is a name, "split" is known."""
-    values = {
-        column: fields[index] if index < len(fields) else None for column, index in columns.items()
-    }
-    texts = {"split": "train", "group": values.pop("group", None) or ""}
-    for column, value in values.items():
-        if not value:
-            problem = f"no {column}" if value is None else f"an empty {column}"
+def _row(
+    table: Path, line: int, fields: Sequence[str], columns: Mapping[str, int], *labels: Labels
+) -> Row:
+    """The row of a line, whose label is in a column or is one of `labels`; its path is a name."""
+    texts = {}
+    for column, index in columns.items():
+        if value := fields[index] if index < len(fields) else "":
+            texts[column] = value
+        elif column != "group":
+            problem = f"an empty {column}" if index < len(fields) else f"no {column}"
             raise ValueError(f"{at_line(table, line)} has {problem}: fill it in or remove the row")
-        texts[column] = value
-    split = texts["split"]
+    split = texts.get("split", "train")
     if split.lower() not in SPLITS:
         raise ValueError(f"{at_line(table, line)} has the split {split!r}: use train, val or test")
-    return texts | {"path": _name(table.parent, texts["path"]), "split": SPLITS[split.lower()]}
+    name, labels = _name(table, texts["path"]), labels or (_one_label(texts["label"]),)
+    return Row(line, name, SPLITS[split.lower()], texts.get("group", ""), *labels)
 
 
-def _name(root: Path, path: str) -> str:
+@lru_cache(2**16)
+def _one_label(name: str) -> Labels:
+    return frozenset([name])  # one object for a million rows of a class
+
+
+def _name(table: Path, path: str) -> str:
     """Relative to the table's folder if possible, so that splits stay when the folder moves."""
     if os.sep == "/" and path[0] not in "/." and not UNUSUAL.search(path):
         return path  # as pathlib would write it, in a tenth of its time
-    pure = PurePath(path)
+    root, pure = table.parent, PurePath(path)
     return (pure.relative_to(root) if pure.is_relative_to(root) else pure).as_posix()
-
-
-def _row(line: int, values: Mapping[str, str], *labels: frozenset[str]) -> Row:
-    return Row(line, values["path"], values["split"], values["group"], *labels)
 
 
 def _check_repeated(table: Path, row: Row, earlier: Row, columns: Sequence[str]) -> None:
@@ -346,12 +351,12 @@ def _with_cells(
 ) -> list[Row]:
     columns = {name: index for name, index in header.columns.items() if name != "label"}
     labelled, sets = [], {}
-    for line, fields in rows:
+    for line, fields in counted(rows, "rows"):
         cell = _labels_cell(table, header, line, fields)
         if cell not in sets:
             parts = cell.split(separator) if separator else [cell]
             sets[cell] = frozenset(filter(None, map(str.strip, parts)))
-        labelled.append(_row(line, row_values(table, line, fields, columns), sets[cell]))
+        labelled.append(_row(table, line, fields, columns, sets[cell]))
     return labelled
 
 
@@ -373,8 +378,8 @@ def _with_columns(
     if twice := [title for title in classes if classes.count(title) > 1]:
         raise ValueError(f"{at_line(table, 1)} has two columns {twice[0]!r}: remove one")
     labelled: list[Row] = []
-    sets: dict[frozenset[str], frozenset[str]] = {}  # equal ones of several rows are one object
-    for line, fields in rows:
+    sets: dict[Labels, Labels] = {}  # equal ones of several rows are one object
+    for line, fields in counted(rows, "rows"):
         if len(fields) < len(header.titles):
             raise ValueError(
                 f"{at_line(table, line)} has {len(fields)} fields, the header "
@@ -391,9 +396,8 @@ def _with_columns(
                     f"{at_line(table, line)} has {fields[index]!r} for {title!r}: use 1 or 0, or "
                     "name the column of labels 'labels'"
                 )
-        values = row_values(table, line, fields, header.columns)
-        both = (frozenset(present), frozenset(absent))
-        labelled.append(_row(line, values, *(sets.setdefault(each, each) for each in both)))
+        both = (sets.setdefault(each, each) for each in map(frozenset, (present, absent)))
+        labelled.append(_row(table, line, fields, header.columns, *both))
     return labelled, classes
 
 

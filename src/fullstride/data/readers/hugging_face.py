@@ -468,7 +468,10 @@ def _open_parquet(
         rows = 0
         for path in paths:
             with library_errors(path):
-                rows += parquet.read_metadata(path).num_rows
+                count = parquet.read_metadata(path).num_rows
+                if count > (size := path.stat().st_size):  # an image takes a byte or more
+                    raise ValueError(f"it has {size:,} bytes for {count:,} rows")
+                rows += count
         if not rows:
             raise _no_rows(folder, split)
     with library_errors(folder):

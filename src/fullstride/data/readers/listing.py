@@ -5,6 +5,7 @@ import math
 import os
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -34,8 +35,8 @@ class BoxCheck:
     """Clips boxes to their images, and counts those that were changed or cannot be used."""
 
     def __init__(self) -> None:
-        self.clipped: list[str] = []
-        self.left_out: list[str] = []
+        self.problems: Counter[str] = Counter()
+        self.first: dict[str, str] = {}  # problem -> where it is
 
     def usable(self, box: Box, size: tuple[int, int], where: str) -> Box | None:
         """`box` inside an image of `size` (width, height); None if it has no area there.
@@ -51,21 +52,20 @@ class BoxCheck:
         )
         is_finite = all(map(math.isfinite, box))
         if not is_finite or inside[2] <= inside[0] or inside[3] <= inside[1]:
-            self.left_out.append(where)
-            return None
+            return self._note("are empty, inverted, outside or not finite and are left out", where)
         if max(abs(a - b) for a, b in zip(box, inside, strict=True)) > CLIPPED:
-            self.clipped.append(where)
+            self._note("reach beyond their images and are clipped", where)
         return inside
+
+    def _note(self, problem: str, where: str) -> None:
+        self.problems[problem] += 1
+        self.first.setdefault(problem, where)
 
     def notes(self) -> tuple[str, ...]:
         """A line on each kind of problem that there was."""
         return tuple(
-            f"{len(names):,} boxes {problem}; the first is {names[0]}"
-            for names, problem in (
-                (self.clipped, "reach beyond their images and are clipped"),
-                (self.left_out, "are empty, inverted, outside or not finite and are left out"),
-            )
-            if names
+            f"{count:,} boxes {problem}; the first is {self.first[problem]}"
+            for problem, count in sorted(self.problems.items(), reverse=True)
         )
 
 
@@ -213,17 +213,17 @@ class FileSizes:
     """
 
     def __init__(self, root: Path):
-        self.root, self.folders = os.fspath(root), {}
+        self.root, self.folders = root, {}
 
     def __call__(self, name: str) -> int | None:
-        path = os.path.join(self.root, name)  # noqa: PTH118  pathlib takes longer than the system
-        folder, file = os.path.split(path)
+        file = name.rpartition("/")[2]
+        folder = name[: len(name) - len(file)]
         if folder not in self.folders:
-            self.folders[folder] = self.entries(folder)
+            self.folders[folder] = self.entries(self.root / folder)
         entries = self.folders[folder]
         try:
             if entries is None:
-                status = os.stat(path)  # noqa: PTH116
+                status = (self.root / name).stat()
             elif file in entries:
                 status = entries[file].stat()
             else:
@@ -232,7 +232,7 @@ class FileSizes:
             return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
-    def entries(self, folder: str) -> dict[str, os.DirEntry[str]] | None:
+    def entries(self, folder: Path) -> dict[str, os.DirEntry[str]] | None:
         """What is in a folder by name; None where only the system can say it."""
         if sys.platform != "linux":  # names may differ in case and be of one file
             return None

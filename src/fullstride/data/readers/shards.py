@@ -32,6 +32,7 @@ from fullstride.data.readers.listing import (
     quote_names,
     sorted_classes,
 )
+from fullstride.io.console import counted
 from fullstride.io.records import Bounds, from_json, read_json
 from fullstride.io.writing import check_regular
 
@@ -72,7 +73,7 @@ def scan(path: Path, *, labelled: bool = True, kind: FileKind = IMAGES) -> Shard
     unlabelled: list[str] = []
     ignored: Counter[str] = Counter()
     with _HeaderFile(path) as file:
-        for name, *location in _files(file, path):
+        for name, *location in counted(_files(file, path), f"files of {path.name}"):
             key, suffix = _key_and_suffix(name)
             if suffix in (*kind.suffixes, *TEXT_SUFFIXES):
                 files = samples.setdefault(key, {})
@@ -138,7 +139,7 @@ def _files(file: "_HeaderFile", path: Path) -> Iterator[tuple[str, int, int]]:
     offset = 0
     try:
         with tarfile.open(
-            fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape"
+            fileobj=file, mode="r:", tarinfo=_Header, encoding="utf-8", errors="surrogateescape"
         ) as tar:
             while member := tar.next():
                 # else it collects the headers of all files
@@ -179,6 +180,23 @@ def _damaged(file: "_HeaderFile", path: Path, offset: int) -> ShardError:
 
 def _cut_short(path: Path, reason: str) -> ShardError:
     return ShardError(f"{str(path)!r} is cut short, {reason}: copy it again")
+
+
+class _Header(tarfile.TarInfo):
+    """A header whose plain form, that of nearly all images, is read in a fifth of the time."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        kind, magic, size, total = buf[156:157], buf[257:262], buf[124:135], buf[148:154]
+        is_plain = len(buf) == BLOCK and kind == b"0" and magic == b"ustar" and not buf[345]
+        if not (is_plain and size.isdigit() and total.isdigit()):
+            return super().frombuf(buf, encoding, errors)
+        if int(total, 8) != sum(buf[:148]) + sum(buf[156:]) + 8 * ord(" "):
+            return super().frombuf(buf, encoding, errors)  # which raises the error
+        name = bytes(buf[:100]).partition(b"\0")[0]
+        header = cls(name.decode(encoding, errors))
+        header.type, header.size = kind, int(size, 8)
+        return header
 
 
 class _HeaderFile(io.FileIO):
@@ -237,6 +255,7 @@ def _words(braces: str) -> list[str]:
 INDEX = "index.json"
 FORMAT: Literal["fullstride shards 1"] = "fullstride shards 1"
 MAX_INDEX_BYTES = 2**30  # ten million samples
+MAX_LABELS_PER_BYTE = 16  # of an index: images share sets of labels, so that few bytes name many
 MAX_OPEN_SHARDS = 256  # of a process; systems allow 1024 open files or fewer
 
 
@@ -341,8 +360,9 @@ def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[In
             f"{str(folder)!r} has the classes {quote_names(unknown)}, which the training images "
             "lack: remove them"
         )
+    target_of = {label: _target(targets, label) for label in labels}
     samples = {
-        split: [Sample(m.name, _target(targets, m.label), m.size) for m in each]
+        split: [Sample(m.name, target_of[m.label], m.size) for m in each]
         for split, each in members.items()
     }
     splits = {name: samples[name] for name in ("train", "val", "test") if name in samples}
@@ -490,14 +510,19 @@ def _read_index(path: Path) -> Index:
         if not file.classes or len(set(file.classes)) < len(file.classes):
             raise ValueError("classes are missing or listed twice")
         for each in file.label_sets:
-            if any(target >= len(file.classes) for target in each):
-                raise ValueError(f"label_sets has {list(each)} of {len(file.classes)} classes")
+            if len({*each}) < len(each) or any(target >= len(file.classes) for target in each):
+                shown = str(each[:9])
+                raise ValueError(f"label_sets has {shown} of {len(file.classes)} classes")
         sets = (tuple(file.classes[target] for target in each) for each in file.label_sets)
         labels = tuple(sets) or file.classes
         names: set[str] = set()
         shards = {
             name: _read_entry(name, entry, labels, names) for name, entry in file.shards.items()
         }
+        members = (member for shard in shards.values() for member in shard.members)
+        count = sum(len(each.label) for each in members) if file.label_sets else 0
+        if count > MAX_LABELS_PER_BYTE * path.stat().st_size:
+            raise ValueError(f"it names {count:,} labels of {len(names):,} images")
     except ValueError as error:
         raise ValueError(
             f"{str(path)!r} is not what `fullstride data pack` writes ({error}): copy it again; "

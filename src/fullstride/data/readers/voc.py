@@ -24,6 +24,7 @@ from fullstride.data.readers.listing import (
     sorted_classes,
 )
 from fullstride.data.readers.pairs import PairKind, read_pairs
+from fullstride.io.console import counted
 from fullstride.io.writing import read_regular
 
 IMAGES, ANNOTATIONS, LISTS = "JPEGImages", "Annotations", "ImageSets/Main"
@@ -77,7 +78,8 @@ def read_voc(root: Path, folders: Sequence[Path]) -> Listing:
     for folder, names in zip(folders, lists, strict=True):
         for split, ids in names.items():
             images.setdefault(split, []).extend(
-                _image(root, folder, each, sizes, check) for each in dict.fromkeys(ids)
+                _image(root, folder, each, sizes, check)
+                for each in counted(dict.fromkeys(ids), "XML files")
             )
     return _listing(root, images, check)
 
@@ -92,7 +94,7 @@ def read_xml_files(root: Path) -> Listing:
     images = {
         split: [
             _described(root, name, size, root / pairs.files[name].name, check)
-            for name, _, size in samples
+            for name, _, size in counted(samples, "XML files")
         ]
         for split, samples in pairs.listing.splits.items()
     }

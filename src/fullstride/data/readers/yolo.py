@@ -30,6 +30,7 @@ from fullstride.data.readers.pairs import (
     pair_files,
     split_folders,
 )
+from fullstride.io.console import counted
 from fullstride.io.writing import read_regular
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -78,7 +79,7 @@ def read_yolo(where: Path, root: Path) -> Listing:
     splits: dict[str, list[Sample]] = {}
     for split, samples in pairs.listing.splits.items():
         splits[split] = []
-        for sample in samples:
+        for sample in counted(samples, "text files"):
             text = pairs.files.get(sample.name)
             target = _objects(root, sample.name, text.name, check) if text else Objects((), (), ())
             if target.labels:
