@@ -14,9 +14,16 @@ from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.data_report import DataReport, Pair
 from fullstride.autofit.finalists import ShippedFile
 from fullstride.autofit.halving import Outcome, RungScore
-from fullstride.autofit.page import elimination_reason, render, write_results
 from fullstride.autofit.plan import FitPlan, Rung
-from fullstride.autofit.results import FitResults, closing_lines, fit_json, shares_of_budget
+from fullstride.autofit.results import (
+    FitResults,
+    closing_lines,
+    elimination_reason,
+    fit_json,
+    render,
+    shares_of_budget,
+    write_results,
+)
 from fullstride.autofit.ship import Shipment
 from fullstride.data.dataset import open_data
 from fullstride.deploy.comparison import Mistake

@@ -19,7 +19,7 @@ from fullstride.autofit.ship import Shipment, choose, ship
 from fullstride.deploy.predict import open_model
 from fullstride.io import writing
 from fullstride.io.records import from_json, to_json
-from fullstride.measure.protocols import ONLINE
+from fullstride.measure.protocols import ONLINE, CallTime
 from fullstride.tasks import find_task
 from fullstride.train import run
 from fullstride.train.recipes.named import DIGITS
@@ -204,7 +204,8 @@ def test_a_file_that_noise_made_slow_is_measured_again(
     def fake(folder, paths, *_):
         measured.append([*paths])
         ms = left.pop(0)
-        times = {path: (ms, ms, ms) if NAMES[1] in path else (0.5, 0.5, 0.5) for path in paths}
+        all_ms = {path: ms if NAMES[1] in path else 0.5 for path in paths}
+        times = {path: CallTime(ms=own, low=own, high=own) for path, own in all_ms.items()}
         return file_times.FileTimes(times=times, measurements=1, environment={})
 
     monkeypatch.setattr(file_times, "measure_files", fake)

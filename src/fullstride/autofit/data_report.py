@@ -163,8 +163,6 @@ MAX_LISTED = 1000  # unreadable images, and pairs of each kind
 FEW = 50  # images of a split: one is 2 points
 MAX_SHOWN = 5  # names in a line for a terminal
 
-__all__ = ["DataReport", "Pair", "inspect", "report_lines", "without_duplicates"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DataReport:

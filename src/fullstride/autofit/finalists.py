@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,7 +25,7 @@ from fullstride.io.writing import atomic_write, bytes_of, remove
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
 from fullstride.measure.environment import Environment, choose_device
-from fullstride.measure.protocols import ONLINE, call_time
+from fullstride.measure.protocols import ONLINE, CallTime, call_time, shortest
 
 SHIP = "ship"  # folder of the files, in that of a fit
 SLACK = 1.1  # times the budget: a form that took longer before training is not exported
@@ -253,7 +253,7 @@ TIMES = "times.json"  # in the folder of the files
 class FileTimes:
     """The times of all files, measured in turn."""
 
-    times: Mapping[str, tuple[float, float, float]]  # path -> `CallTime`: ms, low, high
+    times: Mapping[str, CallTime]  # by the path
     measurements: int  # how often those in doubt were measured
     environment: Mapping[str, Any]
 
@@ -287,11 +287,9 @@ def measured(
     assert stored is not None
     timed = []
     for each in records:
-        ms, low, high = stored.times[each.file.path]
-        within = ms <= budget.ms_per_image
-        timed.append(
-            replace(each, file=replace(each.file, ms=ms, low=low, high=high, within=within))
-        )
+        own = stored.times[each.file.path]
+        within = own.ms <= budget.ms_per_image
+        timed.append(replace(each, file=replace(each.file, **asdict(own), within=within)))
     return timed, stored.environment
 
 
@@ -311,9 +309,9 @@ def in_doubt(
     }
 
     def may_fit(file: ShippedFile) -> bool:
-        ms, low, _ = measured.times[file.path]
+        own = measured.times[file.path]
         was = (file.candidate, file.format, file.precision) in within
-        return ms > limit and (low <= limit or (was and ms <= NOISE * limit))
+        return own.ms > limit and (own.low <= limit or (was and own.ms <= NOISE * limit))
 
     return [each.file.path for each in records if may_fit(each.file)]
 
@@ -325,20 +323,18 @@ def measure_files(job: FitJob, paths: Sequence[str]) -> FileTimes:
     rows = choose_form.measure_files(models, protocol, target=job.target)
     here = Environment.here(choose_device("auto"))
     return FileTimes(
-        times={row.name: astuple(call_time(row, job.settings.percentile)) for row in rows},
+        times={row.name: call_time(row, job.settings.percentile) for row in rows},
         measurements=1,
         environment=asdict(rows[0].environment if job.target is not None else here),
     )
 
 
 def combine(earlier: FileTimes | None, later: FileTimes) -> FileTimes:
-    """Of each file the shorter time: what disturbs a measurement makes it longer."""
     if earlier is None:
         return later
-    shorter = {name: min(ms, earlier.times[name]) for name, ms in later.times.items()}
     return replace(
         later,
-        times={**earlier.times, **shorter},
+        times=shortest(earlier.times, later.times),
         measurements=earlier.measurements + later.measurements,
     )
 

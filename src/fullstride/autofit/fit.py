@@ -23,9 +23,8 @@ from fullstride.autofit.halving import (
     teach,
     with_student,
 )
-from fullstride.autofit.page import write_results
 from fullstride.autofit.plan import FitPlan, make_plan, plan_lines
-from fullstride.autofit.results import FitResults, closing_lines
+from fullstride.autofit.results import FitResults, closing_lines, write_results
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.ship import Shipment, ship
 from fullstride.autofit.times import time_candidates

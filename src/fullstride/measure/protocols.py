@@ -242,20 +242,26 @@ def call_time(row: Measurement, percentile: float = 50) -> CallTime:
     return CallTime(ms=float(ms / images), low=float(low / images), high=float(high / images))
 
 
+def shortest(earlier: Mapping[str, CallTime], later: Mapping[str, CallTime]) -> dict[str, CallTime]:
+    """The times of both, the shorter one of each name: what disturbs a call makes it longer."""
+    times = {**earlier}
+    for name, own in later.items():
+        times[name] = min(times.get(name, own), own, key=lambda each: each.ms)
+    return times
+
+
 def quiet_times(
     measure: Callable[[], Sequence[Measurement]], percentile: float = 50
 ) -> dict[str, CallTime]:
     """The times of what `measure` measures in turn, by name.
 
     Where the rounds of the fastest spread by more than `BUSY`, all are measured again, up to
-    `ATTEMPTS` times. Each keeps its shortest time, as what disturbs a measurement makes it longer.
+    `ATTEMPTS` times, and each keeps its shortest time.
     """
     times: dict[str, CallTime] = {}
     for _ in range(ATTEMPTS):
         rows = measure()
-        for row in rows:
-            time = call_time(row, percentile)
-            times[row.name] = min(times.get(row.name, time), time, key=lambda each: each.ms)
+        times = shortest(times, {row.name: call_time(row, percentile) for row in rows})
         if spread_of_rounds(max(rows, key=lambda row: row.images_per_s)) <= BUSY:
             break
     return times

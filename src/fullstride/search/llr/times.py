@@ -28,7 +28,7 @@ from fullstride.latency.roofline import Machine, Runtime, prepare, total_seconds
 from fullstride.latency.spec_operators import Part, halved, operators_of, parts, stage_parts
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment, choose_device
-from fullstride.measure.protocols import MEDIANS, CallTime, Measurement, quiet_times
+from fullstride.measure.protocols import MEDIANS, CallTime, Measurement, quiet_times, shortest
 from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
@@ -82,8 +82,7 @@ def measure_specs(
             sleep(PAUSE_S if number else 0)
             yield f"measuring {len(specs)} networks, pass {number + 1} of {PASSES}"
             for measure in groups:
-                for name, time in quiet_times(measure).items():
-                    times[name] = min(times.get(name, time), time, key=lambda each: each.ms)
+                times = shortest(times, quiet_times(measure))
     return [times[str(number)] for number in range(len(specs))]
 
 
