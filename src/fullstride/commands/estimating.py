@@ -32,12 +32,12 @@ class EstimateFlags:
     train: bool = False
     # Print one JSON object instead of a table.
     json: bool = False
-    # Of names: with the head of this task, such as detect, segment or depth, and what it computes
+    # For names: with the head of this task, such as detect, segment or depth, and what it computes
     # of the network's maps. Runs and bundles have their own.
     task: str = ""
-    # Of names: outputs for so many classes; by default each network's own.
+    # For names: outputs for so many classes; by default each network's own.
     classes: int | None = None
-    # Of names of networks of clips: so many frames; by default each one's own.
+    # For names of networks of clips: so many frames; by default each one's own.
     frames: int | None = None
 
     def find(self, models: Sequence[str]) -> "Sequence[str | NamedNetwork]":
@@ -157,7 +157,7 @@ class ChooseFlags:
     # Times are those with the head of this task, such as detect, segment or depth; the accuracies
     # are still those of classification. Each network takes about a second.
     task: str = ""
-    # Of the task; by default each network's own.
+    # Classes of the task; by default each network's own.
     classes: int | None = None
     # Times are those of images of so many pixels a side; by default of those that an accuracy is
     # published for. Heads need multiples of 32.

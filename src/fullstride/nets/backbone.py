@@ -40,7 +40,7 @@ class Spec(Protocol):
 
 
 def input_shape(spec: Spec, resolution: int | None = None) -> tuple[int, ...]:
-    """Of one input: (C, H, W), or (C, T, H, W) of a network of clips.
+    """The shape of one input: (C, H, W), or (C, T, H, W) of a network of clips.
 
     H and W are `resolution`, by default the network's own.
     """
@@ -49,7 +49,7 @@ def input_shape(spec: Spec, resolution: int | None = None) -> tuple[int, ...]:
 
 
 def batch_shape(net: nn.Module, batch: int, in_channels: int, resolution: int) -> tuple[int, ...]:
-    """Of a batch for `net`: (N, C, H, W), or (N, C, T, H, W) with the frames of its spec."""
+    """The shape of a batch: (N, C, H, W), or (N, C, T, H, W) with the frames of the network."""
     frames = net.spec.frames if isinstance(net, Backbone) else 0
     return (batch, in_channels, *pixel_sizes(frames, resolution))
 

@@ -167,7 +167,7 @@ class Stem(nn.Module):
 
 
 def first_convolution(in_channels: int, width: int, kernel: int, style: Style) -> ConvNorm:
-    """Of stride 2 in H and W."""
+    """The first convolution of a stem, of stride 2 in H and W."""
     stride, frames = (style.time_stride, 2), style.time_kernel
     return ConvNorm(
         in_channels, width, kernel, stride=stride, slope=style.stem_slope, time_kernel=frames

@@ -41,7 +41,7 @@ class Loaded(NamedTuple):
 def load(path: str | Path, name: str | NetSpec | None = None) -> Network:
     """The network in a released file of any format; `name`: the network that it must hold.
 
-    Of raw and averaged weights in a checkpoint the averaged ones are taken.
+    If a checkpoint has raw and averaged weights, the averaged ones are taken.
     """
     return load_with_notes(path, name).net
 

@@ -25,7 +25,7 @@ from fullstride.nets.network import Network
 
 # Relative, of a gradient. Redrawn masks give 0.07, rounding gives 1e-16 (torch 2.11 to 2.15).
 MAX_GRADIENT_ERROR = 1e-5
-# Blocks from one saved result to the next. Of TResNet-M's 11 blocks in a row, two results are
+# Blocks from one saved result to the next. TResNet-M has 11 blocks in a row: two results are
 # saved, and the backward pass holds at most three recomputed ones at once.
 CHECKPOINT_EVERY = 4
 

@@ -37,7 +37,7 @@ class ListedNetwork(NamedTuple):
 
     @property
     def size(self) -> str:
-        """Of an input: pixels a side, after the frames of a clip."""
+        """The size of an input: pixels a side, after the frames of a clip."""
         return f"{self.frames}x{self.resolution}" if self.frames else str(self.resolution)
 
 
@@ -170,7 +170,7 @@ def genet_paper() -> list[Published]:
 
 
 def timm_published() -> list[Published]:
-    """Of timm's networks, by any of the three papers, and those of `pretrained_networks`."""
+    """Accuracies of timm's networks: in the three papers, and of `pretrained_networks`."""
     genet = (row for row in genet_paper() if row.name.startswith("timm/"))
     released = (
         Published(

@@ -93,7 +93,7 @@ def by_name(outputs: Names, classes: Names) -> Places:
 
 
 def by_number(outputs: Names, classes: Names) -> Places:
-    """Of numbers, equal ones, or as many in their order."""
+    """Equal numbers, or as many in their order."""
     ours, theirs = numbers(outputs), numbers(classes)
     if ours is None or theirs is None:
         return [None] * len(classes)

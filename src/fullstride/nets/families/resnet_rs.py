@@ -47,8 +47,8 @@ SPECS = {
     ),
 }
 
-# Of the scaling study. Two blocks a stage for 26 layers, as in timm's ResNet-26: the paper prints
-# none. Names of 300 and 400 layers are rounded, see `SPECS`.
+# The depths of the scaling study. 26 layers are two blocks a stage, as in timm's ResNet-26: the
+# paper prints none. Names of 300 and 400 layers are rounded, see `SPECS`.
 SCALED_LAYERS = (26, 50, 101, 152, 200, 270, 300, 350, 400, 420)
 
 

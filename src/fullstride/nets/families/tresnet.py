@@ -71,7 +71,7 @@ SPECS = {
     "tresnet_l": tresnet(PAPER, int(64 * 1.2), 4, 5, 18, 3),
     "tresnet_xl": tresnet(PAPER, int(64 * 1.3), 4, 5, 24, 3),
     "tresnet_v2_l": V2_L,
-    # Of the TResNet repository, for the classes and the resolution of its weights.
+    # The V2 of the TResNet repository, for the classes and the resolution of its weights.
     "tresnet_v2_l_cars": replace(
         V2_L,
         source="arXiv:2003.13630 and Alibaba-MIIL/TResNet@aea5f0f, tresnet_l_v2",

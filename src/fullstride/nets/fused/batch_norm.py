@@ -44,10 +44,10 @@ def bn_add_relu(
     `mask` is (N, 1, 1, 1). With `saved` "both", x, a shortcut that has a norm, and the result are
     saved, of which the next convolution saves the last anyway. "input" is for where no convolution
     follows: any shortcut is saved, and the backward pass recomputes the result. Exact at any gain,
-    also at zero.
+    also at zero. "output" is that of `bn_act`, without a shortcut.
 
     With "int8", the backward pass gets x, and a shortcut that has a norm, as int8: the normalised
-    value up to 6 standard deviations, in steps of 0.047. Of x only every second step is used, odd
+    value up to 6 standard deviations, in steps of 0.047. x has every second step only, odd
     where the result is positive. The result does not change; gradients of the norms do, by the
     rounding.
     """

@@ -12,7 +12,7 @@ from fullstride.nets.fused.pointwise_ops import bn_add_act, bn_add_act_backward
 from fullstride.nets.fused.reference import Term
 from fullstride.nets.fused.statistics import Norm, statistics
 
-# Of `layers.average_pool`: kernel, stride, padding, ceil_mode, count_include_pad
+# The arguments of `layers.average_pool`: kernel, stride, padding, ceil_mode, count_include_pad
 POOL = ([2, 2], [2, 2], [0, 0], True, False)
 
 

@@ -161,8 +161,8 @@ def convert(
     they must belong to, None to find it; `formats`: the formats that are accepted; `ema`: see
     `from_tf`. Raises ValueError with the first ten differences where no network fits.
 
-    Of networks with the same shapes, such as `tresnet_v2_l` and `tresnet_v2_l_cars`, the one is
-    taken that has as many classes in the authors' own format, else the first.
+    Some networks have the same shapes, such as `tresnet_v2_l` and `tresnet_v2_l_cars`: the one
+    with as many classes in the authors' own format is taken, else the first.
     """
     state = unwrap(state).state
     match = find(normalize(state, ema=None), name)
@@ -242,7 +242,7 @@ def find(state: State, name: str | NetSpec | None) -> Match:
 
 
 def closest(state: State, specs: Mapping[str, NetSpec]) -> Match | None:
-    """Of the networks whose layer names are most similar, the one with the fewest mismatches."""
+    """The network with the fewest mismatches among those with the most similar names of layers."""
     layers = {name.replace("/", ".").rpartition(".")[0] for name in state}
     distances: dict[tuple[str, str], int] = {}
     for name in sorted(specs, key=lambda name: name.endswith("_tiny")):

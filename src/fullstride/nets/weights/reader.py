@@ -5,7 +5,6 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -51,7 +50,7 @@ AVERAGED = (
 )
 MAX_DEPTH = 4  # of wrappers in wrappers
 
-# Of DistributedDataParallel and AveragedModel, Lightning, and timm's networks in ours.
+# Prefixes of DistributedDataParallel and AveragedModel, Lightning, and timm's networks in ours.
 PREFIXES = ("module.", "model.", "net.")
 COMPILED = "_orig_mod."  # of torch.compile, at any module
 COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
@@ -68,7 +67,7 @@ class Unwrapped(NamedTuple):
 def unwrap(data: Any, kind: WeightsKind = "averaged") -> Unwrapped:
     """The named tensors in `data`, without dicts and prefixes around them.
 
-    Of raw and averaged weights those of `kind` are taken. Raises ValueError where there are no
+    `kind` chooses between raw and averaged weights. Raises ValueError where there are no
     named tensors, and where `kind` is raw and only averaged ones are there.
     """
     key = other = ""
@@ -132,7 +131,7 @@ def without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def common_prefixes(names: list[str]) -> Iterator[str]:
-    """Those of `PREFIXES` that all names begin with, the outermost first."""
+    """The `PREFIXES` that all names begin with, the outermost first."""
     while names:
         prefix = next((p for p in PREFIXES if all(name.startswith(p) for name in names)), "")
         if not prefix:
@@ -142,7 +141,7 @@ def common_prefixes(names: list[str]) -> Iterator[str]:
 
 
 T = TypeVar("T")
-# Of a damaged archive; NotImplementedError is of a compression that does not exist.
+# Errors of a damaged archive; NotImplementedError: of a compression that does not exist.
 ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, EOFError)
 
 # Files that are not weights, by their first bytes.
@@ -173,43 +172,35 @@ def read_wrapped(path: str | Path, kind: WeightsKind = "averaged") -> Unwrapped:
     `kind`: which weights of a training program's checkpoint, that may have their average too.
     Raises ValueError, in one line, for every other file; OutOfMemoryError where it does not fit.
     """
-    return checked(Path(path), partial(unwrap, kind=kind))
+    return read_data(Path(path), lambda data: checked(unwrap(data, kind)))
 
 
 def read_flat(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a file whose names are exact: those of a bundle or of the hub."""
-    return checked(Path(path), lambda data: Unwrapped(named_tensors(data), "", "")).state
+    return read_data(Path(path), lambda data: checked(Unwrapped(named_tensors(data), "", ""))).state
 
 
 def read_shapes(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a file as `read` names them, with shapes and without values.
 
-    Of safetensors and of files of `torch.save` since version 1.6 hardly more than the names is
-    read. Raises ValueError as `read` does.
+    Little more than the names is read of safetensors, and of files of `torch.save` since 1.6.
+    Raises ValueError as `read` does.
     """
 
     def shapes(data: Any) -> dict[str, Tensor]:
         state = unwrap(data).state
         return {name: torch.empty(value.shape, device="meta") for name, value in state.items()}
 
-    return read_data(Path(path), shapes, "download it again", values=False)
-
-
-def checked(path: Path, select: Callable[[Any], Unwrapped]) -> Unwrapped:
-    def plain(data: Any) -> Unwrapped:
-        selected = select(data)
-        for name, value in selected.state.items():
-            check_plain(name, value)
-        return selected
-
-    return read_data(path, plain, "download it again")
+    return read_data(Path(path), shapes, values=False)
 
 
 class _DamagedError(ValueError):
     """A file that is not whole."""
 
 
-def read_data(path: Path, select: Callable[[Any], T], hint: str, values: bool = True) -> T:
+def read_data(
+    path: Path, select: Callable[[Any], T], hint: str = "download it again", values: bool = True
+) -> T:
     """`select` of what is in a file of weights, with the errors of both in one line.
 
     Without `values`, tensors may be read only when they are used.
@@ -344,6 +335,12 @@ def reason(error: Exception) -> ValueError:
             "weights as safetensors"
         )
     return _DamagedError(f"is damaged or incomplete ({one_line(text or type(error).__name__)})")
+
+
+def checked(weights: Unwrapped) -> Unwrapped:
+    for name, value in weights.state.items():
+        check_plain(name, value)
+    return weights
 
 
 def check_plain(name: str, value: Tensor) -> None:
