@@ -1,12 +1,15 @@
-"""A loss that diverges ends a run with advice; the losses of healthy runs do not."""
+"""Runs that diverge end with advice, and runs that learn nothing say so; healthy ones do not."""
 
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fullstride import cli
+from fullstride.report.console_lines import few_images_line
+from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
 from fullstride.train.loop import FEWEST, MOST, Divergence
 from fullstride.train.recipes.choice import RunOptions
@@ -112,3 +115,102 @@ def test_the_command_ends_with_one_line_and_the_code_of_a_failure(tmp_path, caps
 def test_a_healthy_rate_does_not_end_a_run(few_digits, tmp_path):
     recipe = replace(WILD, lr=0.05, epochs=2)
     assert len(list(run.train(tmp_path, "genet_tiny", few_digits, recipe))) == 2
+
+
+@pytest.fixture(scope="module")
+def plan(few_digits, tmp_path_factory):
+    """Of a run on digits, whose loss by guessing is that of ten classes."""
+    plans = []
+    recipe = replace(WILD, epochs=9, lr=0.1)
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    next(run.train(folder, "genet_tiny", few_digits, recipe, announce=plans.append))
+    return plans[0]
+
+
+def notes(plan, losses, scores=(), **others) -> list[str]:
+    """What a run says during and after epochs with these losses, and scores where they are."""
+    watch, lines = run.StallWatch(plan), []
+    for number, loss in enumerate(losses):
+        row = dict(epoch=number + 1, epochs=len(losses), loss=loss) | others
+        if scores:
+            row[f"val/{plan.metric.name}"] = scores[number]
+        lines.append(watch.update(row))
+    return [*filter(None, lines), *([f"end: {watch.note}"] if watch.note else [])]
+
+
+def test_the_loss_of_a_guess_is_the_entropy_of_the_classes(plan):
+    task = find_task()
+    assert replace(task, class_counts=(5,) * 10).chance_loss() == pytest.approx(math.log(10))
+    skewed = replace(task, class_counts=(9, 1))
+    assert skewed.chance_loss() == pytest.approx(-0.9 * math.log(0.9) - 0.1 * math.log(0.1))
+    smoothed = replace(skewed, label_smoothing=1.0)
+    assert smoothed.chance_loss() == pytest.approx(math.log(2))
+    assert replace(skewed, objective="bce").chance_loss() is None
+    assert skewed.chance_score(task.metric, {}) == pytest.approx(90)
+    assert plan.task.chance_loss() == pytest.approx(math.log(10), rel=0.05)
+
+
+def test_a_loss_that_stays_at_that_of_a_guess_is_said_after_a_third_and_at_the_end(plan):
+    during, end = notes(plan, [2.3] * 9)
+    assert during.startswith("nothing is learned in 4 of 9 epochs: the loss is 2.300")
+    assert end.startswith("end: nothing is learned in 9 of 9 epochs")
+    for what in ("--lr 0.01 or 0.3", "--weights", "labels"):
+        assert what in during
+    assert "--weights" not in notes(replace(plan, weights="hub"), [2.3] * 9)[0]
+    assert len(notes(plan, [2.3] * 4 + [1.5] * 5)) == 1  # during it only: later epochs learned
+    assert len(notes(plan, [2.0] * 5 + [2.3] * 4)) == 1  # at the end only: it lost all
+
+
+def test_a_run_that_learns_says_nothing(plan):
+    assert not notes(plan, [2.3] * 3 + [2.2, 2.0, 1.8, 1.5, 1.2, 1.0])
+    assert not notes(plan, [2.3] * 2, **{"val/loss": 2.0})  # the epoch's mean is of its first steps
+    assert not notes(plan, [4.0] * 9, [60.0] * 9)  # too sure of its errors
+    assert notes(plan, [4.0] * 9, [10.0] * 9)
+    assert not notes(replace(plan, steps_per_epoch=1), [2.3] * 9)  # of too few steps
+
+
+def test_other_losses_are_judged_by_the_score(plan):
+    guess = 100 * max(plan.task.class_counts) / sum(plan.task.class_counts)
+    taught = replace(plan, resolved=replace(plan.resolved, teacher="hub"))
+    assert not notes(taught, [2.3] * 9)  # without a score
+    assert f"top-1 {guess:.2f} %" in notes(taught, [0.1] * 9, [guess] * 9)[0]
+    assert not notes(taught, [2.3] * 9, [60.0] * 9)
+    detect = find_task("detect")
+    boxes = replace(plan, task=detect, metric=detect.metric)
+    during, _ = notes(boxes, [8e-4] * 9, [0.0] * 9)
+    assert "AP50 0.00 %" in during
+    assert "--resolution above 16" in during
+    assert not notes(boxes, [1.5] * 9, [0.0] * 3 + [2.0] * 6)
+
+
+def test_commands_and_calls_say_that_nothing_is_learned(tmp_path, capsys):
+    """From images of noise at a rate that changes nothing; and that the split is small."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 16), ("val", 4)):
+        for name in "ab":
+            (folder := tmp_path / "noise" / split / name).mkdir(parents=True)
+            for index in range(count // 2):
+                pixels = rng.integers(0, 256, (32, 32, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{index}.png")
+    data = str(tmp_path / "noise")
+    words = ["train", data, "--model", "genet_tiny", "--out", str(tmp_path / "command")]
+    words += [
+        "--epochs",
+        "6",
+        "--batch-size",
+        "4",
+        "--lr",
+        "1e-9",
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+    ]
+    assert cli.run(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    stalled = [line for line in lines if line.startswith("stalled")]
+    assert ["3 of 6 epochs" in stalled[0], "6 of 6 epochs" in stalled[1]] == [True, True]
+    assert f"warning  {few_images_line('val', 4)}" in lines
+    options, changes = RunOptions(device="cpu"), dict(epochs=6, batch_size=4, lr=1e-9)
+    run.train_network(data, "genet_tiny", tmp_path / "call", options=options, **changes)
+    assert capsys.readouterr().err.count("nothing is learned in") == 2

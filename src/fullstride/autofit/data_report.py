@@ -25,6 +25,7 @@ from fullstride.data.dataset import DataSet, Images
 from fullstride.data.readers.listing import quote_names
 from fullstride.io.console import printable
 from fullstride.io.writing import cores
+from fullstride.report.console_lines import few_images_line
 
 # Images of two splits or two classes that have the same pixels, or show nearly the same.
 #
@@ -160,7 +161,6 @@ def _images(data: DataSet, all_images: ImageIndex, image: int) -> Images:
 
 T = TypeVar("T")
 MAX_LISTED = 1000  # unreadable images, and pairs of each kind
-FEW = 50  # images of a split: one is 2 points
 MAX_SHOWN = 5  # names in a line for a terminal
 
 
@@ -297,13 +297,9 @@ def _warnings(report: DataReport) -> list[str]:
                 f"as images of an earlier split, so the score would be too high: "
                 f"{_some(names, count)}"
             )
-    for split, what in (("val", "the choice"), ("test", "the final score")):
-        if 0 < (count := report.images.get(split, 0)) < FEW:
-            noun = "image" if count == 1 else "images"
-            lines.append(
-                f"warning: the {split} split has {count:,} {noun}, of which one is "
-                f"{100 / count:.0f} points: {what} is little more than chance"
-            )
+    for split in ("val", "test"):
+        if line := few_images_line(split, report.images.get(split, 0)):
+            lines.append(f"warning: {line}")
     if count := totals.get("across_classes", 0):
         pairs = (
             f"{a} in {of_a!r} and {b} in {of_b!r}"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NEAR = 5  # networks that may fit as well, in text
 CONFUSIONS = 3  # pairs of classes that are named
 FEW_IMAGES = 30  # below which a score gets a warning
+FEW_TO_CHOOSE_BY = 50  # images of a split: one is 2 points
 
 
 def offline_lines(summary: "Summary", out: "Path") -> list[str]:
@@ -303,6 +304,19 @@ def score_line(
         f"{split} {', '.join(values)}, on {scores['images']} images"
         f"{doubts(scores['images'], missing)}"
     )
+
+
+def few_images_line(split: str, count: int, *, is_share: bool = True) -> str:
+    """What so few images of a split leave to chance, or "" for enough, or for none.
+
+    `is_share`: whether scores are percentages of the images.
+    """
+    if not 0 < count < FEW_TO_CHOOSE_BY:
+        return ""
+    noun = "image" if count == 1 else "images"
+    points = f", of which one is {100 / count:.0f} points" if is_share else ""
+    what = "the choice" if split == "val" else "the final score"
+    return f"the {split} split has {count:,} {noun}{points}: {what} is little more than chance"
 
 
 def doubts(images: float, missing: Sequence[str]) -> str:

@@ -10,11 +10,11 @@ from fullstride.measure.environment import Environment
 from fullstride.measure.tracer import cost
 from fullstride.nets.backbone import input_shape
 from fullstride.nets.bundle import Metadata, read_metadata
-from fullstride.report.console_lines import test_line
+from fullstride.report.console_lines import few_images_line, test_line
 from fullstride.report.console_tables import count, three_digits
 from fullstride.report.shift import shift_lines
 from fullstride.tasks import task_of
-from fullstride.train import run_folder
+from fullstride.train import run, run_folder
 from fullstride.train.autotune import TimedBatches, TrainingPlan
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.recipes.named import BY_IMAGES, RECIPES, default_recipe, find_recipe
@@ -41,13 +41,17 @@ class TrainingProgress:
     def __init__(self, bar: Bar, metric: "Metric"):
         self.bar, self.metric = bar, metric
         self.plan: TrainingPlan | None = None
+        self.watch_stall: run.StallWatch | None = None
         self.rows: list[dict[str, Any]] = []
 
     def announce(self, plan: TrainingPlan) -> None:
-        self.plan = plan
+        self.plan, self.watch_stall = plan, run.StallWatch(plan)
         if self.bar.shown:
             for line in plan_lines(plan):
                 self.bar.print(line)
+            is_share = self.metric.percent_of_images
+            if few := few_images_line("val", len(plan.data.val), is_share=is_share):
+                self.bar.print(f"warning  {few}")
 
     def watch(self, batches: "TrainingBatches") -> Any:
         return self.bar.watch(TimedBatches(batches, self.report))
@@ -61,6 +65,8 @@ class TrainingProgress:
         every = self.plan.resolved.score_every_epochs if self.plan else 1
         if row["epoch"] % every == 0 or row["epoch"] in (1, row["epochs"]):
             self.bar.print(epoch_line(row, self.metric))
+        if self.watch_stall and (note := self.watch_stall.update(row)):
+            self.bar.print(f"stalled  {note}")
 
     def end(self, folder: Path, data: "DataSet", recipe: Recipe) -> None:
         """Why training stopped, unreadable images, and the score of the run in `folder`."""
@@ -68,6 +74,8 @@ class TrainingProgress:
             return
         if run_folder.should_stop_early(self.rows, recipe, self.metric):
             self.bar.print(stopped_early_line(recipe))
+        if self.watch_stall and self.watch_stall.note:
+            self.bar.print(f"stalled  {self.watch_stall.note}")
         split, bundle = data.score_split, folder / run_folder.BUNDLE
         scored = bool(getattr(data, split))
         scores = run_folder.final_scores(folder, split, self.metric) if scored else {}

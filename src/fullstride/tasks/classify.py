@@ -246,6 +246,29 @@ class Classify(Task):
         how = self.class_weights
         return weight_tensor(self.class_counts, how, logits.device, logits.dtype)
 
+    def chance_loss(self) -> float | None:
+        """The entropy of the classes, ln K of equally frequent ones; of cross-entropy alone."""
+        others = self.triplet or self.class_weights != "none"
+        if self.objective != "cross_entropy" or others or len(self.class_counts) < 2:
+            return None
+        shares = np.array(self.class_counts) / sum(self.class_counts)
+        shares = (1 - self.label_smoothing) * shares + self.label_smoothing / len(shares)
+        shares = shares[shares > 0]
+        return float(-(shares * np.log(shares)).sum()) or None
+
+    def chance_score(self, metric: Metric, scores: Mapping[str, float]) -> float | None:
+        """The share of the most frequent classes of the training images."""
+        counts = sorted(self.class_counts, reverse=True)
+        if len(counts) < 2:
+            return None
+        by_name = {
+            "top1": counts[0] / sum(counts),
+            f"top{TOP}": sum(counts[:TOP]) / sum(counts),
+            "balanced_accuracy": 1 / len(counts),
+        }
+        share = by_name.get(metric.name, 1.0)
+        return 100 * share if share < 1 else None
+
     def score(self) -> ClassificationScore:
         return ClassificationScore(self.temperature)
 

@@ -368,6 +368,17 @@ class Task(ABC):
     def score(self) -> Score:
         """A new score, of no images yet."""
 
+    def chance_loss(self) -> float | None:
+        """The loss in training of the best prediction without the images; None: not known."""
+        return None
+
+    def chance_score(self, metric: Metric, scores: Mapping[str, float]) -> float | None:
+        """What predictions without the images score by `metric`; None where it is not known.
+
+        `scores` are those of a network on the same images.
+        """
+        return 0.0 if metric.higher_is_better else None
+
     def baseline_note(self, scores: Mapping[str, float]) -> str:
         """One line on what predicting without the images would score, by `scores`, or ""."""
         return ""

@@ -34,7 +34,7 @@ from fullstride.measure.workload import find_precision
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
-from fullstride.tasks.task import Task
+from fullstride.tasks.task import Metric, Task
 from fullstride.train.batches import check_batch, repeat
 from fullstride.train.compute import (
     SINGLE_PROCESS,
@@ -266,6 +266,8 @@ class TrainingPlan:
     model: str
     weights: str  # source of the initial weights; "" for random ones
     net: Backbone
+    task: Task
+    metric: Metric  # that epochs are compared by
     data: DataSet
     recipe_name: str = ""  # of the named recipe that `recipe` was made from
     case: Case = NOMINAL  # for which it was made

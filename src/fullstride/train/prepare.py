@@ -224,6 +224,8 @@ class PreparedRun:
             model=self.config.model,
             weights=self.config.weights,
             net=self.net,
+            task=self.task,
+            metric=self.metric,
             data=self.data,
             recipe_name=self.config.recipe_name,
             case=self.case,

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_all_start_methods, get_start_method
 from pathlib import Path
 from typing import Any
 
 from fullstride.data.dataset import DataSet
 from fullstride.data.recognise import recognise
-from fullstride.io.console import print_note
+from fullstride.io.console import print_error, print_note
 from fullstride.measure.budget import deadline_s
 from fullstride.measure.environment import choose_device
 from fullstride.nets import fused_form
@@ -236,6 +236,73 @@ def score_epoch(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]])
         run.context.on_rank_zero(final_weights.save_epoch, run, rows, epoch.average, scores)
 
 
+# Share of a training, and steps, after which it says that it has learned nothing.
+STALLED_SHARE, STALLED_STEPS = 1 / 3, 10
+# Losses / that of a guess between which nothing is learned, a loss of the validation split / it
+# below which something is, and points of a score by which it is better: our own numbers.
+LEARNED, FAR, VAL_LEARNED, NEAR_SCORE = 0.98, 1.1, 0.95, 0.05
+
+
+@dataclass
+class StallWatch:
+    """Whether the last epochs of a run were no better than predictions without the images."""
+
+    plan: TrainingPlan
+    learned: int = 0  # the last epoch that was better
+    note: str = ""  # what to say at the end; "" where the last epochs were better
+    is_said: bool = False
+
+    def update(self, row: Mapping[str, Any]) -> str:
+        """What to say while training goes on, once, after the row of the next epoch; else ""."""
+        reason = self.why_stalled(row)
+        if reason is not None:
+            self.learned, self.note = self.learned if reason else row["epoch"], ""
+            epochs, of = row["epoch"] - self.learned, row["epochs"]
+            steps = min(self.plan.steps, epochs * self.plan.steps_per_epoch)
+            if epochs > STALLED_SHARE * of and steps >= STALLED_STEPS:
+                self.note = (
+                    f"nothing is learned in {epochs} of {of} epochs: {reason}; {self.advice()}"
+                )
+        if not self.note or self.is_said or row["epoch"] == row["epochs"]:
+            return ""
+        self.is_said = True
+        return self.note
+
+    def why_stalled(self, row: Mapping[str, Any]) -> str | None:
+        """How the epoch is no better than a guess; "" if it is better, None if that is unknown.
+
+        By a loss near that of a guess, where this is known. Else by the score of the validation
+        split: a loss far above it may be that of a network which is too sure of its errors.
+        """
+        plan, metric, recipe = self.plan, self.plan.metric, self.plan.resolved
+        is_changed = recipe.teacher or recipe.unlabelled or recipe.balanced_sampling
+        if not (is_changed or recipe.per_class) and (chance := plan.task.chance_loss()):
+            loss, val_loss = row["loss"] / chance, row.get("val/loss", math.inf) / chance
+            if loss < LEARNED or val_loss < VAL_LEARNED:
+                return ""
+            if loss < FAR:
+                return (
+                    f"the loss is {row['loss']:.3f}, and {chance:.3f} without looking at the images"
+                )
+        value, scores = row.get(f"val/{metric.name}"), run_folder.val_scores(row)
+        chance = None if value is None else plan.task.chance_score(metric, scores)
+        if value is None or chance is None:
+            return None
+        noise = 3 * math.sqrt(chance * max(0.0, 100 - chance) / max(1, len(plan.data.val)))
+        if value > chance + max(noise, NEAR_SCORE):
+            return ""
+        return f"{metric.text(value)}, and {chance:.2f} without looking at the images"
+
+    def advice(self) -> str:
+        recipe, task = self.plan.recipe, self.plan.task
+        weights = "" if self.plan.weights else ", pretrained weights (--weights)"
+        size = f", a --resolution above {self.plan.resolution}" if task.has_places else ""
+        return (
+            f"try another rate, such as --lr {recipe.lr / 10:.2g} or {recipe.lr * 3:.2g}{weights}"
+            f"{size}, and compare the labels with the pictures"
+        )
+
+
 def train_network(
     data: str | Path | DataSet,
     model: str,
@@ -280,6 +347,13 @@ def train_network(
     workers = 0 if options.workers is None and starts_fresh else options.workers
     options = replace(options, workers=workers, device=str(choose_device(options.device)))
     named = recipe_within(RecipeChoice(recipe, changes), deadline, out, model, data, options)
-    for row in train(out, model, data, named, options):
+    plans: list[TrainingPlan] = []  # none for a run that has ended
+    watch = None
+    for row in train(out, model, data, named, options, announce=plans.append):
         on_epoch(row)
+        watch = watch or (StallWatch(plans[0]) if plans else None)
+        if watch and (note := watch.update(row)):
+            print_error(f"{out}: {note}")
+    if watch and watch.note:
+        print_error(f"{out}: {watch.note}")
     return Bundle.load(out / run_folder.BUNDLE, build_head)
