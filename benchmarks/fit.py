@@ -137,7 +137,8 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
             record = read_record(folder, file.candidate, file.format, file.precision)
             if file.failure or record is None:
                 continue
-            scores = score_model(open_file(folder / file.path, trust=True), job.data.test).scores
+            model = open_file(folder / file.path, trust=True)
+            scores = score_model(model, job.data.test).evaluation.scores
             test = scores[shipment.metric]
             yield f"{file.path}: test {test:.2f}"
             files.append(

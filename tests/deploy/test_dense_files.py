@@ -71,7 +71,7 @@ def test_targets_of_files_move_with_the_pixels(kind, bundle, pictures, tmp_path)
     path = tmp_path / "net.onnx"
     export(bundle, path, ComparisonImages(pictures), ExportOptions(input_kind=kind))
     expected = score_bundle(bundle, images, "cpu").scores
-    scores = score_model(open_file(path), images).scores
+    scores = score_model(open_file(path), images).evaluation.scores
     assert scores["images"] == 3
     assert scores["error"] == pytest.approx(expected["error"], rel=1e-3)
 

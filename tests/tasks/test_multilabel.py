@@ -268,7 +268,7 @@ def test_exported_files_predict_and_score_as_the_bundle_does(trained, few_labels
             for guess, other in zip(ours.guesses, theirs.guesses, strict=True):
                 assert guess.threshold == other.threshold
                 assert guess.probability == pytest.approx(other.probability, rel=1e-3)
-        scores = score_model(model, few_labels.test).scores
+        scores = score_model(model, few_labels.test).evaluation.scores
         assert scores == pytest.approx(expected, rel=1e-3)
     outputs = model.run(np.stack([np.zeros((16, 16, 1), np.uint8)]))
     assert ((outputs > 0) & (outputs < 1)).all()  # probabilities

@@ -171,7 +171,8 @@ def new_records(
             model = open_file(path, trust=True)
             result = score_model(model, data.val, views=views)
             size_mib, correct = bytes_of(path) / 2**20, result.correct
-            written = replace(written, val=result.scores, size_mib=size_mib, runtime=model.runtime)
+            scores = result.evaluation.scores
+            written = replace(written, val=scores, size_mib=size_mib, runtime=model.runtime)
         except (ValueError, FloatingPointError, MemoryError) as error:
             remove(path)
             why = " ".join(str(error).removeprefix(f"{path} ").split())

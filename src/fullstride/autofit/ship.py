@@ -227,9 +227,9 @@ def final_scores(job: FitJob, file: ShippedFile) -> FinalScores:
     scores = FinalScores(
         path=file.path,
         split=split,
-        scores=result.scores,
-        skipped=result.skipped,
-        confusion=result.confusion,
+        scores=result.evaluation.scores,
+        skipped=result.evaluation.skipped,
+        confusion=result.evaluation.score.confusion(),
         mistakes=result.mistakes,
     )
     return TEST_SCORES.save(path, scores)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from fullstride.io.console import report_ignored
-from fullstride.nets.preprocessing import LoadOptions
+from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
+    from fullstride.deploy.exported import ExportedModel
     from fullstride.latency.profiles import Profile as LatencyProfile
+    from fullstride.nets.bundle import Bundle
     from fullstride.tasks.task import Task
 
 Data = Annotated[Positional[str], arg(metavar="DATA")]
@@ -40,6 +42,27 @@ Efficiency = Annotated[
 ]
 Layout = Literal["nchw", "nhwc"]
 Loading = Annotated[LoadOptions, arg(name="")]  # the flags have the names of its fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenFlags:
+    """How a model is opened, and where it computes."""
+
+    # Where a run or a bundle computes, cpu, cuda, cuda:1, or auto: cuda where there is one; an
+    # exported file has its own device.
+    device: str = "auto"
+    # Open files of the formats pt2 and aoti too, which are programs.
+    trust: bool = False
+    loading: Loading = BY_DEFAULT
+
+    def open(self, word: str) -> "Bundle | ExportedModel":
+        from fullstride.deploy.predict import open_model
+
+        return open_model(word, trust=self.trust, options=self.loading)
+
+
+HowOpened = Annotated[OpenFlags, arg(name="")]  # the flags have the names of its fields
+OPENED = OpenFlags()
 
 
 @dataclass(frozen=True, kw_only=True)

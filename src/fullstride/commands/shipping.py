@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from fullstride.commands.flags import Images, Loading, Run, Runs, refuse_flags
+from fullstride.commands.flags import Images, Loading, OpenFlags, Run, Runs, refuse_flags
 from fullstride.deploy.settings import PART_IMAGES, ShipSettings
 from fullstride.io.console import (
     Bar,
@@ -18,6 +18,7 @@ from fullstride.io.console import (
     report_ignored,
     report_skipped,
 )
+from fullstride.io.records import Bounds, check_bounds
 from fullstride.nets.preprocessing import BY_DEFAULT
 
 if TYPE_CHECKING:
@@ -52,24 +53,14 @@ ONE_CLIP = VideoFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFlags:
+class ModelFlags(OpenFlags):
     """How a model is opened, and how it computes."""
 
     # Images of a call.
-    call_batch: int = 32
-    # Where a run or a bundle computes, cpu, cuda, cuda:1, or auto: cuda where there is one; an
-    # exported file has its own device.
-    device: str = "auto"
-    # Open files of the formats pt2 and aoti too, which are programs.
-    trust: bool = False
-    loading: Loading = BY_DEFAULT
+    call_batch: Annotated[int, Bounds(ge=1)] = 32
 
-    def open(self, word: str) -> "Model":
-        from fullstride.deploy.predict import open_model
-
-        if self.call_batch < 1:
-            raise ValueError(f"--call-batch {self.call_batch}: use 1 or more")
-        return open_model(word, trust=self.trust, options=self.loading)
+    def __post_init__(self) -> None:
+        check_bounds(self, "--")
 
 
 HowModel = Annotated[ModelFlags, arg(name="")]  # the flags have the names of its fields

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.commands.flags import SPLITS, Data, Device, Loading, Run, Splits
+from fullstride.commands.flags import OPENED, SPLITS, Data, Device, HowOpened, Run, Splits
 from fullstride.io.console import Bar, console, printable, report_ignored, report_skipped
-from fullstride.nets.preprocessing import BY_DEFAULT
 from fullstride.train.recipes.choice import HERE, RecipeChoice, RunOptions
 
 
@@ -145,53 +144,62 @@ def validate(
     run: Run,
     data: str = "",
     split: Literal["test", "val", "train", "all"] | None = None,
-    device: Device = "auto",
     per_class: bool = False,
     views: Annotated[ViewFlags, arg(name="")] = ViewFlags(),
     out: Path | None = None,
-    loading: Loading = BY_DEFAULT,
+    how: HowOpened = OPENED,
 ) -> None:
     """Evaluate a trained network on images that it was not trained on.
 
     Example: fullstride validate runs/digits
 
     Args:
-        run: A run, a bundle, a file of weights, or a name with released weights.
+        run: A run, a bundle, an exported file, a file of weights, or a name with released weights.
         data: A folder of images, a table, shards or digits; by default the run's own.
         split: Which split of the images; by default the test, or the validation split of data
             without one. Of data that are not the run's and have no splits of their own, all images.
-        device: Where to compute.
         per_class: Print the precision, recall and F1 of each class too, where the task has classes.
         views: Which views of an image are scored.
         out: A JSON file for all scores, those of each class and the confusion matrix.
+        how: How the model is opened.
     """
     from fullstride import tasks
+    from fullstride.deploy.comparison import score_model
     from fullstride.deploy.predict import check_tta
     from fullstride.io.writing import check_output
     from fullstride.measure.environment import choose_device
+    from fullstride.nets.bundle import Bundle
     from fullstride.report.console_lines import validation_lines
     from fullstride.report.console_tables import class_table
     from fullstride.tasks.video import views_of
     from fullstride.train.scoring import SCORES, images_to_score, save_scores, score_bundle
 
     check_output(out, SCORES)
-    bundle, place = tasks.load(run, options=loading), choose_device(device)
-    on = images_to_score(run, bundle, data, split)
+    model, place = how.open(run), choose_device(how.device)
+    on = images_to_score(run, model, data, split)
     report_ignored(on.data.ignored, on.notes)
     if mirrored := views.tta == "flip":
-        check_tta(bundle, on.data)
-    several = None
-    if views.views:
-        several = views_of(views.views, bundle.preprocessing, views.clip_starts)
-    result = score_bundle(bundle, on.images, place, mirrored=mirrored, views=several)
+        check_tta(model, on.data)
+    if isinstance(model, Bundle):
+        several = None
+        if views.views:
+            several = views_of(views.views, model.preprocessing, views.clip_starts)
+        result = score_bundle(model, on.images, place, mirrored=mirrored, views=several)
+        name, metric = model.name, tasks.common_metric([model])
+    elif views != ViewFlags():
+        raise ValueError(f"--tta and --views are for runs and bundles: leave them out with {run}")
+    else:
+        result = score_model(model, on.images).evaluation
+        name, metric = model.metadata.name, result.task.metric
     report_skipped(result.skipped)
-    metrics = tasks.find_task(bundle.task).metrics(tasks.common_metric([bundle]))
-    for line in validation_lines(on.split, result, metrics, bundle.classes, on.missing):
+    for line in validation_lines(
+        on.split, result, result.task.metrics(metric), model.classes, on.missing
+    ):
         print(printable(line))
-    if per_class and (rows := result.score.by_class(bundle.classes)):
+    if per_class and (rows := result.score.by_class(model.classes)):
         console().print(class_table(rows))
     if out:
-        save_scores(out, bundle.name, on.data.name, bundle.classes, {on.split: result})
+        save_scores(out, name, on.data.name, model.classes, {on.split: result})
 
 
 def bench_data(

@@ -17,8 +17,8 @@ from fullstride.data.readers.decode import UnreadableImage
 from fullstride.deploy.exported import ExportedModel, InputKind, Model, Precision, one_input
 from fullstride.deploy.predict import probabilities
 from fullstride.tasks import find_task, task_of
-from fullstride.tasks.task import ClassScore, ConfusionMatrix, Task
-from fullstride.train.scoring import finite_scores, interval_scores
+from fullstride.tasks.task import Task
+from fullstride.train.scoring import Evaluation, finite_scores
 
 # Tolerances of a file. The largest difference of an output / the largest output shows a file that
 # computes in another precision than it says; the drop, in points of top-1, is what users notice.
@@ -189,12 +189,9 @@ class Mistake:
 
 @dataclass(frozen=True)
 class ModelScores:
-    """What a model achieves on a set of images."""
+    """What a model achieves on a set of images, and on which."""
 
-    scores: dict[str, float]  # with `images`, the number of readable ones
-    skipped: dict[str, str]  # the reason for each image that cannot be read
-    confusion: ConfusionMatrix | None
-    by_class: Sequence[ClassScore]
+    evaluation: Evaluation
     correct: str  # 1 or 0 for each image, in order; 0 for one that cannot be read
     mistakes: tuple[Mistake, ...]  # the most confident ones first
 
@@ -233,11 +230,9 @@ def score_model(
     number = len(images) - len(skipped) if views is None else len(views)
     names = model.classes
     first = sorted(wrong, key=lambda each: (-each[0], each[1]))[:mistakes]
+    evaluation = Evaluation(finite_scores(score, number), skipped, task, score)
     return ModelScores(
-        {**finite_scores(score, number), **interval_scores(task, score)},
-        skipped,
-        score.confusion(),
-        score.by_class(names),
+        evaluation.with_interval(),
         "".join(correct),
         tuple(
             Mistake(images.names[index], names[images.targets[index]], names[guess], probability)

@@ -159,6 +159,11 @@ class ExportedModel:
         return self.metadata.task
 
     @property
+    def has_class_names(self) -> bool:
+        """As of a `Bundle`: the classes of a file are those of a training."""
+        return True
+
+    @property
     def may_mirror(self) -> bool:
         return self.metadata.mirror
 

@@ -361,7 +361,7 @@ def store_key(
         fingerprint=fingerprint(model),
         task=model.task,
         classes=tuple(map(as_utf8, model.classes)),
-        has_class_names=not isinstance(model, Bundle) or model.has_class_names,
+        has_class_names=model.has_class_names,
         where=as_utf8(data.where),
         data=data.fingerprint,
         images=len(data.images),

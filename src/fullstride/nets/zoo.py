@@ -129,6 +129,9 @@ def load(
     """
     path = Path(name_or_path)
     if path.exists() and not path.is_dir():
+        for whole, kind in (("bundle.json", "bundle"), ("run.json", "run")):
+            if (path.parent / whole).exists():
+                raise ValueError(f"{path} is a part of a {kind}: give its folder, {path.parent}")
         return load_file(path, name, options)
     if options.network or options.weights_kind != "averaged":
         raise ValueError(

@@ -156,7 +156,7 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
 def scored(word: str, model: Model, images: Images) -> dict[str, Any]:
     """The scores of a model on `images`, as a run has them."""
     try:
-        return score_model(model, images).scores
+        return score_model(model, images).evaluation.scores
     except ValueError as error:
         raise ValueError(f"{word}: {error}") from None
 
@@ -231,12 +231,11 @@ def rows_and_note(model: Model, images: Images) -> tuple[Sequence[ClassScore], s
     """The scores of a model by class, none where its task has none, and its `baseline_note`."""
     if isinstance(model, Bundle):
         evaluation = score_bundle(model, images, "cpu")
-        rows, scores = evaluation.score.by_class(model.classes), evaluation.scores
     else:
-        result = score_model(model, images)
-        rows, scores = result.by_class, result.scores
+        evaluation = score_model(model, images).evaluation
+    rows = evaluation.score.by_class(model.classes)
     rows = [replace(row, name=printable(row.name)) for row in rows]
-    return rows, find_task(model.task).baseline_note(scores)
+    return rows, find_task(model.task).baseline_note(evaluation.scores)
 
 
 def notes(

@@ -408,6 +408,9 @@ class MultiLabel(MultiLabelOptions, Task):
         """The data set at `where`, whose targets are tuples of the indices of labels."""
         return open_labels(where, rule)
 
+    def renumber(self, target: tuple[int, ...], numbers: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(numbers[label] for label in target))
+
     def collate(self, targets: list[tuple[int, ...]]) -> Tensor:
         """Indices of the labels of N images -> 1 for each, and 0 for the others (N, K)."""
         has_nk = torch.zeros(len(targets), self.labels)

@@ -1,7 +1,7 @@
 """The task of semantic segmentation: each pixel shows one of K classes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.readers.decode import Size
-from fullstride.data.readers.masks import IGNORED
+from fullstride.data.readers.masks import IGNORED, MaskFile
 from fullstride.data.targets import open_masks
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Preprocessing
@@ -169,6 +169,10 @@ class Segment(SegmentOptions, PixelTask):
 
     def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         return open_masks(where, rule, self.colours)
+
+    def renumber(self, target: MaskFile, numbers: Sequence[int]) -> MaskFile:
+        table = bytes(IGNORED if each == IGNORED else numbers[each] for each in target.classes)
+        return replace(target, classes=table)
 
     def head(self, net: Backbone) -> PixelHead:
         return PixelHead(net.channels, net.strides, net.spec.classes, width=self.head_width)

@@ -336,6 +336,10 @@ class Task(ABC):
         """The transform of image and target in evaluation."""
         return TestView(pre)
 
+    def renumber(self, target: Any, numbers: Sequence[int]) -> Any:
+        """A target of other data, with the class `numbers[c]` in place of each class c."""
+        return numbers[target]
+
     def collate(self, targets: list[Any]) -> Any:
         """Targets of N samples -> a tensor with N rows, or a list of N entries; N may be 0."""
         return class_indices(targets)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -387,22 +387,33 @@ class ScoredImages:
     notes: tuple[str, ...]  # why the score may say less than it seems to, a line each
 
 
-def matching_data(where: str, bundle: Bundle, data: str = "") -> DataSet:
-    """The data set `data`, by default that of the run at `where`, for the task of `bundle`.
+class HasOutputs(Protocol):
+    """A bundle or an exported file, as far as its data depend on it."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def has_class_names(self) -> bool: ...
+
+
+def matching_data(where: str, model: HasOutputs, data: str = "") -> DataSet:
+    """The data set `data`, by default that of the run at `where`, for the task of `model`.
 
     The run's own data have the run's splits, wherever they are now. Targets are the outputs of the
     network, by `match_classes`. Raises ValueError if the data are not known, or have classes that
     are not the network's.
     """
     config = _config(where, data)
-    whole = _own_data(config, bundle, data) if config else None
+    whole = _own_data(config, model, data) if config else None
     if whole is None:
-        whole = _other_data(bundle, data)
-    return _matched(whole, where, bundle, data)
+        whole = _other_data(model, data)
+    return _matched(whole, where, model, data)
 
 
 def images_to_score(
-    where: str, bundle: Bundle, data: str = "", split: str | None = None
+    where: str, model: HasOutputs, data: str = "", split: str | None = None
 ) -> ScoredImages:
     """The images of `split`, "all" or None, of the data set of `matching_data`.
 
@@ -411,20 +422,20 @@ def images_to_score(
     where the split has no images.
     """
     config = _config(where, data)
-    whole = _own_data(config, bundle, data) if config else None
+    whole = _own_data(config, model, data) if config else None
     is_own, notes = whole is not None, []
     if whole is None:
-        everything = _everything(bundle, data)
+        everything = _everything(model, data)
         if split is None and not everything.own_splits:
             split = ALL
             notes.append(f"all images of {everything.name} are scored, as it has no splits")
         whole = everything
         if split != ALL:
-            whole = _other_data(bundle, data)
+            whole = _other_data(model, data)
     trained_on = {*whole.train.names} if is_own else set()
     if split == ALL and is_own:
-        whole = _everything(bundle, whole.where)
-    whole = _matched(whole, where, bundle, data)
+        whole = _everything(model, whole.where)
+    whole = _matched(whole, where, model, data)
     split = split or whole.score_split
     part = "train" if split == ALL else split
     images = getattr(whole, part)
@@ -434,7 +445,7 @@ def images_to_score(
             + (": leave --split out" if whole.val or whole.test else _all_trained_on(where))
         )
     if config and not is_own:
-        trained_on = _copies_of_training(config, bundle, images)
+        trained_on = _copies_of_training(config, model, images)
     if both := [name for name in images.names if name in trained_on]:
         notes.append(
             f"{len(both):,} of the {len(images):,} images were trained on, so the score is too "
@@ -462,9 +473,9 @@ def _config(where: str, data: str) -> RunConfig | None:
     return None
 
 
-def _own_data(config: RunConfig, bundle: Bundle, data: str) -> DataSet | None:
+def _own_data(config: RunConfig, model: HasOutputs, data: str) -> DataSet | None:
     """The data set of a run with the run's splits, if `data` names it, a copy of it, or nothing."""
-    task = find_task(bundle.task)
+    task = find_task(model.task)
     if not data or _is_same_place(data, config.data):
         return task.open_data(data or config.data, config.rule)
     try:
@@ -474,9 +485,9 @@ def _own_data(config: RunConfig, bundle: Bundle, data: str) -> DataSet | None:
     return other if other.fingerprint == config.fingerprint else None
 
 
-def _other_data(bundle: Bundle, data: str) -> DataSet:
+def _other_data(model: HasOutputs, data: str) -> DataSet:
     """A data set that is not the run's. Copies that training would refuse do not matter here."""
-    task = find_task(bundle.task)
+    task = find_task(model.task)
     try:
         return task.open_data(data)
     except OnlyCopiesError as error:
@@ -491,35 +502,39 @@ def _is_same_place(one: str, other: str) -> bool:
     return Path(one).resolve() == Path(other).resolve()
 
 
-def _everything(bundle: Bundle, data: str) -> DataSet:
+def _everything(model: HasOutputs, data: str) -> DataSet:
     """A data set with all images in its training split."""
     rule = SplitRule(val=0, test=0, keep_duplicates=True)
-    return find_task(bundle.task).open_data(data, rule)
+    return find_task(model.task).open_data(data, rule)
 
 
-def _matched(images: DataSet, where: str, bundle: Bundle, data: str) -> DataSet:
+def _matched(images: DataSet, where: str, model: HasOutputs, data: str) -> DataSet:
     data = data or images.where
-    task = find_task(bundle.task)
-    if images.classes == bundle.classes or task.open_classes:
+    task = find_task(model.task)
+    if images.classes == model.classes or task.open_classes:
         return images
-    if not task.single_label:
-        raise ValueError(f"{data} has other outputs than {where}: give data of the same ones")
+    if not task.single_label and len(images.classes) != len(model.classes):
+        # An image says of every class whether it has it: with fewer, others would count as absent.
+        raise ValueError(
+            f"{data} has {len(images.classes)} classes and {where} has {len(model.classes)}: give "
+            "data of the same ones, in any order"
+        )
     try:
-        outputs, how = match_classes(bundle.classes, images.classes, named=bundle.has_class_names)
+        outputs, how = match_classes(model.classes, images.classes, named=model.has_class_names)
     except ValueError as error:
         raise ValueError(f"{where} and {data}: {error}") from None
     if how:
         print_note(f"the classes of {data} are matched with those of {where} {how}")
-    return images.with_targets(bundle.classes, outputs.__getitem__)
+    return images.with_targets(model.classes, lambda each: task.renumber(each, outputs))
 
 
-def _copies_of_training(config: RunConfig, bundle: Bundle, images: Images) -> set[str]:
+def _copies_of_training(config: RunConfig, model: HasOutputs, images: Images) -> set[str]:
     """The names of those of `images` that have the bytes of a run's training image.
 
     None where the run's data are gone or have no files, or where there are too many to compare.
     """
     try:
-        train = find_task(bundle.task).open_data(config.data, config.rule).train
+        train = find_task(model.task).open_data(config.data, config.rule).train
     except ValueError:
         return set()
     if not train.file or not images.file or len(train) + len(images) > MAX_COMPARED:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.readers.decode import Size
+from fullstride.data.readers.listing import Objects
 from fullstride.data.targets import open_boxes
 from fullstride.data.transforms.boxes import BoxTestView, BoxTrainView
 from fullstride.data.transforms.crop import (
@@ -190,6 +191,9 @@ class Detect(DetectOptions, Task):
 
     def test_view(self, pre: Preprocessing) -> BoxTestView:
         return BoxTestView(pre)
+
+    def renumber(self, target: Objects, numbers: Sequence[int]) -> Objects:
+        return target._replace(labels=tuple(numbers[label] for label in target.labels))
 
     def collate(self, targets: list[Any]) -> list[dict[str, Tensor]]:
         """Objects of N images, each a dict with boxes, labels, difficult and scale."""
