@@ -91,6 +91,7 @@ def test_a_user_trains_scores_predicts_exports_and_measures(task, run, tmp_path)
     assert all(not json.loads(line)["unreadable"] for line in lines)
     for path in (tmp_path / "net.onnx", tmp_path / "openvino"):
         run("export", out, "--out", path, "--with-preprocessing")
+        assert "test" in run("validate", path, "--data", data)
         run("bench", path, "--rounds", 2, "--protocol", "online", "--reference", "none")
     run("bench", out, "--rounds", 2, "--protocol", "online", "--reference", "none")
     assert "task_head" in run("measure", "cost", out)

@@ -17,7 +17,7 @@ import torch
 from bundles import COLOUR, GRAY, make_bundle, small_bundle
 from PIL import Image
 
-from fullstride import commands
+from fullstride import cli, commands
 from fullstride.data.dataset import open_data
 from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.comparison import ComparisonImages
@@ -517,3 +517,22 @@ def test_a_zip_archive_of_something_else_is_no_format(tmp_path):
     (tmp_path / "a.pt2").write_bytes(whole.replace(b"PK\1\2", b"PK\1\3"))
     assert zipfile.is_zipfile(tmp_path / "a.pt2")
     assert detect_format(tmp_path / "a.pt2") is None
+
+
+def test_validate_scores_an_exported_file_as_its_bundle(written, bundle, tmp_path, capsys):
+    bundle.save(tmp_path / "bundle")
+    scores = []
+    for word in (tmp_path / "bundle", written["onnx"]):
+        out = tmp_path / f"{len(scores)}.json"
+        assert cli.run(["validate", str(word), "--data", "digits", "--out", str(out)]) == 0
+        scores.append(json.loads(out.read_text())["splits"]["test"]["scores"])
+    assert scores[1]["top1"] == pytest.approx(scores[0]["top1"], abs=0.1)
+    capsys.readouterr()
+    for words, advice in (
+        ([written["pt2"], "--data", "digits"], "--trust"),
+        ([written["onnx"], "--data", "digits", "--tta", "flip"], "leave"),
+        ([written["onnx"]], "--data"),
+        ([tmp_path / "bundle" / "weights.safetensors", "--data", "digits"], "give its folder"),
+    ):
+        assert cli.run(["validate", *map(str, words)]) == 2
+        assert advice in capsys.readouterr().err
