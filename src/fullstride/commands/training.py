@@ -163,16 +163,15 @@ def validate(
         out: A JSON file for all scores, those of each class and the confusion matrix.
         how: How the model is opened.
     """
-    from fullstride import tasks
-    from fullstride.deploy.comparison import score_model
+    from fullstride.deploy.comparison import evaluate
     from fullstride.deploy.predict import check_tta
     from fullstride.io.writing import check_output
     from fullstride.measure.environment import choose_device
-    from fullstride.nets.bundle import Bundle
     from fullstride.report.console_lines import validation_lines
     from fullstride.report.console_tables import class_table
+    from fullstride.tasks import common_metric
     from fullstride.tasks.video import views_of
-    from fullstride.train.scoring import SCORES, images_to_score, save_scores, score_bundle
+    from fullstride.train.scoring import SCORES, images_to_score, save_scores
 
     check_output(out, SCORES)
     model, place = how.open(run), choose_device(how.device)
@@ -180,26 +179,18 @@ def validate(
     report_ignored(on.data.ignored, on.notes)
     if mirrored := views.tta == "flip":
         check_tta(model, on.data)
-    if isinstance(model, Bundle):
-        several = None
-        if views.views:
-            several = views_of(views.views, model.preprocessing, views.clip_starts)
-        result = score_bundle(model, on.images, place, mirrored=mirrored, views=several)
-        name, metric = model.name, tasks.common_metric([model])
-    elif views != ViewFlags():
-        raise ValueError(f"--tta and --views are for runs and bundles: leave them out with {run}")
-    else:
-        result = score_model(model, on.images).evaluation
-        name, metric = model.metadata.name, result.task.metric
+    several = None
+    if views.views:
+        several = views_of(views.views, model.preprocessing, views.clip_starts)
+    result = evaluate(model, on.images, place, mirrored, several)
     report_skipped(result.skipped)
-    for line in validation_lines(
-        on.split, result, result.task.metrics(metric), model.classes, on.missing
-    ):
+    metrics = result.task.metrics(common_metric([model]))
+    for line in validation_lines(on.split, result, metrics, model.classes, on.missing):
         print(printable(line))
     if per_class and (rows := result.score.by_class(model.classes)):
         console().print(class_table(rows))
     if out:
-        save_scores(out, name, on.data.name, model.classes, {on.split: result})
+        save_scores(out, model.name, on.data.name, model.classes, {on.split: result})
 
 
 def bench_data(

@@ -14,11 +14,13 @@ from PIL import Image
 from fullstride.data.dataset import Images
 from fullstride.data.loader import View
 from fullstride.data.readers.decode import UnreadableImage
+from fullstride.data.transforms.clips import ViewsOfVideo
 from fullstride.deploy.exported import ExportedModel, InputKind, Model, Precision, one_input
 from fullstride.deploy.predict import probabilities
+from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import Task
-from fullstride.train.scoring import Evaluation, finite_scores
+from fullstride.train.scoring import Evaluation, finite_scores, score_bundle
 
 # Tolerances of a file. The largest difference of an output / the largest output shows a file that
 # computes in another precision than it says; the drop, in points of top-1, is what users notice.
@@ -239,6 +241,26 @@ def score_model(
             for probability, index, guess in first
         ),
     )
+
+
+def evaluate(
+    model: Model,
+    images: Images,
+    device: torch.device | str = "cpu",
+    mirrored: bool = False,
+    views: ViewsOfVideo | None = None,
+) -> Evaluation:
+    """The scores of a bundle by PyTorch on `device`, or of an exported file by its runtime.
+
+    Raises ValueError for mirrored images and for views of a file, which are for bundles.
+    """
+    if isinstance(model, Bundle):
+        return score_bundle(model, images, device, mirrored=mirrored, views=views)
+    if mirrored or views:
+        raise ValueError(
+            f"--tta and --views are for runs and bundles: leave them out for {model.path}"
+        )
+    return score_model(model, images).evaluation
 
 
 def load_views(model: Model, images: Images) -> list[Sample] | None:

@@ -141,6 +141,10 @@ class ExportedModel:
         return outputs
 
     @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
     def exported_for(self) -> str:
         pre = self.preprocessing
         frames = f"{pre.frames} frames of " if pre.frames else ""

@@ -357,7 +357,7 @@ def store_key(
         check_tta(model)
     return StoreKey(
         kind=kind,
-        model=as_utf8(model.name if isinstance(model, Bundle) else model.metadata.name),
+        model=as_utf8(model.name),
         fingerprint=fingerprint(model),
         task=model.task,
         classes=tuple(map(as_utf8, model.classes)),

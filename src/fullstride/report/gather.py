@@ -11,7 +11,7 @@ import torch
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.readers.decode import OversizedImage
 from fullstride.data.transforms.crop import test_view
-from fullstride.deploy.comparison import batches, readable, score_model
+from fullstride.deploy.comparison import batches, evaluate, readable, score_model
 from fullstride.deploy.exported import ExportedModel, Model
 from fullstride.deploy.predict import open_model
 from fullstride.io.console import printable
@@ -34,7 +34,7 @@ from fullstride.report.page import Entry, Prediction, data_title, most_accurate
 from fullstride.tasks import common_metric, find_task
 from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
-from fullstride.train.scoring import matching_data, score_bundle
+from fullstride.train.scoring import matching_data
 
 SHOWN = 24  # pictures with their predicted class
 
@@ -229,10 +229,7 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMa
 
 def rows_and_note(model: Model, images: Images) -> tuple[Sequence[ClassScore], str]:
     """The scores of a model by class, none where its task has none, and its `baseline_note`."""
-    if isinstance(model, Bundle):
-        evaluation = score_bundle(model, images, "cpu")
-    else:
-        evaluation = score_model(model, images).evaluation
+    evaluation = evaluate(model, images)
     rows = evaluation.score.by_class(model.classes)
     rows = [replace(row, name=printable(row.name)) for row in rows]
     return rows, find_task(model.task).baseline_note(evaluation.scores)
