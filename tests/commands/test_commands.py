@@ -140,7 +140,10 @@ def test_each_usual_flag_is_one_of_its_command(name):
     types = [hint for hint in get_type_hints(COMMANDS[name]).values() if is_dataclass(hint)]
     types = [RecipeFields if hint is RecipeChoice else hint for hint in types]
     flags = {"recipe_name", *signature(COMMANDS[name]).parameters}
-    flags |= {field.name for hint in types for field in fields(hint)}
+    for hint in types:  # grows by the types of fields that are flags of their own
+        hints = get_type_hints(hint)
+        flags |= {field.name for field in fields(hint)}
+        types += [hints[each.name] for each in fields(hint) if is_dataclass(hints[each.name])]
     assert set(USUAL[name].split()) <= flags
 
 
