@@ -12,7 +12,7 @@ from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
 from fullstride.measure.budget import Budget
 
-# ms of networks in the forms of FORMS, measured on two cores of a Zen 5; 0: it cannot be written.
+# ms of networks in the forms of FORMS, by one thread of a busy machine; 0: it cannot be written.
 FORMS = [("onnx", "fp32"), ("onnx", "int8")]
 FORMS += [("openvino", precision) for precision in ("fp32", "bf16", "int8")]
 RECORDED = {
