@@ -440,10 +440,10 @@ def task_in(command: str, words: Sequence[str]) -> "Task | None":
     asks = {*HELP, WHOLE_HELP, RECIPE_HELP} & set(words)
     if not takes_recipe(COMMANDS[command]) or not (flags or (asks and places)):
         return None
-    name = DEFAULTS.task
-    if places:
-        _, equals, value = words[places[-1]].partition("=")
-        name = value if equals else "".join(words[places[-1] + 1 : places[-1] + 2])
+    if not places:
+        raise ValueError(f"{flags[0]}: name the task that has this option, by --task NAME")
+    _, equals, value = words[places[-1]].partition("=")
+    name = value if equals else "".join(words[places[-1] + 1 : places[-1] + 2])
     check_name("task", name, TASKS)
     from fullstride.tasks import find_task
 

@@ -209,7 +209,7 @@ def test_the_pages_option_is_one_of_the_command_line_and_of_recipes(
         (["--task", "age", "--task.beta", "0"], "beta is 0.0: use a finite number, above 0"),
         (["--task", "age", "--task.alpha", "1"], "--task.alpha"),
         (["--task=classify", "--task.beta", "1"], "the task classify has no options of its own"),
-        (["--task.beta", "1"], "--task.beta: the task classify has no options of its own"),
+        (["--task.beta", "1"], "--task.beta: name the task that has this option, by --task NAME"),
         (["--task", "agee", "--task.beta", "1"], "no task named 'agee': choose from"),
     ],
 )

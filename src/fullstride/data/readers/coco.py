@@ -3,8 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TextIO
@@ -123,26 +123,27 @@ ONE_LIST = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
 class CocoObject(NamedTuple):
     id: Any  # of the annotation
     category: int
-    box: Box
+    box: Box | None  # None where only labels are read
     is_crowd: bool
 
 
 class CocoImage(NamedTuple):
     id: int | str
     name: str  # of the file, as the annotations have it
-    categories: frozenset[int]  # of its annotations
-    size: tuple[int, int] | None = None  # (width, height), where the file has them
-    objects: tuple[CocoObject, ...] = ()
+    size: tuple[int, int] | None  # (width, height), where the file has them
+    objects: list[CocoObject]
 
 
-@dataclass(frozen=True)
-class CocoFile:
+class CocoFile(NamedTuple):
     """What one file of annotations says about whole images."""
 
     path: Path
     categories: Mapping[int, str]  # by id
-    images: tuple[CocoImage, ...]
-    annotation: Mapping[int, Any]  # category -> the id of one of its annotations
+    images: Sequence[CocoImage]
+
+    def annotated(self) -> dict[int, Any]:
+        """The id of one of its annotations by each category that has some."""
+        return {each.category: each.id for image in self.images for each in image.objects}
 
 
 def coco_files(where: Path) -> dict[str, Path]:
@@ -207,120 +208,102 @@ def read_coco_labels(files: Mapping[str, Path]) -> Listing:
     Raises ValueError in one line that names the file and the image, annotation or category.
     """
 
-    def labels(image: CocoImage, index_of: Callable[[int], int], path: Path) -> tuple[int, ...]:
-        return tuple(sorted(map(index_of, image.categories)))
+    def labels(image: CocoImage, index_of: Mapping[int, int], path: Path) -> tuple[int, ...]:
+        return tuple(sorted({index_of[each.category] for each in image.objects}))
 
-    return _read(files, labels, with_objects=False)
+    return _read(files, labels, with_boxes=False)
 
 
 def read_coco_objects(files: Mapping[str, Path]) -> Listing:
     """As `read_coco_labels`, with `Objects` as targets and notes on boxes that were changed."""
     check = BoxCheck()
 
-    def objects(image: CocoImage, index_of: Callable[[int], int], path: Path) -> Objects:
-        size = image.size
-        if image.objects and size is None:
-            size = image_size(path)
+    def objects(image: CocoImage, index_of: Mapping[int, int], path: Path) -> Objects:
+        size = image.size or (image_size(path) if image.objects else (0, 0))
         usable = []
         for each in image.objects:
-            assert size
             where = f"annotation {each.id!r} of the image {image.name!r}"
-            if box := check.usable(each.box, size, where):
-                usable.append((box, index_of(each.category), each.is_crowd))
-        boxes, labels, difficult = zip(*usable, strict=True) if usable else ((), (), ())
-        return Objects(boxes, labels, difficult)
+            if each.box and (box := check.usable(each.box, size, where)):
+                usable.append((box, index_of[each.category], each.is_crowd))
+        return Objects(*zip(*usable, strict=True)) if usable else Objects((), (), ())
 
-    listing = _read(files, objects, with_objects=True)
+    listing = _read(files, objects, with_boxes=True)
     return replace(listing, notes=(*listing.notes, *check.notes()))
 
 
-def _read(files: Mapping[str, Path], target: "Target", with_objects: bool) -> Listing:
+# What is learnt of an image, with the class index of each category, and the path of its file.
+Target = Callable[[CocoImage, Mapping[int, int], Path], Any]
+
+
+def _read(files: Mapping[str, Path], target: Target, with_boxes: bool) -> Listing:
     root = _root(files["train"])
-    contents = {split: read_coco(path, with_objects) for split, path in files.items()}
+    contents = {split: read_coco(path, with_boxes) for split, path in files.items()}
     train = contents["train"]
-    classes = tuple(name for _, name in sorted(train.categories.items()))
-    indices = {name: index for index, name in enumerate(classes)}
+    ids = sorted(train.categories)
+    indices = {train.categories[key]: index for index, key in enumerate(ids)}
     splits: dict[str, list[Sample]] = {}
     for split, content in contents.items():
-        for key in sorted(content.annotation):
+        for key, annotation in sorted(content.annotated().items()):
             if (name := content.categories[key]) not in indices:
                 raise ValueError(
-                    f"{str(content.path)!r}: annotation {content.annotation[key]!r} has the "
-                    f"category {name!r}, which {str(train.path)!r} lacks: add or remove it"
+                    f"{str(content.path)!r}: annotation {annotation!r} has the category {name!r}, "
+                    f"which {str(train.path)!r} lacks: add or remove it"
                 )
-        splits[split] = _samples(root, split, content, indices, target)
+        index_of = {
+            key: indices[name] for key, name in content.categories.items() if name in indices
+        }
+        splits[split] = [
+            Sample(name, target(image, index_of, root / name), size)
+            for image, name, size in _image_files(root, split, content)
+        ]
     check_once(splits)
-    if not train.annotation:
+    if not (annotated := train.annotated()):
         raise ValueError(f"{str(train.path)!r} has no annotation: add some")
     notes = ()
-    if unused := [
-        train.categories[key] for key in sorted({*train.categories} - {*train.annotation})
-    ]:
+    if unused := [train.categories[key] for key in ids if key not in annotated]:
         notes = (f"no training image has the label {quote_names(unused)}",)
-    return Listing(classes, splits, Below(root), notes=notes)
+    return Listing(tuple(indices), splits, Below(root), notes=notes)
 
 
-def read_coco(path: Path, with_objects: bool = False) -> CocoFile:
-    """The images and categories of a file, and its objects. Raises ValueError in one line."""
+def read_coco(path: Path, with_boxes: bool = False) -> CocoFile:
+    """The images, categories and objects of a file. Raises ValueError in one line."""
     categories: dict[int, str] = {}
     ids: dict[str, int] = {}  # of the categories
-    names: dict[Any, str] = {}
-    sizes: dict[Any, tuple[int, int]] = {}  # of the images
-    labels: dict[Any, set[int]] = {}  # image -> categories
-    objects: dict[Any, list[CocoObject]] = {}  # image -> annotations
-    annotation_of: dict[Any, Any] = {}  # image -> the id of one of its annotations
-    annotations: dict[int, Any] = {}
+    images: dict[int | str, CocoImage] = {}
+    objects: dict[int | str, list[CocoObject]] = {}  # by image
     entries = read_lists(path, ("images", "annotations", "categories"))
     for kind, entry in counted(entries, f"entries of {path.name}"):
         where = f"{str(path)!r}: {_KINDS[kind]} {_field(entry, 'id')!r}"
         if kind == "images":
             key, name = (
                 _known(entry, "id", int | str, where),
-                _known(entry, "file_name", str, where).replace("\\", "/"),  # of Windows
+                _known(entry, "file_name", str, where),
             )
-            if names.setdefault(key, name) != name:
-                raise ValueError(f"{where} is {names[key]!r} and {name!r}: give each its own id")
-            if size := _size_of(entry):
-                sizes[key] = size
+            name = name.replace("\\", "/")  # of Windows
+            image = CocoImage(key, name, _size_of(entry), objects.setdefault(key, []))
+            if (other := images.setdefault(key, image).name) != name:
+                raise ValueError(f"{where} is {other!r} and {name!r}: give each its own id")
         elif kind == "categories":
             key, name = _known(entry, "id", int, where), _known(entry, "name", str, where)
             if key in categories or name in ids:
                 raise ValueError(f"{where}, {name!r}, has the id or the name of another one")
             categories[key], ids[name] = name, key
         else:
-            image = _known(entry, "image_id", int | str, where)
+            image_id = _known(entry, "image_id", int | str, where)
             category = _known(entry, "category_id", int, where)
-            labels.setdefault(image, set()).add(category)
-            annotation_of.setdefault(image, entry.get("id"))
-            annotations.setdefault(category, entry.get("id"))
-            if with_objects:
-                each = CocoObject(
-                    entry.get("id"), category, _box(entry, where), entry.get("iscrowd") == 1
-                )
-                objects.setdefault(image, []).append(each)
-    for what, used, present in (
-        ("category", annotations, categories),
-        ("image", annotation_of, names),
-    ):
-        for key in used:
-            if key not in present:
-                raise ValueError(
-                    f"{str(path)!r}: annotation {used[key]!r} is of the {what} {key!r}, which the "
-                    "file does not list: add or remove it"
-                )
-    images = [
-        CocoImage(
-            key,
-            name,
-            frozenset(labels.get(key, ())),
-            sizes.get(key),
-            tuple(objects.get(key, ())),
-        )
-        for key, name in names.items()
-    ]
+            box = _box(entry, where) if with_boxes else None
+            each = CocoObject(entry.get("id"), category, box, entry.get("iscrowd") == 1)
+            objects.setdefault(image_id, []).append(each)
+    for key, each in ((key, each) for key, several in objects.items() for each in several):
+        if key not in images or each.category not in categories:
+            what, number = ("image", key) if key not in images else ("category", each.category)
+            raise ValueError(
+                f"{str(path)!r}: annotation {each.id!r} is of the {what} {number!r}, which the "
+                "file does not list: add or remove it"
+            )
     if not images:
         raise ValueError(f"{str(path)!r} lists no images: give a file with some")
-    return CocoFile(path, categories, tuple(_joined(images)), annotations)
+    return CocoFile(path, categories, _one_for_each_file(images.values()))
 
 
 _KINDS = {"images": "image", "annotations": "annotation", "categories": "category"}
@@ -357,17 +340,13 @@ def _box(entry: Any, where: str) -> Box:
     return left, top, left + width, top + height
 
 
-def _joined(images: list[CocoImage]) -> Iterator[CocoImage]:
-    """One entry for each file, with the categories of all its entries."""
+def _one_for_each_file(images: Iterable[CocoImage]) -> list[CocoImage]:
+    """The images, of which one with the objects of all stands for those with one name."""
     by_name: dict[str, CocoImage] = {}
     for image in images:
-        earlier = by_name.setdefault(image.name, image)
-        if earlier is not image:
-            by_name[image.name] = earlier._replace(
-                categories=earlier.categories | image.categories,
-                objects=earlier.objects + image.objects,
-            )
-    yield from by_name.values()
+        if (earlier := by_name.setdefault(image.name, image)) is not image:
+            earlier.objects.extend(image.objects)
+    return [*by_name.values()]
 
 
 # ---- the files of images
@@ -379,30 +358,20 @@ def _root(path: Path) -> Path:
     return folder.parent if folder.name == "annotations" or path.name == BESIDE else folder
 
 
-# What is learnt of an image, with the class index of a category, and the path of its file.
-Target = Callable[[CocoImage, Callable[[int], int], Path], Any]
-
-
-def _samples(
-    root: Path, split: str, content: CocoFile, indices: Mapping[str, int], target: Target
-) -> list[Sample]:
+def _image_files(root: Path, split: str, content: CocoFile) -> Iterator[tuple[CocoImage, str, int]]:
+    """Each image with the name of its file below `root`, and its bytes. Raises ValueError."""
     size_of = FileSizes(root)
-    folder, samples, missing = _image_folder(root, split, content, size_of), [], []
-    for image in content.images:
-        name = (PurePosixPath(folder) / image.name).as_posix()
-        size = size_of(name)
-        if size is None:
-            missing.append(image)
-            continue
-        what = target(image, lambda key: indices[content.categories[key]], root / name)
-        samples.append(Sample(name, what, size))
-    if missing:
+    folder = PurePosixPath(_image_folder(root, split, content, size_of))
+    names = [(folder / image.name).as_posix() for image in content.images]
+    sizes = [size_of(name) for name in names]
+    if missing := [i for i, size in zip(content.images, sizes, strict=True) if size is None]:
         raise ValueError(
-            f"{len(missing)} of the {len(content.images)} images in {str(content.path)!r} are "
-            f"missing in {str(root / folder)!r}, the first is {missing[0].name!r} (image "
-            f"{missing[0].id!r}): add or remove them"
+            f"{len(missing)} of the {len(names)} images in {str(content.path)!r} are missing in "
+            f"{str(root / folder)!r}, the first is {missing[0].name!r} (image {missing[0].id!r}): "
+            "add or remove them"
         )
-    return samples
+    for image, name, size in zip(content.images, names, sizes, strict=True):
+        yield image, name, size or 0
 
 
 def _image_folder(root: Path, split: str, content: CocoFile, size_of: FileSizes) -> str:
