@@ -48,7 +48,6 @@ from fullstride.data.readers.voc import XML_FILES, read_voc, read_xml_files, voc
 from fullstride.data.readers.yolo import read_yolo, yolo_root
 from fullstride.io.console import counted
 
-CHECK_PATH = "check the path"
 __all__ = ["Objects", "open_boxes"]
 
 
@@ -102,7 +101,8 @@ class NoBoxesError(ValueError):
 def find_boxes(where: str) -> Boxes:
     """The boxes at `where`, by the names of its files. Raises NoBoxesError without any."""
     if not where or not os.path.exists(where):  # noqa: PTH110  names may be too long for `Path`
-        raise NoBoxesError(f"no folder or file {where!r}: {near_names(Path(where)) or CHECK_PATH}")
+        hint = near_names(Path(where)) or "check the path"
+        raise NoBoxesError(f"no folder or file {where!r}: {hint}")
     root = Path(where).resolve()
     if files := coco_files(root):
         return Boxes(root, "COCO's format", partial(read_coco_objects, files))

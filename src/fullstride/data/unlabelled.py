@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.folder import count_unused, find_files, find_folder, first_reason
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset
-from fullstride.data.readers.idx import IdxReader, idx_images
+from fullstride.data.readers.idx import IdxReader, idx_files
 from fullstride.data.readers.listing import SPLITS, Below, read_text
 from fullstride.data.readers.shards import holds_shards, list_shards
 
@@ -71,8 +70,8 @@ def open_unlabelled(where: str) -> Unlabelled:
     if path.suffix.lower() in SUFFIXES and path.is_file():
         return of_files([path])
     root = find_folder(where)
-    if readers := idx_images(root):
-        return _of_idx(root, readers)
+    if files := idx_files(root, "images"):
+        return _of_idx(root, IdxReader(files))
     if holds_shards(root):
         return _of_shards(root, "")
     return _of_data(where) if holds_dataset(root) else _of_folder(root)
@@ -113,17 +112,13 @@ def _of_shards(folder: Path, pattern: str) -> Unlabelled:
     return _unlabelled(str(folder / pattern), entries, reader)
 
 
-def _of_idx(folder: Path, readers: Mapping[str, IdxReader]) -> Unlabelled:
+def _of_idx(folder: Path, reader: IdxReader) -> Unlabelled:
     names = [
         f"{split}/{number:05}"
-        for split, reader in sorted(readers.items(), reverse=True)  # train, test
+        for split in sorted(reader.files, reverse=True)  # train, test
         for number in range(len(reader.of_split(split)))
     ]
-    return _unlabelled(str(folder), map(Entry, names), read=partial(_idx_picture, dict(readers)))
-
-
-def _idx_picture(readers: Mapping[str, IdxReader], name: str) -> Image.Image:
-    return readers[name.partition("/")[0]].picture(name)
+    return _unlabelled(str(folder), map(Entry, names), read=reader.picture)
 
 
 def _of_data(where: str) -> Unlabelled:

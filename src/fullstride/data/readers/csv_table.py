@@ -4,11 +4,10 @@ import csv
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fullstride.data.readers.folder import IMAGES, FileKind
 from fullstride.data.readers.listing import (
@@ -77,24 +76,16 @@ def read_table(
     text = table_text(table)
     header = find_header(table, text, COLUMNS, group)
     check_columns(table, header, ("path", "label"))
-    images: dict[str, Row] = {}
-    for line, fields in counted(read_rows(table, text, header.delimiter), "rows"):
-        row = _row(table, line, fields, header.columns)
-        if (earlier := images.setdefault(row.name, row)) is not row:
-            _check_repeated(table, row, earlier, ("labels", "split", "group"))
-    rows = [*images.values()]
+    lines = counted(read_rows(table, text, header.delimiter), "rows")
+    labelled = (_row(table, line, fields, header.columns) for line, fields in lines)
+    rows = _joined(table, labelled, ("labels", "split", "group"))
     classes = sorted_classes(each for row in rows if row.split == "train" for each in row.labels)
     if not classes:
         raise ValueError(f"{str(table)!r} has no row to train on: give some the split 'train'")
     check_classes(repr(str(table)), classes, "add training images of a second one")
     if unseen_classes:
         classes += sorted_classes({each for row in rows for each in row.labels}.difference(classes))
-    listing = _listing(table, header, rows, classes, kind)
-    splits = {
-        split: [sample._replace(target=sample.target[0]) for sample in samples]
-        for split, samples in listing.splits.items()
-    }
-    return replace(listing, splits=splits)
+    return _listing(table, header, rows, classes, kind, one_label=True)
 
 
 def at_line(table: Path, line: int) -> str:
@@ -224,19 +215,24 @@ def _listing(
     classes: tuple[str, ...],
     kind: FileKind = IMAGES,
     notes: Sequence[str] = (),
+    one_label: bool = False,
 ) -> Listing:
-    """The samples of the rows, whose targets are sorted indices of their labels."""
+    """The samples of the rows, whose targets are sorted indices of their labels or the only one."""
     indices = {name: index for index, name in enumerate(classes)}
     splits: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
+    targets: dict[Labels, Any] = {}  # equal ones of many rows are one object
     for row in rows:
+        if row.labels in targets:
+            continue
         if unknown := sorted(row.labels - indices.keys()):
             raise ValueError(
                 f"{at_line(table, row.line)} has the label {unknown[0]!r}, which no training row "
                 "has: add or remove it"
             )
-    for row, size in zip(rows, _file_sizes(table, rows, kind), strict=True):
         target = tuple(sorted(indices[label] for label in row.labels))
-        splits[row.split].append(Sample(row.name, target, size))
+        targets[row.labels] = target[0] if one_label else target
+    for row, size in zip(rows, _file_sizes(table, rows, kind), strict=True):
+        splits[row.split].append(Sample(row.name, targets[row.labels], size))
     return Listing(
         classes,
         {name: split for name, split in splits.items() if split},
@@ -401,12 +397,15 @@ def _with_columns(
     return labelled, classes
 
 
-def _joined(table: Path, rows: Iterable[Row]) -> list[Row]:
-    """One row for each image, with the labels of all its rows."""
+def _joined(
+    table: Path, rows: Iterable[Row], alike: Sequence[str] = ("split", "group")
+) -> list[Row]:
+    """One row for each image, with the labels of all its rows, whose fields `alike` are equal."""
     images: dict[str, Row] = {}
     for row in rows:
-        earlier = images.setdefault(row.name, row)
-        _check_repeated(table, row, earlier, ("split", "group"))
+        if (earlier := images.setdefault(row.name, row)) is row:
+            continue
+        _check_repeated(table, row, earlier, alike)
         labels, absent = row.labels | earlier.labels, row.absent | earlier.absent
         if both := sorted(labels & absent):
             raise ValueError(

@@ -22,7 +22,7 @@ from fullstride.data.readers.listing import (
 from fullstride.data.readers.videos import SUFFIXES as VIDEO_SUFFIXES
 from fullstride.data.readers.videos import frames_size
 
-# What is a folder, a table or a shard searched for? Images, or videos.
+# ---- what a folder, a table or a shard is searched for
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ IMAGES = FileKind("images", SUFFIXES)
 VIDEOS = FileKind("videos", VIDEO_SUFFIXES, frames=True)
 
 
-# Which files of a folder are not used, and why? What is left out without a word looks like data.
+# ---- files that are not used: what is left out without a word looks like data
 #
 # Counts are by reason: "30 .heic (convert them, for example with pillow-heif)".
 

@@ -31,7 +31,7 @@ from fullstride.data.readers.listing import (
 from fullstride.io.records import read_json
 from fullstride.io.writing import open_regular
 
-# Which files of a Hugging Face dataset are for training, validation and test?
+# ---- the files of each split
 
 
 STATE = "state.json"  # of a split that `save_to_disk` wrote
@@ -102,7 +102,7 @@ def files_below(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         yield Path(parent), sorted(name for name in files if not name.startswith("."))
 
 
-# How is an image read from arrow files? As an undecoded row of `datasets`.
+# ---- images in arrow files, as undecoded rows of `datasets`
 
 
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of an arrow stream; without it a shorter one is read silently

@@ -69,17 +69,16 @@ class IdxReader:
 def holds_idx(folder: Path) -> bool:
     """Whether a folder has a file of training images, and no subfolders."""
     entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    return any(_is_train(path.name) for path in entries) and not any(p.is_dir() for p in entries)
+    return "train" in idx_files(folder, "images") and not any(path.is_dir() for path in entries)
 
 
-def idx_images(folder: Path) -> dict[str, IdxReader]:
-    """A reader for the images of each split; files of labels are not needed."""
+def idx_files(folder: Path, kind: str) -> dict[str, Path]:
+    """The file of "images" or "labels" of each split; uncompressed where there are both."""
     files = {}
     for path in sorted(folder.iterdir(), reverse=True):  # the uncompressed file comes last
-        match = NAME.fullmatch(path.name)
-        if match and match[3] == "images":
+        if (match := NAME.fullmatch(path.name)) and match[3] == kind:
             files[SPLIT_OF[match[2]]] = path
-    return {split: IdxReader({split: path}) for split, path in files.items()}
+    return files
 
 
 def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
@@ -88,29 +87,24 @@ def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
     Of a file that is there with and without compression, the one without is read. Raises ValueError
     in one line.
     """
-    files: dict[tuple[str, str], Path] = {}
-    prefixes: set[str] = set()
-    for path in sorted(folder.iterdir(), reverse=True):  # the uncompressed file comes last
-        if match := NAME.fullmatch(path.name):
-            files[SPLIT_OF[match[2]], match[3]] = path
-            prefixes.add(match[1] or "")
-    if len(prefixes) > 1:
+    names = filter(None, (NAME.fullmatch(path.name) for path in folder.iterdir()))
+    if len(prefixes := {name[1] or "" for name in names}) > 1:
         raise ValueError(
             f"{str(folder)!r} has several data sets, {quote_names(sorted(prefixes))}: put each "
             "into a folder of its own"
         )
-    images = {split: path for (split, kind), path in files.items() if kind == "images"}
+    images, of_labels = idx_files(folder, "images"), idx_files(folder, "labels")
     reader, labels = IdxReader(images), {}
     for split, path in images.items():
-        if (split, "labels") not in files:
+        if split not in of_labels:
             raise ValueError(f"{str(path)!r} has no file of labels beside it: add {split} labels")
-        counts = [idx_sizes(each, n)[0] for each, n in ((path, 3), (files[split, "labels"], 1))]
+        counts = [idx_sizes(each, n)[0] for each, n in ((path, 3), (of_labels[split], 1))]
         if counts[0] != counts[1]:  # before either file is read whole
             raise ValueError(
                 f"{str(path)!r} has {counts[0]:,} images, but there are {counts[1]:,} labels: "
                 "copy both again"
             )
-        labels[split] = read_idx(files[split, "labels"], 1).tolist()
+        labels[split] = read_idx(of_labels[split], 1).tolist()
     classes = sorted_classes(map(str, labels["train"]))
     if unknown := {str(each) for values in labels.values() for each in values} - {*classes}:
         raise ValueError(
@@ -168,11 +162,6 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             difference = "is cut short" if len(data) < size else "has bytes after its last one"
             raise ValueError(f"it {difference}, of {size:,}")
     return np.frombuffer(data, np.uint8).reshape(sizes)
-
-
-def _is_train(name: str) -> bool:
-    match = NAME.fullmatch(name)
-    return bool(match) and match[2] == "train" and match[3] == "images"
 
 
 # ---- the digits of the package, split by their writers

@@ -159,7 +159,7 @@ def check_classes(where: str, classes: Sequence[str], hint: str) -> None:
         raise ValueError(f"{where} has one class only, {classes[0]!r}: {hint}")
 
 
-MAX_CLASSES = 25_000  # of fewer images; ImageNet-21k has 21,841
+MANY_CLASSES = 25_000  # of fewer images; ImageNet-21k has 21,841
 
 
 def check_class_count(where: str, classes: int, images: int) -> None:
@@ -167,10 +167,10 @@ def check_class_count(where: str, classes: int, images: int) -> None:
 
     A small file may claim millions, and a network has outputs for all of them.
     """
-    if classes > max(MAX_CLASSES, images):
+    if classes > max(MANY_CLASSES, images):
         raise ValueError(
             f"{where} names {classes:,} classes for {images:,} images: leave out those that no "
-            f"image has; of more than {MAX_CLASSES:,} each needs an image"
+            f"image has; of more than {MANY_CLASSES:,} each needs an image"
         )
 
 

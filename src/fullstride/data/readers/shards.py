@@ -36,7 +36,7 @@ from fullstride.io.console import counted
 from fullstride.io.records import Bounds, from_json, read_json
 from fullstride.io.writing import check_regular
 
-# Which samples are in a tar file without an index? Its headers are read, and no image.
+# ---- the samples of a tar file without an index, by its headers
 
 
 BLOCK = tarfile.BLOCKSIZE  # bytes; headers and data of a tar file begin at multiples of it
@@ -195,7 +195,7 @@ class _Header(tarfile.TarInfo):
             return super().frombuf(buf, encoding, errors)  # which raises the error
         name = bytes(buf[:100]).partition(b"\0")[0]
         header = cls(name.decode(encoding, errors))
-        header.type, header.size = kind, int(size, 8)
+        header.type, header.size = tarfile.REGTYPE, int(size, 8)
         return header
 
 
@@ -217,7 +217,7 @@ class _HeaderFile(io.FileIO):
         return super().read(size)
 
 
-# Which shards does a pattern name? `photos-{000000..000007}.tar`, `photos-{a,b}.tar`, `*.tar`.
+# ---- patterns of shards: `photos-{000000..000007}.tar`, `photos-{a,b}.tar`, `*.tar`
 
 
 MAX_NAMES = 100_000  # of shards that a pattern names

@@ -26,7 +26,7 @@ from fullstride.data.readers.listing import (
 )
 from fullstride.io.records import Bounds
 
-# Which images must be in one split? Those of one group, such as a patient, and copies.
+# ---- units: images that must be in one split, as of one group, such as a patient, and copies
 #
 # A group is a column of a table, a level of folders, or what a pattern finds in the name.
 

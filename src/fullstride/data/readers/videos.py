@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 
-# How are the frames of a video file decoded? By PyAV, from an open file or from bytes.
+# ---- frames of a video file, which PyAV decodes from an open file or from bytes
 #
 # A file is never opened by its name, and only in formats that hold their own pixels: playlists and
 # lists of files would open other files, or addresses.
