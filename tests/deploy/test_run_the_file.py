@@ -37,10 +37,13 @@ def pictures(tmp_path_factory):
     return sorted(folder.iterdir())
 
 
-@pytest.mark.parametrize("pre", [COLOUR, replace(COLOUR, fit="squish", kernel="bicubic"), GRAY])
+SQUISHED = replace(COLOUR, fit="squish", kernel="bicubic", background="#2040c0")
+
+
+@pytest.mark.parametrize("pre", [COLOUR, SQUISHED, GRAY])
 def test_the_code_of_the_page_predicts_as_fullstride_does(pre, pictures, tmp_path):
     path, script = tmp_path / "model.onnx", tmp_path / "classify.py"
-    images = [decode(each, pre.channels) for each in pictures]
+    images = [decode(each, pre.channels, background=pre.background) for each in pictures]
     options = ExportOptions(format="onnx", input_kind="pixels")
     export(make_bundle("genet_tiny", pre), path, ComparisonImages(images), options)
     script.write_text(CODE[0])

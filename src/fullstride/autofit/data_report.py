@@ -222,7 +222,7 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
         unreadable=dict(islice(all_images.unreadable.items(), MAX_LISTED)),
         across_splits=as_pairs(data, all_images, groups, worst_first[:MAX_LISTED]),
         across_classes=as_pairs(data, all_images, groups, classes[:MAX_LISTED]),
-        notes=(*data.notes, *_notes(data, compared)),
+        notes=(*data.notes, *_notes(data, compared), *_notes_on_alpha(data, all_images)),
         totals={
             "unreadable": len(all_images.unreadable),
             "across_splits": len(splits),
@@ -341,6 +341,16 @@ def _notes(data: DataSet, pictures: Pictures) -> list[str]:
             f"more than {MAX_COMPARED:,}"
         )
     return notes
+
+
+def _notes_on_alpha(data: DataSet, all_images: ImageIndex) -> list[str]:
+    count = sum(facts.had_alpha for facts in all_images.facts)
+    if not count:
+        return []
+    return [
+        f"{count:,} images have transparent pixels, which are put on {data.train.background}; "
+        "--background sets another colour"
+    ]
 
 
 def _with_progress(search: Generator[float, None, T]) -> Generator[str, None, T]:

@@ -133,9 +133,10 @@ def new_records(
     job: FitJob, candidate: Candidate, missing: Sequence[tuple[str, Precision]]
 ) -> Iterator[FileRecord]:
     """Write the files of `candidate` that have no record yet, and their records."""
-    folder, data = job.folder, job.data
+    folder = job.folder
     bundle = tasks.load(str(folder / TRIALS / candidate.name / "bundle"))
     bundle = replace(bundle, licence=bundle.licence or candidate.licence)
+    data = job.data.over(bundle.preprocessing.background)
     images = images_to_compare(data, bundle.task, COMPARISON_IMAGES)
     reference = make_reference(bundle, images, INPUT)
     views = load_views(bundle, data.val)

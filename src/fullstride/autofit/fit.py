@@ -182,7 +182,12 @@ FIT = Study(
     job=FitJob,
     settings=FitSettings,
     stages=(
-        Stage("data", lambda job, done: inspect(job.data, job.workers), DataReport, report_lines),
+        Stage(
+            "data",
+            lambda job, done: inspect(job.data.over(job.recipe.background), job.workers),
+            DataReport,
+            report_lines,
+        ),
         Stage("candidates", list_networks, tuple[Candidate, ...], candidates_line),
         Stage(
             "times",

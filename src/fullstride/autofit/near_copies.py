@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fullstride.data.dataset import DataSet, Images, UnreadableImage
 from fullstride.data.loader import FILES_PER_WORKER, exit_on_interrupt
-from fullstride.data.readers.decode import Crop, Size, decode_crop
+from fullstride.data.readers.decode import HAD_ALPHA, Crop, Size, decode_crop
 from fullstride.io.writing import allow_open_files
 
 # A hash selects pairs of images that may show the same, and the correlation of thumbnails decides.
@@ -328,6 +328,7 @@ class Facts(NamedTuple):
     longer_side: int
     digest: bytes  # of the size and the decoded pixels
     reduced: bool  # whether a JPEG was decoded at a fraction of its size
+    had_alpha: bool  # whether pixels are transparent
 
 
 @dataclass(frozen=True)
@@ -410,9 +411,17 @@ def read_thumbnail(images: Images, index: int, channels: int) -> tuple[np.ndarra
     if isinstance(source, Image.Image):
         image, crop = source, whole(source.size)
     else:
-        image, crop = decode_crop(source, channels, whole, oversampling=2)
+        image, crop = decode_crop(
+            source, channels, whole, oversampling=2, background=images.background
+        )
     small = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=crop.box)
-    facts = Facts(min(sizes[0]), max(sizes[0]), pixel_digest(image), image.size != sizes[0])
+    facts = Facts(
+        min(sizes[0]),
+        max(sizes[0]),
+        pixel_digest(image),
+        image.size != sizes[0],
+        HAD_ALPHA in image.info,
+    )
     return np.asarray(small).reshape(SIDE, SIDE, channels), facts
 
 

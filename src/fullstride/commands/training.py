@@ -16,6 +16,7 @@ def pack(
     out: Annotated[Positional[Path], arg(metavar="OUT")],
     long_side: int | None = None,
     quality: int = 90,
+    background: str = "white",
     shard_mib: int = 256,
     group: str = "",
     keep_duplicates: bool = False,
@@ -34,6 +35,7 @@ def pack(
         long_side: Store upright JPEGs whose longer side has at most so many pixels; 400 suits
             training at 224.
         quality: Of these JPEGs, 1 to 100.
+        background: Of these JPEGs, the colour behind transparent pixels, such as black or #rrggbb.
         shard_mib: Size of a shard.
         group: As for `train`: the shards keep the splits of these groups.
         keep_duplicates: As for `train`.
@@ -48,7 +50,7 @@ def pack(
     )
     done, shards = None, 0
     report_ignored(images.ignored, images.notes)
-    for done in pack(images, out, Encoding(long_side, quality), shard_mib=shard_mib):
+    for done in pack(images, out, Encoding(long_side, quality, background), shard_mib=shard_mib):
         if done.shards > shards:
             print(f"{done.images:,} images in {done.shards:,} shards", flush=True)
             shards = done.shards

@@ -29,6 +29,7 @@ from fullstride.data.readers.idx import (
 from fullstride.data.readers.listing import Listing, Objects, check_class_count
 from fullstride.data.readers.shards import holds_shards, read_shards
 from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule, Splits, take_splits
+from fullstride.nets.preprocessing import WHITE
 
 __all__ = ["DEFAULT_RULE", "DIGITS", "DataSet", "Images", "SplitRule", "UnreadableImage", "decode"]
 __all__ += ["open_data"]
@@ -58,6 +59,17 @@ class Images:
             names=tuple(self.names[index] for index in indices),
             targets=tuple(self.targets[index] for index in indices),
         )
+
+    @property
+    def background(self) -> str:
+        """The colour of `picture` behind transparent pixels."""
+        return self.read.background if isinstance(self.read, Decoded) else WHITE
+
+    def over(self, background: str) -> "Images":
+        """The same images with another colour behind transparent pixels."""
+        if not isinstance(self.read, Decoded):  # what is no file has no transparent pixels
+            return self
+        return replace(self, read=replace(self.read, background=background))
 
     def picture(self, index: int) -> Image.Image:
         """The image upright, of mode "L" or "RGB". Raises UnreadableImage."""
@@ -138,6 +150,11 @@ class DataSet:
     def map_images(self, change: Callable[[Images], Images]) -> "DataSet":
         """The data set with other images in each split."""
         train, val, test = map(change, (self.train, self.val, self.test))
+        return replace(self, train=train, val=val, test=test)
+
+    def over(self, background: str) -> "DataSet":
+        """The same data with another colour behind transparent pixels."""
+        train, val, test = (each.over(background) for each in (self.train, self.val, self.test))
         return replace(self, train=train, val=val, test=test)
 
     def without(self, names: tuple[str, ...]) -> "DataSet":
@@ -308,10 +325,11 @@ class Decoded:
 
     file: Callable[[str], Path | bytes]
     channels: int
+    background: str = WHITE
 
     def __call__(self, name: str) -> Image.Image:
         try:
-            return decode(self.file(name), self.channels)
+            return decode(self.file(name), self.channels, background=self.background)
         except UnreadableImage as error:
             raise UnreadableImage(name, error.reason) from error
 

@@ -29,6 +29,7 @@ from fullstride.data.readers.folder import VIDEOS
 from fullstride.data.readers.shards import BLOCK, Index, Member, Shard, write_index
 from fullstride.data.transforms.crop import TEST_OVERSAMPLING
 from fullstride.io.writing import Output, atomic_write
+from fullstride.nets.preprocessing import WHITE, check_colour
 
 SPLITS = ("train", "val", "test")
 MIB = 2**20
@@ -51,12 +52,19 @@ class Encoding:
 
     long_side: int | None = None  # maximum in pixels; smaller images are not enlarged
     quality: int = 90  # of the JPEG
+    background: str = WHITE  # of the JPEG, behind transparent pixels
 
     def __post_init__(self) -> None:
         if self.long_side is not None and self.long_side < 1:
             raise ValueError(f"long side {self.long_side}: use 1 pixel or more")
         if not 1 <= self.quality <= 100:
             raise ValueError(f"quality {self.quality}: use 1 to 100")
+        check_colour("background", self.background)
+        if self.background != WHITE and not self.long_side:
+            raise ValueError(
+                f"background {self.background}: files are copied with their transparent pixels; "
+                "give --long-side too, or --background when training"
+            )
 
 
 class EncodedImage(NamedTuple):
@@ -181,7 +189,11 @@ def _encode(images: Images, index: int, channels: int, encoding: Encoding) -> En
     file = file_bytes(images.file(name))
     if side:
         picture, crop = decode_crop(
-            file, channels, partial(_shrunk, long_side=side), oversampling=TEST_OVERSAMPLING
+            file,
+            channels,
+            partial(_shrunk, long_side=side),
+            oversampling=TEST_OVERSAMPLING,
+            background=encoding.background,
         )
         suffix, data = _jpeg(picture, crop, quality)
     else:

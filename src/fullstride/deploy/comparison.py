@@ -287,6 +287,7 @@ def readable(
     The reasons for others go into `skipped`.
     """
     view, rng = task_of(model).test_view(model.preprocessing), np.random.default_rng(0)
+    images = images.over(model.preprocessing.background)
     for index, name in enumerate(images.names):
         try:
             source = images.source(index) if view.decodes_files else images.picture(index)

@@ -44,7 +44,7 @@ def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonIma
     black = np.zeros((1, *one_input(pre, "normalised")), np.float32)
     most = max(1, MAX_OUTPUTS // logits(bundle, [black]).size)
     most = min(most, MAX_COMPARISON_CLIPS if pre.frames else MAX_COMPARISON_IMAGES)
-    images = matching_data(run, bundle, data)
+    images = matching_data(run, bundle, data).over(pre.background)
     return images_to_compare(images, bundle.task, most, view_of_clips(bundle))
 
 
@@ -67,8 +67,10 @@ def images_to_compare(
 
 def calibration_images(run: str, bundle: Bundle, data: str = "") -> LazyImages:
     """`images_for_ranges` of the data set `data`, by default that which `run` was trained on."""
-    most = MAX_CALIBRATION_CLIPS if bundle.preprocessing.frames else MAX_CALIBRATION_IMAGES
-    return images_for_ranges(matching_data(run, bundle, data), most, view_of_clips(bundle))
+    pre = bundle.preprocessing
+    most = MAX_CALIBRATION_CLIPS if pre.frames else MAX_CALIBRATION_IMAGES
+    images = matching_data(run, bundle, data).over(pre.background)
+    return images_for_ranges(images, most, view_of_clips(bundle))
 
 
 def view_of_clips(bundle: Bundle) -> View | None:

@@ -180,7 +180,7 @@ def _readable(
                 view = read_view(Path(picture), model)
                 size = image_size(Path(picture)) if has_places else (0, 0)
             else:
-                view = _plain(picture, model.preprocessing.channels)
+                view = _plain(picture, model.preprocessing)
                 size = view.size
         except UnreadableImage as error:
             reasons[index] = error.reason
@@ -245,13 +245,15 @@ def read_view(
     pre = model.preprocessing
     if isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures":
         most = max_memory_mib and max_memory_mib / WHOLE_PIXEL_BYTES
-        return decode(source, pre.channels, max_megapixels=most or MAX_MEGAPIXELS)
+        return decode(
+            source, pre.channels, max_megapixels=most or MAX_MEGAPIXELS, background=pre.background
+        )
     return test_view(source, replace(pre, draft=True), max_memory_mib)
 
 
-def _plain(picture: Picture, channels: int) -> Image.Image:
+def _plain(picture: Picture, pre: Preprocessing) -> Image.Image:
     if isinstance(picture, Image.Image):
-        return plain_image(picture.copy(), channels)
+        return plain_image(picture.copy(), pre.channels, pre.background)
     if not isinstance(picture, np.ndarray):
         raise ValueError(
             f"a picture of the type {type(picture).__name__}: use a path, an image of Pillow or an "
@@ -268,7 +270,7 @@ def _plain(picture: Picture, channels: int) -> Image.Image:
             "3 or 4 channels"
         )
     pixels = picture[:, :, 0] if depth == (1,) else picture
-    return plain_image(Image.fromarray(pixels), channels)
+    return plain_image(Image.fromarray(pixels), pre.channels, pre.background)
 
 
 def probabilities(

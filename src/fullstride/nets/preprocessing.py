@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from PIL import ImageColor
+
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+WHITE = "white"
 MAX_FRAMES = 1024  # of a clip, and of a stride
 MAX_RESOLUTION = 4096  # one image has 200 MB in float32, and a network needs several times that
 
@@ -27,6 +30,8 @@ class Preprocessing:
     crop: float = 0.875  # with "crop": side of the centre crop / shorter side of the image
     # Decode large JPEGs at 1/2, 1/4 or 1/8 of their size. Files that lack the field do not.
     draft: bool = False
+    # The colour behind transparent pixels: a name of CSS, such as black, or #rrggbb.
+    background: str = WHITE
     frames: int = 0  # of a clip; 0: pictures
     frame_stride: int = 1  # from a frame of a clip to the next one, in frames of the video
 
@@ -45,6 +50,12 @@ class Preprocessing:
             raise ValueError(
                 f"frames {self.frames} and frame_stride {self.frame_stride}: use 0 frames for "
                 f"pictures, up to {MAX_FRAMES}, and a stride from 1"
+            )
+        check_colour("background", self.background)
+        if self.frames and self.background != WHITE:
+            raise ValueError(
+                f"background {self.background!r} is for pictures, and clips have no transparent "
+                "pixels: leave it out"
             )
         if not 0 < self.crop <= 1:
             raise ValueError(f"crop {self.crop}: use a ratio above 0, up to 1")
@@ -72,6 +83,18 @@ class Preprocessing:
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+
+def check_colour(name: str, colour: str) -> None:
+    """Raises ValueError for what is no opaque colour."""
+    try:
+        if len(ImageColor.getrgb(colour)) == 3:
+            return
+    except ValueError:
+        pass
+    raise ValueError(
+        f"{name} {colour!r} is no colour: use white, black, another name of CSS, or #rrggbb"
+    )
 
 
 WeightsKind = Literal["averaged", "raw"]

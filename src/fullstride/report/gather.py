@@ -164,7 +164,7 @@ def scored(word: str, model: Model, images: Images) -> dict[str, Any]:
 def page_picture(images: Images, index: int, pre: Preprocessing) -> np.ndarray:
     """An image for a page; of one that is too large to be decoded whole, what the network sees."""
     try:
-        return np.asarray(images.picture(index))
+        return np.asarray(images.over(pre.background).picture(index))
     except OversizedImage:
         return test_view(images.source(index), pre).squeeze()
 

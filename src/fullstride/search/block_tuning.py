@@ -32,7 +32,16 @@ RUN, SPEC, START = "run", "spec.json", "start"
 SPEC_OUTPUT = json_output("the spec of a network", "stem", "stages")
 # Fields of the MasterNet's recipe that say what its images were, so that a block learns on the same
 VIEW_FIELDS = tuple(field.name for field in fields(Augmentation))
-VIEW_FIELDS += ("decoder", "draft", "resolution", "crop", "fit", "score", "deterministic")
+VIEW_FIELDS += (
+    "decoder",
+    "draft",
+    "background",
+    "resolution",
+    "crop",
+    "fit",
+    "score",
+    "deterministic",
+)
 VIEW_FIELDS += ("class_weights", "balanced_sampling", "precision", "channels_last")
 
 Method = Literal["block", "full", "feature"]

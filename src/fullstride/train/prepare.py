@@ -147,6 +147,7 @@ def initial_network(
         crop=pre.crop if recipe.crop is None else recipe.crop,
         fit=recipe.fit or task.view_fit or pre.fit,
         draft=recipe.draft is not False,
+        background=recipe.background or pre.background,
         frames=net.spec.frames,
         frame_stride=stride or (pre if pre.frames else own).frame_stride,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -14,17 +14,19 @@ from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
 from fullstride.io.console import without_native_lines
 from fullstride.io.writing import open_regular, read_regular
+from fullstride.nets.preprocessing import WHITE
 
 EXIF_ORIENTATION = 0x0112
 STRIP_PIXELS = 2**20  # converted at a time
+HAD_ALPHA = "had_alpha"  # in `info` of a decoded image of which pixels were transparent
 
 
-def plain_image(image: Image.Image, channels: int) -> Image.Image:
+def plain_image(image: Image.Image, channels: int, background: str = WHITE) -> Image.Image:
     """An upright copy of an image of any mode as "L" (1 channel) or "RGB" (3), as `decode` gives.
 
     It has no metadata, so that nothing rotates it again.
     """
-    return to_mode(upright(image), pixel_mode(channels))
+    return to_mode(upright(image), pixel_mode(channels), background)
 
 
 def pixel_mode(channels: int) -> str:
@@ -53,12 +55,12 @@ def upright(image: Image.Image) -> Image.Image:
     return image
 
 
-def to_mode(image: Image.Image, mode: str) -> Image.Image:
-    """An 8-bit copy of an image of any mode, without metadata."""
+def to_mode(image: Image.Image, mode: str, background: str = WHITE) -> Image.Image:
+    """An 8-bit copy of an image of any mode, without metadata but `HAD_ALPHA`."""
     if image.mode == "F" or image.mode.startswith("I"):
         copy = _eight_bits(image, mode)
     elif image.has_transparency_data:
-        copy = _over_white(image, mode)
+        return _over_background(image, mode, background)
     else:
         copy = image.convert(mode)
     copy.info = {}
@@ -72,11 +74,13 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
-def _over_white(image: Image.Image, mode: str) -> Image.Image:
+def _over_background(image: Image.Image, mode: str, background: str) -> Image.Image:
     copy = Image.new(mode, image.size)
     for top, strip in _strips(image):
         strip = strip.convert("RGBA")
-        strip = Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip)
+        if cast(tuple[int, int], strip.getchannel("A").getextrema())[0] < 255:
+            copy.info[HAD_ALPHA] = True
+        strip = Image.alpha_composite(Image.new("RGBA", strip.size, background), strip)
         copy.paste(strip.convert(mode), (0, top))
     return copy
 
@@ -174,17 +178,22 @@ def image_size(source: Path | bytes) -> Size:
 
 
 def decode(
-    source: Path | bytes, channels: int, *, max_megapixels: float = MAX_MEGAPIXELS
+    source: Path | bytes,
+    channels: int,
+    *,
+    max_megapixels: float = MAX_MEGAPIXELS,
+    background: str = WHITE,
 ) -> Image.Image:
     """The first frame of an image file, as mode "L" (1 channel) or "RGB" (3).
 
-    Transparent pixels are blended with white. 16-bit gray is scaled from 0..65535; floats, and
-    integers outside of that range, from the image's own minimum and maximum.
+    Transparent pixels are blended with `background`. 16-bit gray is scaled from 0..65535; floats,
+    and integers outside of that range, from the image's own minimum and maximum.
 
     Args:
         source: The path of a regular file, or its bytes.
         channels: 1 or 3.
         max_megapixels: The largest image to decode.
+        background: A colour, see `Preprocessing`.
 
     Raises UnreadableImage for a broken file, also where only its end is missing, and
     OversizedImage.
@@ -196,7 +205,7 @@ def decode(
             limit = f"{max_megapixels:g} megapixels are the limit"
             raise OversizedImage(_name(source), f"it has {megapixels:,.1f} megapixels, and {limit}")
         _load(image)
-        return to_mode(upright(image), mode)
+        return to_mode(upright(image), mode, background)
 
 
 def decode_crop(
@@ -206,6 +215,7 @@ def decode_crop(
     *,
     oversampling: float,
     max_memory_mib: float | None = None,
+    background: str = WHITE,
 ) -> tuple[Image.Image, Crop]:
     """An image file decoded as far as a crop of it needs, and the crop in the decoded pixels.
 
@@ -219,6 +229,7 @@ def decode_crop(
         oversampling: Pixels of the decoded box / pixels of the result, along a side, at least.
         max_memory_mib: The most memory to decode in. None: `MAX_MEMORY_MIB` for images above
             `MAX_MEGAPIXELS`, any for others. JPEGs are reduced further to fit.
+        background: Of transparent pixels, as in `decode`.
 
     Raises UnreadableImage and OversizedImage, as `decode` does.
     """
@@ -240,8 +251,9 @@ def decode_crop(
         _load(image)
         image = upright(image)
         if image.mode != mode or image.has_transparency_data:
-            image = to_mode(image, mode)
-        image.info = {}
+            image = to_mode(image, mode, background)
+        else:
+            image.info = {}
         (left, top, right, bottom), size = chosen or crop(image.size)
         x, y = (
             -stored[last[turn]] % factor if turn in last else 0

@@ -290,7 +290,7 @@ def opened(
     if isinstance(source, Image.Image):
         return source, choose(source.size)
     if not pre.draft:
-        image = decode(source, pre.channels)
+        image = decode(source, pre.channels, background=pre.background)
         return image, choose(image.size)
     return decode_crop(
         source,
@@ -298,6 +298,7 @@ def opened(
         choose,
         oversampling=oversampling,
         max_memory_mib=max_memory_mib,
+        background=pre.background,
     )
 
 

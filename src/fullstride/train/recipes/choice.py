@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullstride.io.records import check_bounds
-from fullstride.nets.preprocessing import WeightsKind
+from fullstride.nets.preprocessing import WHITE, WeightsKind
 from fullstride.train.recipes.named import (
     BY_IMAGES,
     FINETUNE_BATCH,
@@ -84,6 +84,13 @@ class RecipeChoice:
     source: str | Recipe = ""
     # fields that were set to a value, also to that of the recipe
     changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def background(self) -> str:
+        """The colour behind transparent pixels, where no weights have one of their own."""
+        recipe = find_recipe(self.source) if isinstance(self.source, str) and self.source else None
+        recipe = self.source if isinstance(self.source, Recipe) else recipe
+        return self.changes.get("background") or (recipe and recipe.background) or WHITE
 
     def resolve(self, case: Case, saved: NamedRecipe | None = None) -> NamedRecipe:
         """The recipe for a case.

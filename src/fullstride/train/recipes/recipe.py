@@ -11,7 +11,7 @@ from tyro.conf import Fixed, Suppress, arg
 
 from fullstride.io.records import Bounds, check_bounds, from_json
 from fullstride.nets.efficiency import is_fused, short_precision
-from fullstride.nets.preprocessing import Fit
+from fullstride.nets.preprocessing import Fit, check_colour
 
 # Which fields of a recipe exclude each other? Checks that raise ValueError in one line.
 
@@ -116,6 +116,7 @@ SHORT_FLAGS = {
     "--lr": "lr",
     "--resolution": "resolution",
     "--score": "score",
+    "--background": "background",
 }
 
 Count = Annotated[int, Bounds(ge=0)]
@@ -291,6 +292,9 @@ class Recipe:
     # decode large JPEGs at 1/2, 1/4 or 1/8 of their size, in evaluation too; None: True, except
     # where a run goes on that began without
     draft: bool | None = None
+    # colour behind transparent pixels, such as black or #rrggbb; None: that of the weights, or
+    # white
+    background: Annotated[str | None, short_flag("background")] = None
     # of activations, weights are in fp32; fp32 is exact, tf32 is fp32 whose products on a GPU are
     # fast and rounded to 10 bits; auto: bf16 on a GPU that has it, tf32 on others, fp32 on a CPU
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -322,6 +326,8 @@ class Recipe:
         check_length(self)
         check_balance(self)
         check_unlabelled(self)
+        if self.background is not None:
+            check_colour("recipe.background", self.background)
         object.__setattr__(self, "precision", short_precision(self.precision))
         if self.int8_maps and not (is_fused(self.efficiency) or self.efficiency == "auto"):
             raise ValueError(
