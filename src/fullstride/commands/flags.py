@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from fullstride.io.console import report_ignored
-from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions
+from fullstride.nets.preprocessing import BY_DEFAULT, WHITE, LoadOptions
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
@@ -91,6 +91,22 @@ class ProfileFlags:
 
 Profile = Annotated[ProfileFlags, arg(name="")]  # the flags have the names of its fields
 NO_PROFILE = ProfileFlags()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JpegFlags:
+    """The JPEGs that packed images become, if any."""
+
+    # Store upright JPEGs whose longer side has at most so many pixels; 400 suits training at 224.
+    long_side: int | None = None
+    # Of these JPEGs, 1 to 100.
+    quality: int = 90
+    # Of these JPEGs, the colour behind transparent pixels, such as black or #rrggbb.
+    background: str = WHITE
+
+
+Jpegs = Annotated[JpegFlags, arg(name="")]  # the flags have the names of its fields
+UNCHANGED_FILES = JpegFlags()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.commands.flags import OPENED, SPLITS, Data, Device, HowOpened, Run, Splits
+from fullstride.commands.flags import (
+    OPENED,
+    SPLITS,
+    UNCHANGED_FILES,
+    Data,
+    Device,
+    HowOpened,
+    Jpegs,
+    Run,
+    Splits,
+)
 from fullstride.io.console import Bar, console, printable, report_ignored, report_skipped
 from fullstride.train.recipes.choice import HERE, RecipeChoice, RunOptions
 
@@ -14,9 +24,7 @@ from fullstride.train.recipes.choice import HERE, RecipeChoice, RunOptions
 def pack(
     data: Data,
     out: Annotated[Positional[Path], arg(metavar="OUT")],
-    long_side: int | None = None,
-    quality: int = 90,
-    background: str = "white",
+    jpegs: Jpegs = UNCHANGED_FILES,
     shard_mib: int = 256,
     group: str = "",
     keep_duplicates: bool = False,
@@ -32,10 +40,6 @@ def pack(
         data: A folder with one subfolder of images per class, a CSV table, tar shards, a Hugging
             Face dataset, or digits.
         out: The new folder, on which one can train as on any other.
-        long_side: Store upright JPEGs whose longer side has at most so many pixels; 400 suits
-            training at 224.
-        quality: Of these JPEGs, 1 to 100.
-        background: Of these JPEGs, the colour behind transparent pixels, such as black or #rrggbb.
         shard_mib: Size of a shard.
         group: As for `train`: the shards keep the splits of these groups.
         keep_duplicates: As for `train`.
@@ -48,9 +52,10 @@ def pack(
     images = find_task(task).open_data(
         data, SplitRule(group=group, keep_duplicates=keep_duplicates)
     )
+    encoding = Encoding(jpegs.long_side, jpegs.quality, jpegs.background)
     done, shards = None, 0
     report_ignored(images.ignored, images.notes)
-    for done in pack(images, out, Encoding(long_side, quality, background), shard_mib=shard_mib):
+    for done in pack(images, out, encoding, shard_mib=shard_mib):
         if done.shards > shards:
             print(f"{done.images:,} images in {done.shards:,} shards", flush=True)
             shards = done.shards
