@@ -180,7 +180,8 @@ def test_other_losses_are_judged_by_the_score(plan):
     during, _ = notes(boxes, [8e-4] * 9, [0.0] * 9)
     assert "AP50 0.00 %" in during
     assert "--resolution above 16" in during
-    assert not notes(boxes, [1.5] * 9, [0.0] * 3 + [2.0] * 6)
+    assert not notes(boxes, [1.5] * 30, [0.0] * 3 + [2.0] * 27)
+    assert "in 4 of 30 epochs" in notes(boxes, [8e-4] * 30, [0.0] * 30)[0]
 
 
 def test_commands_and_calls_say_that_nothing_is_learned(tmp_path, capsys):

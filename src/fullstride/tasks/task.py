@@ -13,7 +13,7 @@ import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
 
-from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule, open_data
+from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule, open_data
 from fullstride.data.loader import TestView, TrainView, View, class_indices
 from fullstride.data.readers.decode import Size
 from fullstride.data.transforms.crop import Augmentation, Decoder, Sides
@@ -325,6 +325,13 @@ class Task(ABC):
     def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         """The data set at `where` with the task's targets; `classes` has a name for each output."""
         return open_data(where, rule)
+
+    def resolution_for(self, images: Images, usual: int) -> int:
+        """Pixels a side of the views of `images` where the user sets none.
+
+        `usual` is that of the initial weights, or the network's own.
+        """
+        return usual
 
     def train_view(
         self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides

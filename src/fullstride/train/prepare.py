@@ -93,13 +93,18 @@ def initial_network(
     """The network before training, with random weights or those of `start`, and its preprocessing.
 
     A classifier for the same classes in another order is put in the order of the data. The
-    resolution is that of the recipe, or else that of `start` or the network's own.
+    resolution is that of the recipe, or else what the task makes of that of `start` or of the
+    network's own.
     `width` and `depth` multiply those of `model`. Gray images are read as RGB, with three equal
     channels, where the weights of `start` take RGB.
     """
     check_input(model, task)
-    resolution = recipe.resolution or (start and start.preprocessing.resolution)
     task = task.with_options(recipe)
+    resolution = recipe.resolution or (start and start.preprocessing.resolution)
+    if not recipe.resolution:
+        usual = resolution or zoo.spec(model).resolution
+        fitting = task.resolution_for(data.train, usual)
+        resolution = resolution if fitting == usual else fitting
     frames, stride = task.clip
     frames = (frames or (start and start.preprocessing.frames)) if task.takes_clips else 0
     channels = max(data.channels, start.preprocessing.channels) if start else data.channels

@@ -236,8 +236,9 @@ def score_epoch(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]])
         run.context.on_rank_zero(final_weights.save_epoch, run, rows, epoch.average, scores)
 
 
-# Share of a training, and steps, after which it says that it has learned nothing.
-STALLED_SHARE, STALLED_STEPS = 1 / 3, 10
+# Shares of a training, and steps, after which it says that it has learned nothing. A score of 0 is
+# said earlier: detectors that learn leave it within a tenth of the training (docs/log.md).
+STALLED_SHARE, ZERO_SHARE, STALLED_STEPS = 1 / 3, 1 / 10, 10
 # Losses / that of a guess between which nothing is learned, a loss of the validation split / it
 # below which something is, and points of a score by which it is better: our own numbers.
 LEARNED, FAR, VAL_LEARNED, NEAR_SCORE = 0.98, 1.1, 0.95, 0.05
@@ -259,7 +260,8 @@ class StallWatch:
             self.learned, self.note = self.learned if reason else row["epoch"], ""
             epochs, of = row["epoch"] - self.learned, row["epochs"]
             steps = min(self.plan.steps, epochs * self.plan.steps_per_epoch)
-            if epochs > STALLED_SHARE * of and steps >= STALLED_STEPS:
+            share = ZERO_SHARE if self.chance(row) == 0 else STALLED_SHARE
+            if epochs > share * of and steps >= STALLED_STEPS:
                 self.note = (
                     f"nothing is learned in {epochs} of {of} epochs: {reason}; {self.advice()}"
                 )
@@ -274,24 +276,32 @@ class StallWatch:
         By a loss near that of a guess, where this is known. Else by the score of the validation
         split: a loss far above it may be that of a network which is too sure of its errors.
         """
-        plan, metric, recipe = self.plan, self.plan.metric, self.plan.resolved
-        is_changed = recipe.teacher or recipe.unlabelled or recipe.balanced_sampling
-        if not (is_changed or recipe.per_class) and (chance := plan.task.chance_loss()):
-            loss, val_loss = row["loss"] / chance, row.get("val/loss", math.inf) / chance
-            if loss < LEARNED or val_loss < VAL_LEARNED:
+        metric, loss = self.plan.metric, self.chance_loss()
+        if loss:
+            ratio, val_ratio = row["loss"] / loss, row.get("val/loss", math.inf) / loss
+            if ratio < LEARNED or val_ratio < VAL_LEARNED:
                 return ""
-            if loss < FAR:
+            if ratio < FAR:
                 return (
-                    f"the loss is {row['loss']:.3f}, and {chance:.3f} without looking at the images"
+                    f"the loss is {row['loss']:.3f}, and {loss:.3f} without looking at the images"
                 )
-        value, scores = row.get(f"val/{metric.name}"), run_folder.val_scores(row)
-        chance = None if value is None else plan.task.chance_score(metric, scores)
+        value, chance = row.get(f"val/{metric.name}"), self.chance(row)
         if value is None or chance is None:
             return None
-        noise = 3 * math.sqrt(chance * max(0.0, 100 - chance) / max(1, len(plan.data.val)))
+        noise = 3 * math.sqrt(chance * max(0.0, 100 - chance) / max(1, len(self.plan.data.val)))
         if value > chance + max(noise, NEAR_SCORE):
             return ""
         return f"{metric.text(value)}, and {chance:.2f} without looking at the images"
+
+    def chance_loss(self) -> float | None:
+        """The loss of a guess; None where other losses or other shares of classes are learned."""
+        recipe = self.plan.resolved
+        others = recipe.teacher or recipe.unlabelled or recipe.balanced_sampling or recipe.per_class
+        return None if others else self.plan.task.chance_loss()
+
+    def chance(self, row: Mapping[str, Any]) -> float | None:
+        """The score of a guess on the validation split; None where it is not known."""
+        return self.plan.task.chance_score(self.plan.metric, run_folder.val_scores(row))
 
     def advice(self) -> str:
         recipe, task = self.plan.recipe, self.plan.task

@@ -14,8 +14,12 @@ from PIL import Image
 from torchruns import torchrun
 
 from fullstride import cli, tasks
+from fullstride.data.dataset import Images
+from fullstride.data.readers.listing import Objects
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.predict import predict, with_min_score
+from fullstride.io.console import print_note
+from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.page import data_title
 from fullstride.tasks import find_task
@@ -24,6 +28,7 @@ from fullstride.tasks.detect.task import Box
 from fullstride.tasks.task import json_values
 from fullstride.train import run
 from fullstride.train.batches import check_task
+from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.recipe import Recipe
@@ -138,6 +143,64 @@ def trained(rectangles, tmp_path_factory):
         run.train(folder, "resnet_rs_tiny", rectangles, RECIPE, RunOptions(task=DETECT.name))
     )
     return folder, rows
+
+
+def test_views_have_the_pixels_that_boxes_need(tmp_path, capsys):
+    """Rectangles of a quarter to half of a picture, for which 32 pixels of genet_tiny are few."""
+    write_rectangles(tmp_path / "data", {"train": 12, "val": 4, "test": 4}, 160)
+    data = DETECT.open_data(str(tmp_path / "data"))
+    boxes = [box for target in data.train.targets for box in target.boxes]
+    sides = [((c - a) * (d - b)) ** 0.5 for a, b, c, d in boxes]
+    side = DETECT.resolution_for(data.train, 32)
+    assert 32 < side < 160
+    assert side % 32 == 0
+    # the smallest tenth left out, boxes have 32 pixels in these views, and fewer in smaller ones
+    assert np.quantile(sides, 0.1) * side / 160 >= 32 > np.quantile(sides, 0.1) * (side - 32) / 160
+    assert DETECT.resolution_for(data.train, 224) == 224
+    assert find_task("segment").resolution_for(data.train, 32) == 32
+    recipe = replace(RECIPE, resolution=None)
+    _, pre = initial_network("genet_tiny", DETECT, data, recipe)
+    assert pre.resolution == side
+    assert f"views have {side} x {side} pixels in place of 32 x 32" in capsys.readouterr().err
+    _, pre = initial_network("genet_tiny", DETECT, data, replace(recipe, resolution=32))
+    assert pre.resolution == 32
+
+
+def test_views_are_no_larger_than_pictures_of_small_boxes_or_than_640_pixels():
+    def images(side: int, box: float) -> Images:
+        target = Objects(((0.0, 0.0, box, box),), (0,), (False,))
+        return Images(("a",), (target,), lambda name: Image.new("L", (side, side // 2)))
+
+    assert DETECT.resolution_for(images(160, 4), 32) == 160
+    assert DETECT.resolution_for(images(3000, 40), 224) == 640
+    assert DETECT.resolution_for(images(3000, 1500), 32) == 64
+    empty = replace(images(160, 4), targets=(Objects((), (), ()),))
+    assert DETECT.resolution_for(empty, 32) == 32
+
+
+@pytest.mark.parametrize(("side", "is_said"), [(32, True), (64, False)])
+def test_a_batch_that_teaches_no_object_is_said_once(capsys, side, is_said):
+    """Boxes of all sizes: in views of 32 pixels none has a positive location."""
+    print_note.cache_clear()
+    net = zoo.create("genet_tiny", classes=2, resolution=side)
+    head = DETECT.head(net).train()
+    shapes = zip(net.channels, net.strides, strict=True)
+    maps = [torch.zeros(1, channels, side // stride, side // stride) for channels, stride in shapes]
+
+    def loss(share: float) -> float:
+        box = torch.tensor([[1.0, 1.0, 1 + share * (side - 1), 1 + share * (side - 1)]])
+        objects = {"boxes": box, "labels": torch.tensor([0]), "difficult": torch.tensor([False])}
+        return DETECT.loss(head(maps), [objects]).item()
+
+    losses = [loss(share) for share in (0.3, 0.6, 1.0)]
+    assert (max(losses) < 0.1) == is_said
+    assert (min(losses) > 0.5) == (not is_said)
+    error = capsys.readouterr().err
+    assert error.count("a batch teaches no object") == is_said
+    assert error.count("--resolution") == is_said
+    nothing = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}
+    DETECT.loss(head(maps), [nothing | {"difficult": torch.zeros(0, dtype=torch.bool)}])
+    assert "teaches" not in capsys.readouterr().err
 
 
 def test_training_finds_objects(trained):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import box_iou, generalized_box_iou_loss, sigmoid_focal_loss
 
+from fullstride.io.console import print_note
 from fullstride.tasks.dense import Pyramid
 from fullstride.tasks.task import full_precision, mean_over_processes
 
@@ -347,6 +348,11 @@ def detection_loss(
 
     boxes_na4 = boxes_nm4.gather(1, index_na[..., None].expand(-1, -1, 4))
     wanted_p4 = boxes_na4[positive_na]
+    if not len(wanted_p4) and is_object_nm.any():
+        print_note(
+            "a batch teaches no object, as none of its boxes has a location of the detector inside "
+            "that fits: with a larger --resolution boxes have more pixels"
+        )
     centre_p = centerness(points.expand(len(boxes_na4), -1, -1)[positive_na], wanted_p4)
     giou_p = generalized_box_iou_loss(decode_boxes(predictions)[positive_na], wanted_p4)
     centres = F.binary_cross_entropy_with_logits(

@@ -1,6 +1,7 @@
 """The task of detection: the objects of an image, their classes and their boxes."""
 
 import colorsys
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -10,8 +11,8 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
 
-from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
-from fullstride.data.readers.decode import Size
+from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule
+from fullstride.data.readers.decode import Size, UnreadableImage, image_size
 from fullstride.data.readers.listing import Objects
 from fullstride.data.targets import open_boxes
 from fullstride.data.transforms.boxes import BoxTestView, BoxTrainView
@@ -22,6 +23,7 @@ from fullstride.data.transforms.crop import (
     check_decoder,
     view_geometry,
 )
+from fullstride.io.console import print_note
 from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
@@ -108,6 +110,38 @@ def class_colour(index: int) -> tuple[int, int, int]:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
+# How large views are: boxes are at least as large as COCO's objects of medium size, but for the
+# smallest tenth, unless views would be larger than the pictures or than is usual.
+
+
+MEDIUM, SMALLEST, LARGEST_VIEW = 32, 0.1, 640
+SMALLEST_VIEW = 64  # of 32 pixels, no box has a positive location of FCOS by ATSS
+SIDE_STEP = 32  # pixels, which every side of a view divides by
+MOST_PICTURES = 200  # whose boxes are looked at
+
+
+def side_for_boxes(images: Images) -> int:
+    """Pixels a side of the smallest view that shows the boxes of `images`; 0 without boxes."""
+    count = min(len(images), MOST_PICTURES)
+    sides, shares = [], []
+    for index in np.linspace(0, len(images) - 1, count).astype(int).tolist():
+        try:
+            source = images.source(index)
+            size = source.size if isinstance(source, Image.Image) else image_size(source)
+        except UnreadableImage:
+            continue
+        sides.append(max(size))
+        shares += [
+            math.sqrt((right - left) * (bottom - top)) / max(size)
+            for left, top, right, bottom in images.targets[index].boxes
+        ]
+    if not shares:
+        return 0
+    wanted = MEDIUM / float(np.quantile(shares, SMALLEST))
+    side = min(wanted, float(np.median(sides)), LARGEST_VIEW)
+    return max(SMALLEST_VIEW, SIDE_STEP * math.ceil(side / SIDE_STEP))
+
+
 COCO_METRICS = (
     Metric("ap", "AP", "%"),
     Metric("coco_ap50", "COCO's AP50", "%"),
@@ -182,6 +216,16 @@ class Detect(DetectOptions, Task):
     def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         """The data set at `where`, whose targets are `Objects`."""
         return open_boxes(where, rule)
+
+    def resolution_for(self, images: Images, usual: int) -> int:
+        """`usual`, or that of `side_for_boxes` where it is larger, which is said in a line."""
+        side = side_for_boxes(images)
+        if side > usual:
+            print_note(
+                f"views have {side} x {side} pixels in place of {usual} x {usual}, in which boxes "
+                "would be too small to learn; --resolution sets it"
+            )
+        return max(side, usual)
 
     def train_view(
         self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides
