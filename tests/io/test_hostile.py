@@ -206,6 +206,8 @@ OPENERS = {
     "study/executors.py": "the log of a trial, which it writes",
     "io/locks.py": "/proc, and a lock that it makes",
     "tables/__init__.py": "tables of the package",
+    "targets/runner.py": "/proc, and files in its temporary folder",
+    "targets/target.py": "its runner, and exported files that `formats.open_file` has opened",
     "train/distill.py": "writes the cache",
     "train/run_folder.py": "writes the checkpoint",
 }

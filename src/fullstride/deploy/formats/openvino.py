@@ -15,6 +15,7 @@ from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats import onnx
 from fullstride.deploy.formats.base import Format, missing_package, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
+from fullstride.io.writing import open_regular
 
 MODEL, WEIGHTS = "model.xml", "model.bin"
 SECTION = "fullstride"  # of the runtime information in the file
@@ -140,7 +141,7 @@ def check_xml(path: Path) -> None:
     OpenVINO would try it as a file of other programs, whose readers print to standard error.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             _, root = next(ElementTree.iterparse(file, ("start",)))
     except (ElementTree.ParseError, StopIteration, ValueError, OSError) as error:
         raise unreadable_file(path, error) from None
