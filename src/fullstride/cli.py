@@ -135,7 +135,7 @@ def failure(error: Exception) -> tuple[object, int]:
 
 
 def library_imported(error: Exception) -> str:
-    """The library whose import raised `error`; "" if it was raised by a call of ours.
+    """The library whose import raised `error`; "" if it was raised by a call of this package.
 
     Libraries that lack memory for a part of themselves may fail later in words that do not say so.
     """

@@ -461,14 +461,14 @@ def most_promising(
 
 def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, None, Rows]:
     """Measured here; of many candidates those of the shortlist by estimated times."""
-    times, known = dict[str, Rows](), dict[str, list[Rows]]()
+    times, by_model = dict[str, Rows](), dict[str, list[Rows]]()
     chosen = candidates
     if len(candidates) > MOST_TRIED:
         results = estimate_candidates(candidates, profile_here(), job)
         ms = {
             name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
         }
-        times |= yield from measured_in_turn(anchors(candidates, ms), job, known)
+        times |= yield from measured_in_turn(anchors(candidates, ms), job, by_model)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
         ms = corrected(ms, quick)
         chosen = shortlist(candidates, ms, job.budget)
@@ -478,7 +478,7 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
             if each.name not in names:
                 times[each.name] = (unmeasured(each, job, len(names)),)
     rest = [each for each in chosen if each.name not in times]
-    times |= yield from measured_in_turn(rest, job, known)
+    times |= yield from measured_in_turn(rest, job, by_model)
     near = [each for each in chosen if is_near(times[each.name], job.budget)]
     if near:
         yield f"{len(near)} near the budget are measured again, as noise may have slowed them"
@@ -513,14 +513,14 @@ def unmeasured(candidate: Candidate, job: FitJob, others: int) -> CandidateTime:
 def measured_in_turn(
     candidates: Sequence[Candidate],
     job: FitJob,
-    known: dict[str, list[Rows]],
+    by_model: dict[str, list[Rows]],
     *,
     again: bool = False,
 ) -> Generator[str, None, dict[str, Rows]]:
     """The times of each by its name, stored or measured.
 
     Candidates of the same network at other resolutions follow each other, to share a graph.
-    `known` has the times of each model, and gets those of `candidates` too. If `again`, the forms
+    `by_model` has the times of each model, and gets those of `candidates`. If `again`, the forms
     that noise may have put beyond the budget are measured once more, and each keeps its shortest
     time.
     """
@@ -533,7 +533,7 @@ def measured_in_turn(
             place = *network(candidate), candidate.resolution
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
             stored = read_times(path) if path.exists() else ()
-            others, labels = known.setdefault(candidate.model, []), job.labels
+            others, labels = by_model.setdefault(candidate.model, []), job.labels
             due = again and stored and stored[0].measurements < 2
             if stored and not due and has_all(job, stored, others):
                 times[candidate.name] = same[place] = stored
@@ -566,8 +566,8 @@ def shorter(rows: Rows, earlier: Rows) -> Rows:
     """Of each form the shortest time."""
     best: dict[Label, CandidateTime] = {}
     for row in (*earlier, *rows):
-        kept = best.get(form(row), row)
-        best[form(row)] = min(kept, row, key=lambda each: each.ms or math.inf)
+        shortest = best.get(form(row), row)
+        best[form(row)] = min(shortest, row, key=lambda each: each.ms or math.inf)
     return tuple(replace(row, measurements=2) for row in best.values())
 
 

@@ -83,8 +83,8 @@ def bn_add_act_gradients(
     y = tiles.lay(y)
     grad_x, grad_other = empty_like(y), empty_like(y) if other else None
     theirs = tiles.term(other if other and other.affine else None)
-    given = tiles.lay(grad), numbers_of(squeeze_nc), y, tiles.term(x), theirs, slope_of(slope)
-    tiles.launch(bn_add_act_gradients_kernel, grad_x, grad_other, *given)
+    inputs = tiles.lay(grad), numbers_of(squeeze_nc), y, tiles.term(x), theirs, slope_of(slope)
+    tiles.launch(bn_add_act_gradients_kernel, grad_x, grad_other, *inputs)
     return grad_x, grad_other
 
 
