@@ -53,6 +53,17 @@ def texts(root: Path, pictures_in: str, folder: str, text: str) -> None:
         path.write_text(text)
 
 
+def classes(root: Path, text: str) -> None:
+    for name in ("cat", "dog"):
+        pictures(root / name)
+    (root / "data.yaml").write_text(text)
+
+
+def coco128(root: Path) -> None:
+    texts(root, "images/train2017", "labels/train2017", "0 .5 .5 .2 .2")
+    (root / "data.yaml").write_text("train: images/train2017\nnames: [cat]")
+
+
 def table(root: Path, text: str) -> str:
     (root / "all.csv").write_text(text)
     return "all.csv"
@@ -74,6 +85,10 @@ LAYOUTS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "several labels": ("multilabel", lambda root: table(root, "path,labels\na,x y\nb,\n")),
     "a column each": ("multilabel", lambda root: table(root, "path,cat,dog\na,1,0\nb,1,1\n")),
     "cells": ("multilabel", lambda root: table(root, "path,label\na,x;y\nb,x\nc,y\n")),
+    "other columns": ("classify", lambda root: table(root, "path,width\na,640\nb,480\n")),
+    "classes and a .yaml file": ("classify", lambda root: classes(root, "names: [cat, dog]")),
+    "classes and a broken one": ("classify", lambda root: classes(root, "names: [")),
+    "COCO128": ("detect", lambda root: coco128(root)),
     "one label": ("classify", lambda root: table(root, "path,label\na,x; or y\nb,z\n")),
 }
 

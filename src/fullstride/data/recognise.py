@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullstride.data.dataset import DIGITS
-from fullstride.data.readers.csv_table import COLUMNS, LABELS, find_header, read_rows, table_text
+from fullstride.data.readers.csv_table import (
+    ABSENT,
+    COLUMNS,
+    LABELS,
+    PRESENT,
+    Header,
+    find_header,
+    read_rows,
+    table_text,
+)
 from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.folder import subfolders
@@ -90,7 +99,7 @@ def _of_table(table: Path) -> Purpose:
     text = table_text(table)
     header = find_header(table, text, {**COLUMNS, "label": LABELS})
     if "label" not in header.columns:
-        return Purpose("multilabel", "a column for each label")
+        return _of_columns(table, text, header)
     index = header.columns["label"]
     if header.lower[index] not in COLUMNS["label"]:
         return Purpose("multilabel", f"the column {header.titles[index]!r}")
@@ -102,6 +111,15 @@ def _of_table(table: Path) -> Purpose:
         labels = {label.strip() for cell in cells for label in cell.split(sign)}
         if len(labels) < len(cells):
             return Purpose("multilabel", f"cells of labels that are separated by {sign}")
+    return Purpose(CLASSIFY, "")
+
+
+def _of_columns(table: Path, text: str, header: Header) -> Purpose:
+    """By the first row of a table without labels, which has 1 or 0 where columns are labels."""
+    (_, fields), *_ = read_rows(table, text, header.delimiter)
+    others = [word.lower() for i, word in enumerate(fields) if i not in header.columns.values()]
+    if others and {*others} <= {*PRESENT, *ABSENT, ""}:
+        return Purpose("multilabel", "a column for each label")
     return Purpose(CLASSIFY, "")
 
 

@@ -5,6 +5,7 @@ corners of a polygon, whose box is read. Names of classes are in data.yaml or cl
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,9 @@ def yolo_root(where: Path) -> Path | None:
         return where.parent
     if where.is_dir() and holds_pairs(where, _kind(where)):
         return where
-    return where if where.is_dir() and _yaml_in(where) else None
+    with suppress(ValueError):  # a .yaml file of something else
+        return where if _folders_in(_read_yaml(_yaml_in(where)), where) else None
+    return None
 
 
 def _yaml_in(root: Path) -> Path | None:
