@@ -76,7 +76,7 @@ def _of_folder(where: str) -> list[Purpose]:
 
 
 def _class_folders(root: Path) -> list[str]:
-    """Two folders with pictures, in the folder or in train/, that no layout has; else none."""
+    """Two folders of pictures whose names no layout has, in the root or a split; else none."""
     for folder in (root, *(root / name for name in subfolders(root) if name.lower() in SPLITS)):
         classes = []
         for name in subfolders(folder):

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,42 @@ def test_a_parquet_file_of_more_rows_than_bytes_is_refused(tmp_path):
     parquet.write_table(pa.table(columns), tmp_path / "train.parquet")
     with pytest.raises(ValueError, match=r"train\.parquet.* bytes for 1,000,000 rows"):
         open_data(str(tmp_path))
+
+
+MOST_TIMES = 64  # its own bytes that what is built of a file may take
+
+
+def one_table(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    (folder / "a.csv").write_text("path,label\n" + "".join(f"{n},{n % 2}\n" for n in range(20000)))
+    return folder / "a.csv", lambda: read_all(open_data, folder / "a.csv")
+
+
+def one_set(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    changes = {"classes": MANY[:9000], "label_sets": [[*range(9000)]]}
+    where = index(folder / "shards", **changes)
+    return Path(where) / "index.json", lambda: read_all(open_labels, Path(where))
+
+
+def one_coco(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    where = coco(folder, 3000) / "annotations" / "instances_train.json"
+    return where, lambda: read_coco_objects({"train": where})
+
+
+def one_voc(folder: Path) -> tuple[Path, Callable[[], Any]]:
+    where = voc(folder / "voc", 3000)
+    return where / "Annotations" / "0.xml", lambda: read_voc(where, [where])
+
+
+def read_all(read: Callable[[str], Any], path: Path) -> None:
+    with suppress(ValueError):  # too few images
+        read(str(path))
+
+
+@pytest.mark.parametrize("write", [one_table, one_set, one_coco, one_voc])
+def test_what_is_built_of_a_file_is_bounded_by_its_bytes(tmp_path, write):
+    path, read = write(tmp_path)
+    read()  # once for what is imported
+    assert peak_bytes(read) < MOST_TIMES * path.stat().st_size
 
 
 READERS = {

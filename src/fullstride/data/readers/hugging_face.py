@@ -333,33 +333,28 @@ def _labels(
 ) -> tuple[tuple[str, ...], dict[str, list[int]]]:
     """Class names, and the class index of each row."""
 
-    def row(split: str, number: int) -> str:
-        return f"row {number} (from 0) of the split {split!r} in {str(folder)!r}"
-
-    for split, each in values.items():
-        for number, value in enumerate(each):
-            unlabelled = columns.names and value == -1  # as `datasets` has it
-            if value in (None, "") or unlabelled:
-                raise ValueError(
-                    f"{row(split, number)} has no {columns.label!r}: fill it in, or remove the "
-                    "row or the split"
-                )
     if columns.names:
-        classes, numbers = columns.names, {number: number for number in range(len(columns.names))}
+        classes, keys = columns.names, {number: number for number in range(len(columns.names))}
     else:
-        classes = sorted_classes(map(str, values["train"]))
-        numbers = {name: number for number, name in enumerate(classes)}
-        values = {split: list(map(str, each)) for split, each in values.items()}
+        values = {s: ["" if v is None else str(v) for v in each] for s, each in values.items()}
+        classes = sorted_classes(filter(None, values["train"]))
+        keys = {name: number for number, name in enumerate(classes)}
     for split, each in values.items():
         for number, value in enumerate(each):
-            if value not in numbers:
+            if value in keys:
+                continue
+            row = f"row {number} (from 0) of the split {split!r} in {str(folder)!r}"
+            if value in (None, "") or (columns.names and value == -1):  # as `datasets` has it
                 raise ValueError(
-                    f"{row(split, number)} has the {columns.label!r} {value!r}, but the "
-                    f"training rows' classes are {quote_names(list(classes))}: change or remove it"
+                    f"{row} has no {columns.label!r}: fill it in, or remove the row or the split"
                 )
-    present = [classes[numbers[label]] for label in {*values["train"]}]
+            raise ValueError(
+                f"{row} has the {columns.label!r} {value!r}, but the training rows' classes are "
+                f"{quote_names(list(classes))}: change or remove it"
+            )
+    present = [classes[keys[label]] for label in {*values["train"]}]
     check_classes(repr(str(folder)), present, "add images of a second one to train on")
-    return classes, {split: [numbers[value] for value in each] for split, each in values.items()}
+    return classes, {split: [keys[value] for value in each] for split, each in values.items()}
 
 
 # ---- which columns

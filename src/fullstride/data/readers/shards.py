@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -225,12 +226,11 @@ MAX_NAMES = 100_000  # of shards that a pattern names
 
 def names_by_pattern(pattern: str, existing: list[str]) -> list[str]:
     """The names of a pattern, sorted: all in its braces, and the existing ones by its wildcards."""
-    return sorted({name for each in _expand(pattern) for name in _match(each, existing)})
-
-
-def _match(pattern: str, names: list[str]) -> list[str]:
-    wild = any(sign in pattern for sign in "*?[")
-    return [name for name in names if fnmatchcase(name, pattern)] if wild else [pattern]
+    names: set[str] = set()
+    for each in _expand(pattern):
+        wild = any(sign in each for sign in "*?[")
+        names.update(filter(partial(fnmatchcase, pat=each), existing) if wild else [each])
+    return sorted(names)
 
 
 def _expand(pattern: str) -> list[str]:
