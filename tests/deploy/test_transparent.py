@@ -5,16 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bundles import COLOUR, make_bundle
-from PIL import Image
+from PIL import Image, ImageColor
 
 from fullstride import cli, tasks
 from fullstride.autofit.data_report import inspect
 from fullstride.data.dataset import open_data
+from fullstride.data.loader import input_of
 from fullstride.data.pack import Encoding, pack
 from fullstride.data.readers.decode import decode
 from fullstride.data.transforms import opencv
 from fullstride.data.transforms.boxes import BoxTestView, BoxTrainView, Objects
 from fullstride.data.transforms.crop import Augmentation, test_view, train_view
+from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
 from fullstride.deploy.comparison import ComparisonImages, readable
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import open_file
@@ -75,6 +77,27 @@ def test_every_view_puts_transparent_pixels_on_the_background(path, draft):
         assert np.array_equal(view, expected)
     white = views(path, replace(pre, background="white"))
     assert not any(map(np.array_equal, views(path, pre), white))
+
+
+class AnyMap:
+    """A map of one class, of the size of the pictures."""
+
+    name = "map.png"
+
+    def read(self) -> np.ndarray:
+        return np.zeros((96, 96), np.uint8)
+
+
+@pytest.mark.parametrize("kind", [MaskTrainView, MaskTestView])
+def test_pictures_with_maps_are_loaded_over_the_background(kind, folder):
+    pre = replace(PRE, resolution=64, fit="squish")
+    view = kind(pre, Augmentation(hflip_prob=0)) if kind is MaskTrainView else kind(pre)
+    images = open_data(str(folder)).train
+    number = images.names.index("a/2.png")
+    for background in (GREEN, "white"):
+        own = replace(view, pre=replace(pre, background=background))
+        pixels, _ = own(input_of(images, number, own), AnyMap(), np.random.default_rng(0))
+        assert (pixels[:, 5] == ImageColor.getrgb(background)).all()
 
 
 @pytest.mark.parametrize("kind", ["normalised", "pixels", "pictures"])

@@ -54,6 +54,13 @@ class View(Protocol):
         ...
 
 
+def input_of(images: Images, index: int, view: View) -> Source:
+    """The file of an image, or the decoded image where the view takes that."""
+    if view.decodes_files:
+        return images.source(index)
+    return images.over(view.pre.background).picture(index)
+
+
 @dataclass(frozen=True)
 class TrainView:
     """Random augmentation for training. Targets are returned as they are."""
@@ -243,8 +250,7 @@ class _Views(Dataset[_Item]):
         distinct = self.options.distinct_views
         repeat = epoch % distinct if distinct else epoch
         rng = np.random.default_rng([self.options.seed, repeat, drawn, *([copy] if copy else [])])
-        decodes_files = self.view.decodes_files
-        image = self.images.source(index) if decodes_files else self.images.picture(index)
+        image = input_of(self.images, index, self.view)
         return self.view(image, self.images.targets[index], rng, epoch)
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fullstride.data.dataset import Images
-from fullstride.data.loader import View
+from fullstride.data.loader import View, input_of
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.clips import ViewsOfVideo
 from fullstride.deploy.exported import ExportedModel, InputKind, Model, Precision, one_input
@@ -61,9 +61,7 @@ class LazyImages(Sequence[Image.Image | np.ndarray]):
     def _at(self, index: int) -> Image.Image | np.ndarray:
         if self.view is None:
             return self.images.picture(index)
-        source = (
-            self.images.source(index) if self.view.decodes_files else self.images.picture(index)
-        )
+        source = input_of(self.images, index, self.view)
         pixels, _ = self.view(source, self.images.targets[index], np.random.default_rng(0))
         return pixels
 
@@ -290,7 +288,7 @@ def readable(
     images = images.over(model.preprocessing.background)
     for index, name in enumerate(images.names):
         try:
-            source = images.source(index) if view.decodes_files else images.picture(index)
+            source = input_of(images, index, view)
             pixels, target = view(source, images.targets[index], rng)
             whole = images.picture(index) if resizes(model) else None
         except UnreadableImage as error:
