@@ -15,7 +15,7 @@ from torch import nn
 from fullstride import tasks
 from fullstride.data.dataset import open_data
 from fullstride.data.transforms.crop import Augmentation
-from fullstride.data.transforms.policies import Policy, RandomErasing
+from fullstride.data.transforms.policies import Policy
 from fullstride.deploy.formats import onnx, onnx_int8, openvino, torch_export, triton_server
 from fullstride.measure import bench as batch_sizes
 from fullstride.measure import bench_by_name
@@ -71,14 +71,6 @@ def dropped_embedding() -> None:
 
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
     "rotation": (lambda: Augmentation(rotation_degrees=181), "rotation_degrees 181: .* 0 to 180"),
-    "erased area": (
-        lambda: RandomErasing(probability=0.5, area=(0.5, 0.2)),
-        "area .*rising shares",
-    ),
-    "erased ratio": (
-        lambda: RandomErasing(probability=0.5, ratio=(0.0, 1.0)),
-        "ratio .*rising numbers",
-    ),
     "reference": (
         lambda: bench({"a": nn.Conv2d(3, 8, 1)}, THROUGHPUT, options=BenchOptions(reference="b")),
         "reference b is not measured: choose from a",

@@ -25,11 +25,11 @@ from fullstride.measure.operators import (
     OperatorRow,
     Operators,
     Size,
+    convolution,
     elementwise,
     linear,
     where,
 )
-from fullstride.measure.operators import convolution as convolution_of_pixels
 from fullstride.measure.tracer import traced, traced_with_names
 from fullstride.nets import zoo
 from fullstride.nets.blocks import Style, merge_branches
@@ -155,19 +155,6 @@ def halved(side: Size, stride: int) -> Size:
     return -(-side // stride)
 
 
-def convolution(
-    c_in: Size,
-    c_out: Size,
-    kernel: Size,
-    side_in: Size,
-    side_out: Size,
-    groups: Size = 1,
-    bias: bool = False,
-) -> OperatorRow:
-    """Of square kernels and maps."""
-    return convolution_of_pixels(c_in, c_out, kernel**2, side_in**2, side_out**2, groups, bias)
-
-
 def conv_norm(
     c_in: Size,
     c_out: Size,
@@ -184,14 +171,15 @@ def conv_norm(
     out = halved(side, stride)
     size = c_out * out**2
     rows = [
-        convolution(c_in, c_out, kernel, side, out, groups),
+        convolution(c_in, c_out, kernel**2, side**2, out**2, groups),
         elementwise("batch_norm", size, size, 4 * c_out, AFTER_PRODUCT),
     ]
     if active:
         rows.append(elementwise("activation", size, size, chain=IN_CHAIN))
     if blur:
-        rows.append(elementwise("copy", size, c_out * (out + 2) ** 2))
-        rows.append(convolution(c_out, c_out, 3, out + 2, halved(out, 2), c_out))
+        padded = (out + 2) ** 2
+        rows.append(elementwise("copy", size, c_out * padded))
+        rows.append(convolution(c_out, c_out, 9, padded, halved(out, 2) ** 2, c_out))
     return rows
 
 

@@ -26,8 +26,8 @@ from fullstride.data.transforms.policies import (
     AutoAugment,
     Cutout,
     RandAugment,
-    RandomErasing,
     TrivialAugment,
+    erase,
 )
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -57,6 +57,17 @@ TORCHVISION = {
     "Sharpness": op.sharpness,
     "ShearX": op.shear_x,
 }
+
+
+def erased(fill):
+    """Erasing as a function of an image of Pillow."""
+
+    def apply(image: Image.Image, draws: np.random.Generator) -> Image.Image:
+        pixels = np.array(image)
+        erase(pixels if pixels.ndim == 3 else pixels[:, :, None], fill, draws)
+        return Image.fromarray(pixels)
+
+    return apply
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +210,13 @@ def test_no_level_and_no_shape_makes_a_policy_fail(photo):
                     )
                     changed = policy(picture, draws)
                     assert (changed.mode, changed.size) == (mode, size)
-            erasing = RandomErasing(probability=1), RandomErasing(probability=1, fill="mean")
-            for policy in (AutoAugment(), TrivialAugment(), Cutout(0.5), *erasing):
+            for policy in (
+                AutoAugment(),
+                TrivialAugment(),
+                Cutout(0.5),
+                erased("noise"),
+                erased("mean"),
+            ):
                 for _ in range(30):
                     changed = policy(picture, draws)
                     assert (changed.mode, changed.size) == (mode, size)
@@ -247,7 +263,7 @@ def test_magnitude_std_spreads_the_level_around_the_magnitude():
         AutoAugment(),
         TrivialAugment(),
         Cutout(0.3),
-        RandomErasing(probability=0.9),
+        erased("noise"),
     ],
 )
 def test_a_policy_draws_from_its_generator_alone(photo, policy):
@@ -259,11 +275,11 @@ def test_a_policy_draws_from_its_generator_alone(photo, policy):
 
 
 def test_an_erased_rectangle_has_the_area_the_shape_and_the_noise_asked_for():
-    policy, draws = RandomErasing(probability=0.5), rng()
+    augmentation, draws = Augmentation(random_erasing_prob=0.5), rng()
     areas, ratios, noise = [], [], []
     for _ in range(600):
         pixels = np.full((96, 128, 3), 7, np.uint8)
-        policy.erase(pixels, draws)
+        augmentation.erase(pixels, draws)
         changed = (pixels != 7).any(2)
         if not changed.any():
             continue
@@ -316,9 +332,12 @@ def test_a_view_takes_its_policies_one_after_the_other(photo):
         if draws.random() < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         rand = RandAugment(layers=2, magnitude=12, magnitude_std=1)
-        for policy in (AutoAugment(), rand, Cutout(0.3), RandomErasing(probability=0.9)):
+        for policy in (AutoAugment(), rand, Cutout(0.3)):
             picture = policy(picture, draws)
-        assert np.array_equal(train_view(photo, pre, every, rng(seed)), picture)
+        pixels = np.array(picture)
+        if draws.random() < 0.9:
+            erase(pixels, "noise", draws)
+        assert np.array_equal(train_view(photo, pre, every, rng(seed)), pixels)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ from fullstride.data.readers.decode import Box, Crop, Size, decode, decode_crop
 from fullstride.data.transforms.policies import (
     AutoAugment,
     Cutout,
+    Fill,
     Policy,
     RandAugment,
     RandForm,
-    RandomErasing,
     TrivialAugment,
+    erase,
 )
 from fullstride.nets.preprocessing import Kernel, Preprocessing
 
@@ -135,7 +136,7 @@ class Augmentation:
     rand_probability: float = 1.0  # of each chosen operation; timm's is 0.5
     cutout: float = 0.0  # side of a gray patch / side of the image; 0: off
     random_erasing_prob: float = 0.0  # probability of a rectangle of noise
-    random_erasing_fill: Literal["noise", "mean"] = "noise"  # of that rectangle
+    random_erasing_fill: Fill = "noise"  # of that rectangle
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1] <= 4:
@@ -148,13 +149,14 @@ class Augmentation:
             )
         if not 0 <= self.rotation_degrees <= 180:
             raise ValueError(f"rotation_degrees {self.rotation_degrees}: use degrees from 0 to 180")
-        if not 0 <= self.hflip_prob <= 1:
-            raise ValueError(f"hflip_prob {self.hflip_prob}: use a probability from 0 to 1")
+        for name in ("hflip_prob", "random_erasing_prob"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ValueError(f"{name} {value}: use a probability from 0 to 1")
         # each raises ValueError for values out of its range
-        _ = self._rand_augment(), Cutout(self.cutout), self.erasing()
+        _ = self._rand_augment(), Cutout(self.cutout)
 
     def policies(self) -> list[Policy]:
-        """The active policies in order, without erasing, which works on arrays and comes last."""
+        """The active policies in order, without `erase`, which comes last."""
         policies: list[Policy] = []
         if self.auto_augment:
             policies.append(AutoAugment())
@@ -166,8 +168,10 @@ class Augmentation:
             policies.append(Cutout(self.cutout))
         return policies
 
-    def erasing(self) -> RandomErasing:
-        return RandomErasing(probability=self.random_erasing_prob, fill=self.random_erasing_fill)
+    def erase(self, pixels: np.ndarray, rng: np.random.Generator) -> None:
+        """Random erasing of uint8 (H, W, C), in place."""
+        if self.random_erasing_prob and rng.random() < self.random_erasing_prob:
+            erase(pixels, self.random_erasing_fill, rng)
 
     def _rand_augment(self) -> RandAugment:
         return RandAugment(
@@ -242,8 +246,7 @@ def train_view(
     for policy in augmentation.policies():
         crop = policy(crop, rng)
     pixels = _pixels(crop)
-    if augmentation.random_erasing_prob:
-        augmentation.erasing().erase(pixels, rng)
+    augmentation.erase(pixels, rng)
     return pixels
 
 

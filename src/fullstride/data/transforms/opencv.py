@@ -230,8 +230,7 @@ def fast_train_view(
     for policy in augmentation.policies():
         pixels = policy(pixels, rng)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-    if augmentation.random_erasing_prob:
-        augmentation.erasing().erase(pixels, rng)
+    augmentation.erase(pixels, rng)
     return pixels
 
 

@@ -284,54 +284,32 @@ class Cutout(Policy):
         return [(op.cutout, (self.side, rng.random(), rng.random()))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RandomErasing:
-    """A rectangle of noise or of the mean (arXiv:1708.04896; ranges of timm and torchvision).
+# ---- random erasing, of arrays
 
-    timm's mode "pixel" draws normal noise for normalised inputs. Here it becomes bytes with
-    ImageNet's mean and deviation; values outside of 0..255, about 3 %, are clipped. torchvision's
-    default is 0 for normalised inputs, which is the mean.
+ERASED_AREA = (0.02, 1 / 3)  # least and largest share of the image
+ERASED_RATIO = (0.3, 3.3)  # least and largest height / width, drawn by its logarithm
+Fill = Literal["noise", "mean"]
+
+
+def erase(pixels: np.ndarray, fill: Fill, rng: np.random.Generator) -> None:
+    """Replace a random rectangle of uint8 (H, W, C) by noise or the mean, in place.
+
+    The source is arXiv:1708.04896, with the ranges of timm and torchvision. timm's mode "pixel"
+    draws normal noise for normalised inputs. Here it becomes bytes with ImageNet's mean and
+    deviation; values outside of 0..255, about 3 %, are clipped. torchvision's default is 0 for
+    normalised inputs, which is the mean.
     """
-
-    probability: float
-    fill: Literal["noise", "mean"] = "noise"
-    area: tuple[float, float] = (0.02, 1 / 3)  # shares of the image
-    ratio: tuple[float, float] = (0.3, 3.3)  # height / width, drawn by its logarithm
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise ValueError(
-                f"random_erasing_prob {self.probability}: use a probability from 0 to 1"
-            )
-        if not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ValueError(
-                f"area {self.area} to erase: use two rising shares above 0 and up to 1"
-            )
-        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise ValueError(
-                f"ratio {self.ratio} to erase: use two rising numbers above 0, such as (0.3, 3.3)"
-            )
-
-    def __call__(self, image: Image.Image, rng: np.random.Generator) -> Image.Image:
-        pixels = np.array(image)
-        self.erase(pixels if pixels.ndim == 3 else pixels[:, :, None], rng)
-        return Image.fromarray(pixels)
-
-    def erase(self, pixels: np.ndarray, rng: np.random.Generator) -> None:
-        """The same in place, for uint8 (H, W, C)."""
-        if rng.random() >= self.probability:
+    h, w, c = pixels.shape
+    for _ in range(10):  # attempts, as in timm, until a shape fits
+        area = h * w * rng.uniform(*ERASED_AREA)
+        ratio = math.exp(rng.uniform(*map(math.log, ERASED_RATIO)))
+        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < height < h and 0 < width < w:
+            top, left = rng.integers(h - height + 1), rng.integers(w - width + 1)
+            mean, std = (MEAN, STD) if c == 3 else (MEAN.mean(), STD.mean())
+            color = np.round(mean)
+            if fill == "noise":
+                noise = rng.standard_normal((height, width, c), np.float32)
+                color = np.clip(noise * std + mean, 0, 255)
+            pixels[top : top + height, left : left + width] = color
             return
-        h, w, c = pixels.shape
-        for _ in range(10):  # attempts, as in timm, until a shape fits
-            area = h * w * rng.uniform(*self.area)
-            ratio = math.exp(rng.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
-            height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 0 < height < h and 0 < width < w:
-                top, left = rng.integers(h - height + 1), rng.integers(w - width + 1)
-                mean, std = (MEAN, STD) if c == 3 else (MEAN.mean(), STD.mean())
-                color = np.round(mean)
-                if self.fill == "noise":
-                    noise = rng.standard_normal((height, width, c), np.float32)
-                    color = np.clip(noise * std + mean, 0, 255)
-                pixels[top : top + height, left : left + width] = color
-                return
