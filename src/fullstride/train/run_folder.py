@@ -248,13 +248,11 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
     check_folder(folder)
     path = folder / RUN_CONFIG
     if path.exists() and is_begun(folder):
-        both = read_config(folder, "give another --out"), config
-        # a name is compared when a recipe is resolved
-        both = both[0], replace(both[1], recipe_name=both[0].recipe_name)
-        saved, current = (json.loads(to_json(replace(each, data=""))) for each in both)
+        saved = read_config(folder, "give another --out")
+        defaults = vars(find_task(config.task).options())
+        both = comparable(saved, defaults), comparable(config, defaults)
         changes = [
-            f"{name} is {old!r} there and {new!r} now"
-            for name, old, new in differences(saved, current)
+            f"{name} is {old!r} there and {new!r} now" for name, old, new in differences(*both)
         ]
         if changes:
             raise ValueError(
@@ -264,6 +262,15 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
         return
     with atomic_write(path, OUTPUTS[RUN_CONFIG]) as temporary:
         temporary.write_text(to_json(config))
+
+
+def comparable(config: RunConfig, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs are compared by: options of the task that are left out have their `defaults`.
+
+    Data may have moved, and the name of a recipe is compared when it is resolved.
+    """
+    recipe = {**config.recipe, "task_options": {**defaults, **config.recipe["task_options"]}}
+    return json.loads(to_json(replace(config, data="", recipe_name="", recipe=recipe)))
 
 
 def read_config(folder: Path, hint: str) -> RunConfig:

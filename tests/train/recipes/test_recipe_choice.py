@@ -1,6 +1,7 @@
 """How a user's choice becomes numbers: by the data, the weights, the batch and the run."""
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from typing import get_args, get_type_hints
 
@@ -147,6 +148,23 @@ def test_a_run_keeps_its_numbers_and_refuses_others(few_digits, tmp_path):
     (folder / run_folder.RUN_CONFIG).write_text(json.dumps(config))
     with pytest.raises(ValueError, match="has recipe scratch, not genet_nas"):
         fullstride.train_network(few_digits, "genet_tiny", folder, recipe="genet_nas", **settings)
+
+
+@pytest.mark.parametrize("first", [{}, {"embedding_size": 0}])
+def test_an_option_of_the_task_that_has_its_default_is_no_other_run(first, few_digits, tmp_path):
+    options = RunOptions(task="retrieval")
+    recipe = Recipe(epochs=2, batch_size=16, lr=0.01, warmup_epochs=0, resolution=16)
+
+    def first_row(given):
+        own = replace(recipe, task_options=given)
+        with closing(run.train(tmp_path / "run", "genet_tiny", few_digits, own, options)) as rows:
+            return next(rows)
+
+    row = first_row(first)
+    for given in ({}, {"embedding_size": 0}, {"normalise_embedding": True}):
+        assert first_row(given) == row
+    with pytest.raises(ValueError, match="recipe.task_options.normalise_embedding is True there"):
+        first_row({"normalise_embedding": False})
 
 
 def plan_of(folder, data, source="", weights="", **changes):
