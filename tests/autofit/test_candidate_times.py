@@ -39,6 +39,7 @@ from fullstride.autofit.times import (
 )
 from fullstride.data.dataset import open_data
 from fullstride.deploy.choose_form import (
+    TRACED_BATCH,
     UntrainedFiles,
     data_formats,
     latencies,
@@ -458,6 +459,44 @@ def test_a_file_with_the_graph_of_another_resolution_computes_what_pytorch_does(
             opened.run(files.job.example), expected, atol=1e-4 * np.abs(expected).max()
         )
     assert len(calls) == traces
+
+
+class AddsBias(torch.nn.Module):
+    """A graph in which the number of images is the size of a constant."""
+
+    def forward(self, x):
+        return x.flatten(1)[:, :10] + torch.arange(10.0).expand(x.shape[0], 10)
+
+
+@pytest.mark.parametrize(("is_adding", "traced_batch"), [(False, TRACED_BATCH), (True, None)])
+def test_a_graph_is_traced_for_any_number_of_images_only_where_it_depends_on_it(
+    is_adding, traced_batch, tmp_path
+):
+    (files,) = files_at("resnet_rs_tiny", 32)
+    if is_adding:
+        files.job = replace(files.job, net=AddsBias())
+    opened = files.open("onnx", "fp32", tmp_path, 1, batch=1)
+    assert files.job.traced_batch == traced_batch
+    images = np.concatenate([files.job.example, 2 * files.job.example])
+    with torch.no_grad():
+        expected = files.job.net(torch.from_numpy(images)).numpy()
+    np.testing.assert_allclose(opened.run(images), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_a_format_that_fails_where_another_ran_is_not_traced_again(tmp_path, monkeypatch):
+    (files,) = files_at("genet_tiny", 32)
+    files.open("onnx", "fp32", tmp_path, 1)
+    graphs, written = files.job.graphs, []
+
+    def fail(self, *form):
+        written.append(form)
+        raise ValueError("the format cannot hold it")
+
+    monkeypatch.setattr(UntrainedFiles, "written", fail)
+    with pytest.raises(ValueError, match="cannot hold"):
+        files.open("openvino", "fp32", tmp_path, 1)
+    assert len(written) == 1
+    assert files.job.graphs is graphs
 
 
 @pytest.mark.slow

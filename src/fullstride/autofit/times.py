@@ -172,10 +172,12 @@ def time_one(
         limit_ms = QUICK_RATIO * job.budget.ms_per_image
         if quick in failures or cast(float, rows[quick].ms) <= limit_ms:
             write(files, promising(True))
-            if len(models) > 1 and len(others) >= COMPARED:  # so that two formats decide
-                rows = timed(candidate, models, job, QUICK)
+            if len(others) >= COMPARED:  # these times decide on other formats
+                rows = timed(candidate, models, job, protocol)
+            before = len(models)
             write(files, promising(False))
-            rows = timed(candidate, models, job, protocol)
+            if len(models) > before or len(others) < COMPARED:
+                rows = timed(candidate, models, job, protocol)
     except OSError:  # such as a full disk, which is not the candidate's fault
         raise
     except Exception as error:  # a network of others, which may raise anything

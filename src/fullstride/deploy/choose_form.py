@@ -391,6 +391,7 @@ def measure_there(
 
 
 IMAGES = 2  # of the example, which int8 takes its ranges from
+TRACED_BATCH = 7  # images; it stands in few other dimensions of a network
 STATISTICS_SHARE = 0.99  # of the variance of these images; the rest is 1, as channels may be zero
 
 
@@ -400,6 +401,7 @@ class UntrainedFiles:
 
     job: ExportJob
     has_own_graphs: bool = True  # False: those of the network at another resolution
+    was_run: bool = False  # a file of these graphs, on a batch
 
     def at(self, name: str, pre: Preprocessing) -> "UntrainedFiles":
         """The same network at another resolution; it is not traced again where its graph fits."""
@@ -425,16 +427,19 @@ class UntrainedFiles:
     ) -> ExportedModel:
         """Write a file in `folder`, open it and run it on a batch.
 
-        Raises ValueError, in one line, where that fails. A graph of another resolution that does
-        not fit is replaced.
+        Raises ValueError, in one line, where that fails. A graph of another resolution, or traced
+        with another number of images, is replaced where it does not fit.
         """
         try:
-            return self.written(format, precision, folder, threads, batch)
+            model = self.written(format, precision, folder, threads, batch)
         except ValueError:
-            if self.has_own_graphs:
+            if self.has_own_graphs and (self.was_run or self.job.traced_batch is None):
                 raise
-            self.has_own_graphs, self.job = True, replace(self.job, graphs={})
-            return self.written(format, precision, folder, threads, batch)
+            self.job = replace(self.job, graphs={}, traced_batch=None)
+            self.has_own_graphs = True
+            model = self.written(format, precision, folder, threads, batch)
+        self.was_run = True
+        return model
 
     def written(
         self, format: str, precision: Precision, folder: Path, threads: int | None, batch: int
@@ -445,7 +450,9 @@ class UntrainedFiles:
         job = replace(self.job, metadata=replace(self.job.metadata, precision=precision))
         write(kind, job, path)
         model = open_file(path, threads=threads, trust=True)
-        model.run(np.resize(job.example, (batch, *job.example.shape[1:])))
+        outputs = model.run(np.resize(job.example, (batch, *job.example.shape[1:])))
+        if len(outputs) != batch:
+            raise ValueError(f"{path.name} has {len(outputs)} outputs for {batch} images")
         return model
 
 
@@ -466,7 +473,10 @@ def untrained_files(
         input_kind=input_kind,
     )
     images = example(pre, input_kind)
-    return UntrainedFiles(ExportJob(fold_batch_norm(net), metadata, images, calibration=(images,)))
+    job = ExportJob(
+        fold_batch_norm(net), metadata, images, calibration=(images,), traced_batch=TRACED_BATCH
+    )
+    return UntrainedFiles(job)
 
 
 @torch.no_grad()

@@ -121,6 +121,9 @@ class ExportJob:
     any_size: bool = False  # whether sides may be other multiples of STRIDE
     backend: Backend = "onnx"  # of triton-server
     calibration: Sequence[np.ndarray] = ()  # for int8: batches of real inputs of the file
+    # Images that an ONNX graph is traced with, see `onnx.with_any_batch`; None: any number of them,
+    # which suits all networks and takes up to twice the time.
+    traced_batch: int | None = None
     # ONNX graphs of `net` by type and `any_size`, shared by the files that are made of them
     graphs: dict[tuple[torch.dtype, bool], Any] = field(default_factory=dict, compare=False)
 

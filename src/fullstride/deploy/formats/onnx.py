@@ -45,7 +45,7 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
         raise missing_package(str(error.name), extra="") from None
     with quiet("torch.onnx"):  # its warnings are about itself; the comparison judges the file
         program = torch.onnx.export(
-            job.program(dtype),
+            job.program(dtype, job.traced_batch),
             dynamo=True,
             opset_version=OPSET,
             input_names=[INPUT],
@@ -55,7 +55,30 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
     assert program is not None
     model = program.model_proto
     name_layers(model)
+    if job.traced_batch is not None:
+        with_any_batch(model, job.traced_batch)
     return model
+
+
+def with_any_batch(model: Any, batch: int) -> None:
+    """Let an `onnx.ModelProto` that was traced with `batch` images take any number.
+
+    Reshapes to that number are the only places where most graphs have it. Others fail when they are
+    opened or run with another number, or their outputs have another shape: trace these for any
+    number.
+    """
+    from onnx import numpy_helper
+
+    del model.graph.value_info[:]  # the shapes of activations
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    shapes = {node.input[1] for node in model.graph.node if node.op_type == "Reshape"}
+    for constant in model.graph.initializer:
+        if constant.name in shapes:
+            shape = numpy_helper.to_array(constant).copy()
+            if shape[0] == batch and -1 not in shape:
+                shape[0] = -1
+                constant.CopyFrom(numpy_helper.from_array(shape, constant.name))
 
 
 def at_resolution(model: Any, resolution: int, sides: tuple[int, ...]) -> Any:
