@@ -472,7 +472,7 @@ class AddsBias(torch.nn.Module):
 def test_a_graph_is_traced_for_any_number_of_images_only_where_it_depends_on_it(
     is_adding, traced_batch, tmp_path
 ):
-    (files,) = files_at("resnet_rs_tiny", 32)
+    (files,) = files_at("tresnet_tiny", 32)
     if is_adding:
         files.job = replace(files.job, net=AddsBias())
     opened = files.open("onnx", "fp32", tmp_path, 1, batch=1)
