@@ -435,18 +435,32 @@ def test_a_zip_of_a_newer_version_is_no_exported_file(written, tmp_path):
         open_file(tmp_path / "newer.pt2", trust=True)
 
 
-def test_a_small_graph_that_makes_a_large_tensor_is_refused(written, tmp_path):
-    model = onnx.load(written["onnx"])
-    size = onnx.numpy_helper.from_array(np.array([8 * 10**8]), "size")
-    model.graph.initializer.append(size)
-    model.graph.node.append(onnx.helper.make_node("ConstantOfShape", ["size"], ["large"]))
-    onnx.save(model, tmp_path / "large.onnx")
-    with pytest.raises(ValueError, match="large.onnx makes a tensor of 800,000,000 elements"):
-        open_file(tmp_path / "large.onnx")
-    model.graph.node[-1].op_type = "Loop"
-    onnx.save(model, tmp_path / "loop.onnx")
-    with pytest.raises(ValueError, match="loop.onnx has Loop"):
-        open_file(tmp_path / "loop.onnx")
+def test_a_small_graph_that_makes_much_of_little_is_refused(written, tmp_path):
+    """One large tensor, many that are not, and one whose size only computing it would tell."""
+
+    def refusal(*nodes: tuple[str, list[str], str], output: bool = False) -> str:
+        model = onnx.load(written["onnx"])
+        sizes = {"large": [8 * 10**8], "half": [2 * 10**7], "sides": [20_000, 20_000]}
+        for name, values in sizes.items():
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), name))
+        for kind, sources, name in nodes:
+            model.graph.node.append(onnx.helper.make_node(kind, sources, [name]))
+        if output:
+            model.graph.output.append(onnx.helper.make_tensor_value_info("a", 1, None))
+        onnx.save(model, tmp_path / "net.onnx")
+        with pytest.raises(ValueError, match="cannot be read") as caught:
+            open_file(tmp_path / "net.onnx")
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    large = ("ConstantOfShape", ["large"], "a")
+    assert "it makes a tensor of 800,000,000 numbers" in refusal(large)
+    assert "it makes a tensor of 800,000,000 numbers" in refusal(large, output=True)
+    many = [("ConstantOfShape", ["half"], f"a{number}") for number in range(10)]
+    assert "it makes 200,000,000 numbers of none" in refusal(*many)
+    product = [("ReduceProd", ["sides"], "all"), ("ConstantOfShape", ["all"], "a")]
+    assert "it makes a tensor of unknown size by ConstantOfShape" in refusal(*product)
+    assert "it has Loop, which no file" in refusal(("Loop", ["large"], "a"))
 
 
 @pytest.mark.parametrize(

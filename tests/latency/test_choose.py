@@ -371,7 +371,7 @@ def test_the_picture_names_the_front_and_marks_the_budget_and_the_best(known):
         (("--budget-ms", "0"), "give a time above 0"),
         (("--budget-ms", "inf"), "give a time above 0"),
         (("--budget-ms", "0.001"), "the fastest is genet_light at 192 x 192 with 0.09 ms"),
-        (("--budget-ms", "1", "--call-batch", "0"), "batch 0"),
+        (("--budget-ms", "1", "--call-batch", "0"), "--call-batch 0: use"),
         (("--budget-ms", "1", "--target", "v100"), "no profile named 'v100'"),
         (("--budget-ms", "1", "--from", "paper"), "choose from ours, timm, genet_paper"),
     ],

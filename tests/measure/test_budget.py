@@ -7,6 +7,7 @@ import pytest
 
 from fullstride import cli
 from fullstride.measure.budget import Budget, find_budget
+from fullstride.measure.protocols import Protocol
 
 
 def answer(capsys, *words: str) -> dict:
@@ -22,6 +23,11 @@ def test_a_time_and_the_rate_that_it_means_are_one_budget():
         find_budget(0.5, 2000)
     with pytest.raises(ValueError, match="--call-batch 8"):
         find_budget(None, None, 8)
+    for budget_ms in (None, 1.0):
+        with pytest.raises(ValueError, match="--call-batch 0: use a whole number from 1"):
+            find_budget(budget_ms, None, 0)
+    with pytest.raises(ValueError, match="call batch 0: use a whole number from 1"):
+        Protocol(name="online", batch=0)
 
 
 @pytest.mark.parametrize("number", [0, -1, math.nan, math.inf])

@@ -385,7 +385,7 @@ def measure_there(
     return rows
 
 
-# How long would a network take as a file? It is written untrained: weights do not change the time.
+# The time of a network as a file, which is written untrained: weights do not change the time.
 #
 # Nothing is compared with PyTorch, as outputs of random weights say little: a file is only timed.
 

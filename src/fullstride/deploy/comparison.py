@@ -161,7 +161,7 @@ def check(path: Path, comparison: Comparison, max_difference: float, max_drop: f
         )
 
 
-# How good is an exported file? Its scores on images, by the outputs that it computes itself.
+# The scores of an exported file on images, by the outputs that it computes itself.
 
 
 MAX_VIEWS_BYTES = 2**29  # of the views that several files are scored on

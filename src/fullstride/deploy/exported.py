@@ -17,7 +17,8 @@ from fullstride.nets.backbone import pixel_sizes
 from fullstride.nets.bundle import Bundle, Temperature
 from fullstride.nets.efficiency import Precision
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tables.names import TASKS, check_name
+from fullstride.tables.names import check_name
+from fullstride.tasks import TASKS
 
 Size = Annotated[int, Bounds(ge=0)]
 Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, ...)

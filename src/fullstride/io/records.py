@@ -349,7 +349,7 @@ def _dataclass(kind: Any) -> _Reader:
     return read
 
 
-# How is a user's table read? Each row becomes an object, and an error names file and line.
+# Tables of users: each row becomes an object, and an error names file and line.
 
 
 def read_rows(

@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-# How are files opened safely? Only regular ones, and no more of them than a limit is read.
+# Opening files safely: only regular ones, and no more of them than a limit is read.
 
 
 KINDS = {
@@ -152,7 +152,7 @@ def _check_mode(path: Path, mode: int) -> None:
         raise ValueError(f"{path} is {KINDS.get(stat.S_IFMT(mode), 'no file')}, not a file")
 
 
-# Which files may be replaced? Those that fullstride wrote, and of the same kind.
+# Files may be replaced by those of the same kind, if fullstride wrote them.
 #
 # An `Output` says how an earlier file of its kind is recognised. Anything else at its path is
 # refused and left as it is, which `writing.atomic_write` checks for every file.
@@ -532,9 +532,6 @@ def _code_in(message: str) -> int | None:
     """The system's error number in a message of a library that was written in Rust."""
     match = re.search(r"\(os error (\d+)\)", message)
     return int(match[1]) if match else None
-
-
-# How many CPU cores may this process use?
 
 
 def cores() -> int:

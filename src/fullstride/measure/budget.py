@@ -77,8 +77,9 @@ def find_budget(
 ) -> Budget | None:
     """The budget that a user gave as a time or as a rate; None for neither.
 
-    Raises ValueError for both, and for a batch above 1 without a budget.
+    Raises ValueError for both, for a batch below 1, and for one above 1 without a budget.
     """
+    check_range("--call-batch", batch, MOST_IMAGES)
     if budget_ms is not None and images_per_s is not None:
         raise ValueError(
             f"--budget-ms {budget_ms:g} and --images-per-s {images_per_s:g} are two budgets: "

@@ -45,6 +45,7 @@ class Protocol:
         for name in ("batch", "resolution", "rounds"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
+                name = "call batch" if name == "batch" else name  # as of the flag
                 raise ValueError(f"{name} {value!r}: use a whole number from 1")
         if self.resolution > MAX_RESOLUTION:
             raise ValueError(f"resolution {self.resolution}: use at most {MAX_RESOLUTION} pixels")

@@ -15,8 +15,11 @@ from fullstride.deploy.job import ExportJob
 
 OPSET = 20
 INPUT = "images"
-MAX_CHECKED_BYTES = 2**26
-MAX_TENSOR = 2**28  # elements, of which one image of 2048 pixels a side has 64 channels
+MAX_TENSOR = 2**28  # numbers, of which one image of 2048 pixels a side has 64 channels
+# Numbers that a graph may compute without an image: so many for each byte of its file, for int8
+# weights as floats, and so many more.
+CONSTANTS_OF_BYTE, CONSTANT_NUMBERS = 4, 2**20
+MAX_SHAPE_BYTES = 4096  # of a tensor with the sizes of others
 LOOPS = {"If", "Loop", "Scan"}
 
 
@@ -141,32 +144,50 @@ def open_file(path: Path, threads: int) -> ExportedModel:
 
 
 def check_graph(path: Path) -> None:
-    """Raise ValueError, in one line, for a small file that would make much of little.
+    """Raise ValueError, in one line, for a file of which the runtime would make much of little.
 
-    Our files have no loops, and constants of which each is in the file: no tensor of a fixed size
-    is larger than `MAX_TENSOR` elements. Large files are not read twice: they have paid for theirs.
+    Our files have no loops. What depends on no image is computed when a file is opened: of ours
+    that are weights, which have at most one number for each byte of the file.
     """
-    if path.stat().st_size > MAX_CHECKED_BYTES:
-        return
     import onnx
 
     try:
-        model = onnx.load(path)
+        model = onnx.load(path, load_external_data=False)
         loops = LOOPS & {node.op_type for node in model.graph.node}
-        graph = (
-            model.graph if loops else onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-        )
+        if loops or model.functions:
+            what = min(loops, default="functions")
+            raise ValueError(f"it has {what}, which no file of `fullstride export` has")
+        limit = CONSTANT_NUMBERS + CONSTANTS_OF_BYTE * path.stat().st_size
+        for tensor in model.graph.initializer:
+            if len(tensor.raw_data) > MAX_SHAPE_BYTES:  # weights, whose values are not shapes
+                tensor.ClearField("raw_data")
+        graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        check_sizes(graph, limit)
     except Exception as error:  # of several types
         raise unreadable_file(path, error) from None
-    if loops:
-        raise ValueError(f"{path} has {min(loops)}, which no file of `fullstride export` has")
-    for value in graph.value_info:
-        sides = (side.dim_value for side in value.type.tensor_type.shape.dim)
+
+
+def check_sizes(graph: Any, most_constants: int) -> None:
+    """Raise ValueError for a graph with a large tensor, or with so many numbers without images."""
+    sizes = {
+        value.name: [side.dim_value for side in value.type.tensor_type.shape.dim]
+        for value in (*graph.value_info, *graph.output)
+        if value.type.tensor_type.HasField("shape")
+    }
+    for sides in sizes.values():
         if (elements := math.prod(side or 1 for side in sides)) > MAX_TENSOR:
-            raise ValueError(
-                f"{path} makes a tensor of {elements:,} elements, above the limit of "
-                f"{MAX_TENSOR:,}: use a file of `fullstride export`"
-            )
+            raise ValueError(f"it makes a tensor of {elements:,} numbers, above {MAX_TENSOR:,}")
+    constants, computed = {tensor.name for tensor in graph.initializer}, 0
+    for node in graph.node:
+        if constants.issuperset(filter(None, node.input)):
+            constants.update(node.output)
+            for name in filter(None, node.output):
+                sides = sizes.get(name, [0])
+                if 0 in sides:
+                    raise ValueError(f"it makes a tensor of unknown size by {node.op_type}")
+                computed += math.prod(sides)
+    if computed > most_constants:
+        raise ValueError(f"it makes {computed:,} numbers of none, above {most_constants:,}")
 
 
 def inference(session: Any) -> Infer:
