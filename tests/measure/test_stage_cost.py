@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -116,10 +117,18 @@ def gray(tmp_path):
     return net, str(tmp_path / "mine")
 
 
-@pytest.mark.parametrize("suffix", ["", "/", "/weights.safetensors"])
-def test_a_bundle_and_its_file_of_weights_cost_what_their_network_costs(gray, suffix):
+@pytest.mark.parametrize("suffix", ["", "/"])
+def test_a_bundle_costs_what_its_network_costs(gray, suffix):
     net, folder = gray
     assert network_cost(folder + suffix, 48).whole == cost(net, 48, 1)
+
+
+def test_the_file_of_weights_of_a_bundle_is_refused_and_a_copy_costs_the_same(gray, tmp_path):
+    net, folder = gray
+    with pytest.raises(ValueError, match=f"is a part of a bundle: give its folder, {folder}"):
+        network_cost(f"{folder}/weights.safetensors", 48)
+    copy = shutil.copy(f"{folder}/weights.safetensors", tmp_path / "copy.safetensors")
+    assert network_cost(str(copy), 48).whole == cost(net, 48, 1)
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def _save(path: Path, pixels: np.ndarray) -> None:
 
 
 def _annotation(scene: Scene, number: int) -> dict[str, Any]:
-    """Of digit `number`, from 1. The mask is uncompressed run lengths."""
+    """The COCO annotation of digit `number`, from 1, with a mask of uncompressed run lengths."""
     visible = scene.mask == number
     left, top, right, bottom = scene.boxes[number - 1].tolist()
     return {

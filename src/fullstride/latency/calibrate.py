@@ -111,8 +111,8 @@ class Timing:
     wall_s: float  # of the batch, median of all rounds
     cpu_s: float  # the same of the thread that calls
     spread: float = 0.0  # (p90 - p10) / median of the rounds
-    # Of the rounds in which the thread that computes had a core. Below QUIET_ROUNDS of them,
-    # `seconds` are those that the thread had one, not wall time.
+    # The share of rounds in which the computing thread had a core all the time. With fewer than
+    # QUIET_ROUNDS of them, `seconds` is CPU time, not wall time.
     quiet: float = 1.0
     clock: Literal["wall", "cpu"] = "wall"
 
@@ -321,7 +321,7 @@ def calibrated_profile(
 
 
 def median_spread(timings: Sequence[Timing]) -> float:
-    """Of the rounds of a network; above 0.05 the machine was busy."""
+    """The median spread of a network's rounds; above 0.05 the machine was busy."""
     return float(np.median([timing.spread for timing in timings]))
 
 
@@ -441,7 +441,7 @@ def measure_by_batch(plan: Plan) -> Iterator[tuple[str, int, list[Timing]]]:
 
 
 def quiet_share(samples: Sequence[Timing]) -> float:
-    """Of the rounds of all networks."""
+    """The share of quiet rounds, over all networks."""
     return sum(sample.quiet for sample in samples) / len(samples)
 
 

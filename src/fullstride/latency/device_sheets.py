@@ -100,7 +100,7 @@ class DeviceSheet:
 
     @property
     def clock_share(self) -> float:
-        """Of the clock of the peak, what the device sustains."""
+        """The sustained clock / the clock of the peak."""
         if self.sustained_mhz and self.boost_mhz:
             return min(1.0, self.sustained_mhz / self.boost_mhz)
         if self.watts and self.needed_watts:
@@ -124,9 +124,9 @@ def sustained_clock(watts: float, needed_watts: float) -> float:
 
 
 def profile_of(sheet: DeviceSheet, name: str, bases: Sequence[Profile]) -> Profile:
-    """A profile of the device. `bases`: those that `BASES` names for it.
+    """The profile of a device by its sheet, from the profiles that `BASES` names for it.
 
-    Numbers are the geometric mean of those that each of `bases` has there.
+    Each number is the geometric mean of the numbers that `bases` give for this device.
     """
     basis = bases[0]
     machine = replace(
@@ -214,7 +214,7 @@ def device_spread(source: Machine, target: Machine) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTime:
-    """Of one network at one batch size on the device."""
+    """A measured time of one network at one batch size on the device."""
 
     network: str
     resolution: Annotated[int, Bounds(ge=1, le=10_000)]  # pixels a side

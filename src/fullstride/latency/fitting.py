@@ -36,12 +36,12 @@ class Parameters:
     names: Sequence[str]
     priors: Mapping[str, tuple[float, float]] = field(default_factory=lambda: PRIORS)
     assumed: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # not fitted
-    # Of a rate. Caches and clocks can exceed a measured peak; what exceeds a data sheet is one
-    # device's own and moves to no other.
+    # The largest share of a peak rate. Caches and clocks can exceed a measured peak; what exceeds a
+    # data sheet is one device's own and moves to no other.
     max_share: float = 1.3
 
     def numbers(self, logarithms: np.ndarray) -> dict[str, float]:
-        """All numbers, with those that are fitted as given."""
+        """All numbers: the fitted ones by their logarithms, and the assumed ones."""
         fitted = dict(zip(self.names, np.exp(logarithms).tolist(), strict=True))
         return fitted | {name: median for name, (median, _) in self.assumed.items()}
 

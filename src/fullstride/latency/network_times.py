@@ -74,7 +74,10 @@ Bound = Literal["host launches", "device launches", "arithmetic", "memory"]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of one network at one batch size. `low` and `high` enclose nine of ten such networks."""
+    """The estimated time of a network at one batch size.
+
+    `low` and `high` enclose the times of nine in ten such networks.
+    """
 
     profile: str  # name
     work: Literal["inference", "training"]
@@ -101,7 +104,7 @@ class Estimate:
         return 1e3 / self.ms_per_image
 
     def probability_within(self, ms_per_image: float) -> float:
-        """That the measured time is at most this: log-normal, with the interval as its 90 %."""
+        """The probability that the measured time is at most this, as a log-normal one."""
         ratio = self.high / self.low
         if ratio <= 1:
             return float(self.low <= ms_per_image)

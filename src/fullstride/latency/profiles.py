@@ -23,7 +23,7 @@ OUTPUT = json_output("a profile", "machine", "inference", "sheet")
 
 @dataclass(frozen=True, kw_only=True)
 class Clocks:
-    """By which clock the times of a calibration were taken."""
+    """The clocks that took the times of a calibration."""
 
     wall: Annotated[int, Bounds(ge=0)]  # times that are wall time of rounds without other work
     cpu: Annotated[int, Bounds(ge=0)]  # times that are CPU time, as too few rounds were such
@@ -97,7 +97,7 @@ class Profile:
         return f"Profile({self.name!r}: {self.device}, {self.machine.runtime}, {layout})"
 
     def to_dict(self) -> dict[str, Any]:
-        """As in JSON."""
+        """The content of its JSON."""
         return asdict(self)
 
     def to_json(self) -> str:

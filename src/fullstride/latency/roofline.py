@@ -69,8 +69,8 @@ SHARES = (*ARITHMETIC_SHARES, *MEMORY)
 RATES = (*ARITHMETIC, *MEMORY)
 REQUIRED = ("dense", "1x1", "depthwise", "group_channels", "convolution", "launch_us")
 
-# Of `bounds`: what of a time's error none of the numbers explains, and what is off for all times of
-# a device that was not measured, or not with these networks
+# Keys of spreads for `bounds`: the error of a single network that none of the numbers explains, and
+# the error that all times of a device share if it was not measured, or not with these networks
 REST, DEVICE = "network", "device"
 NORMAL_95 = NormalDist().inv_cdf(0.95)
 
@@ -87,7 +87,7 @@ class Machine:
     bytes_per_element: Positive = 2
     # TFLOPS in fp32 of the units that run depthwise convolutions, which tensor cores do not
     vector_tflops: Positive | None = None
-    # Of the clock of the data sheet's peak, what the power limit lets it sustain
+    # The clock that the power limit sustains / the clock of the data sheet's peak
     clock_share: Annotated[float, Bounds(ge=0.01, le=1)] = 1.0
     folded: bool = False  # batch norms behind convolutions are part of them
     silu_launches: Annotated[int, Bounds(ge=1, le=2)] = 1  # 2: sigmoid and product apart
@@ -206,7 +206,7 @@ MEMORY_INDEX = np.array([MEMORY_OF[kind] for kind in OPERATOR_KINDS])
 
 @dataclass(frozen=True)
 class Times:
-    """Of each network, in seconds for a batch."""
+    """The time of a batch in seconds, for each network."""
 
     total_s: np.ndarray
     device_s: np.ndarray
@@ -268,7 +268,7 @@ def sensitivities(
     column = {name: number for number, name in enumerate(names)}
     column = {name: column.get(number_of(name, numbers), len(names)) for name in RATES}
     network = np.repeat(np.arange(len(work)), work.sizes)
-    # Of hypot(a, m) the derivative in log a is a^2 / hypot. A rate divides its time.
+    # The derivative of hypot(a, m) in log a is a^2 / hypot. A rate divides its time.
     with np.errstate(invalid="ignore", divide="ignore"):
         by_arithmetic = np.where(memory < 0, 0, np.nan_to_num(arithmetic**2 / slower)) * work.count
     by_memory = slower * work.count - by_arithmetic

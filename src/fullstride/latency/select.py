@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride import tables
 from fullstride.io.records import read_rows
+from fullstride.latency.devices import named_work
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
@@ -58,7 +59,7 @@ class Option:
         return self.estimate.ms_per_image
 
     def probability_within(self, ms_per_image: float) -> float:
-        """Of the time that decides."""
+        """The probability that the deciding time is within this one."""
         if self.by == "published":
             return float(self.ms <= ms_per_image)
         return self.estimate.probability_within(ms_per_image)
@@ -196,19 +197,10 @@ def operators_of_option(
     name: str, resolution: int, with_head: WithHead | None
 ) -> tuple[Operators, frozenset[str]]:
     """The operators of a network, and those of its head by ATen's names."""
-    if with_head is None:
-        return find_operators(name, resolution) or trace_operators(name, resolution), frozenset()
-    from fullstride.latency.spec_operators import operators_with_names  # needs PyTorch
-
-    return operators_with_names(with_head(name), resolution)
-
-
-def trace_operators(name: str, resolution: int) -> Operators:
-    """Of a network that is not in the package's table, which takes a second and PyTorch."""
-    from fullstride.latency.spec_operators import operators_of
-    from fullstride.nets import zoo
-
-    return operators_of(zoo.spec(name), resolution)
+    if with_head is None and (known := find_operators(name, resolution)):
+        return known, frozenset()
+    work = named_work(with_head(name) if with_head else name, resolution)  # needs PyTorch
+    return work.operators, work.ran
 
 
 def options_tie(a: Option, b: Option) -> bool:

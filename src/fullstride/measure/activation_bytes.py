@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fullstride.measure.tracer import Net, Place, copy_with, followed, on_meta
+from fullstride.measure.tracer import Net, Place, copy_with, followed, on_meta, unfit_image
 from fullstride.measure.workload import Precision
 from fullstride.nets.backbone import Backbone, batch_shape
 from fullstride.nets.network import Network
@@ -147,19 +147,14 @@ def saved_storages(
         own = {tensor.untyped_storage()._cdata for tensor in (*net.parameters(), *net.buffers())}
         location = followed(net, stages(net))
         images = torch.empty(batch_shape(net, batch, in_channels, resolution), device=device)
-        try:
-            with (
-                torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-                autocast(device, precision),
-            ):
-                logits = net(images)
-                location.append(Place("loss", "", None))
-                F.cross_entropy(logits.float(), torch.zeros(batch, dtype=torch.long, device=device))
-        except (RuntimeError, AssertionError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValueError(
-                f"the network takes no {in_channels} x {resolution} x {resolution} image: {reason}"
-            ) from None
+        with (
+            unfit_image(images),
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+            autocast(device, precision),
+        ):
+            logits = net(images)
+            location.append(Place("loss", "", None))
+            F.cross_entropy(logits.float(), torch.zeros(batch, dtype=torch.long, device=device))
     return [entry for entry, _ in storages.values()]
 
 

@@ -16,7 +16,6 @@ from torch import nn
 from fullstride.measure.environment import Environment, find_device, has_bf16
 from fullstride.measure.max_batch import (
     Probe,
-    Trial,
     available_bytes,
     budget_bytes,
     check_fits,
@@ -24,8 +23,8 @@ from fullstride.measure.max_batch import (
     limit_memory,
     memory_errors,
     peak_mib,
+    plan_of,
     predict,
-    search,
     set_memory_fraction,
 )
 from fullstride.measure.protocols import (
@@ -63,8 +62,8 @@ class BenchOptions:
     efficiency: Mapping[str, Efficiency] = field(default_factory=dict)  # of training; else plain
     # Pixels a side where they are not the protocol's; for protocols that give the batch only.
     resolutions: Mapping[str, int] = field(default_factory=dict)
-    # Of the CPU; None: torch's setting. On a shared machine use one: a thread that waits for a core
-    # delays all others, and a small network can take a hundred times as long.
+    # CPU threads; None: torch's setting. On a shared machine use one: a thread that waits for a
+    # core delays all others, and a small network can take a hundred times as long.
     threads: int | None = None
     reference: str | None = None  # the network that ratios are relative to
     memory_gib: float | None = None  # of a GPU, or of the CPU in the search for a batch
@@ -95,31 +94,11 @@ def find_batches(
     room = budget_bytes(options.memory_gib, device)
 
     def find(name: str, net: nn.Module) -> int:
-        how = options.step(name)
-        guess = predict(
-            net,
-            room,
-            protocol.resolution,
-            how.precision,
-            options.in_channels,
-            device="cpu" if device.type == "cpu" else "cuda",
-            compiled=how.compiled,
-            efficiency=how.efficiency,
-        )
-        trial = Trial(
-            net=net,
-            resolution=protocol.resolution,
-            device=str(device),
-            memory_bytes=room,
-            options=how,
-            in_channels=options.in_channels,
-            map_batch=guess.map_batch,
-        )
-        if protocol.fit == "filled":
-            probes = search(trial.probe, guess.batch)
-        else:
-            probes = halving(trial.probe, protocol.batch)
-        return largest(probes, f"{name} at {protocol.resolution} x {protocol.resolution}")
+        side = protocol.resolution
+        plan = plan_of(net, side, device, room, options.step(name), options.in_channels)
+        fills = protocol.fit == "filled"
+        probes = plan.search() if fills else halving(plan.trial.probe, protocol.batch)
+        return largest(probes, f"{name} at {side} x {side}")
 
     return {name: find(name, net) for name, net in nets.items()}
 

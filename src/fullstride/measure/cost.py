@@ -45,7 +45,7 @@ OUTPUT = Output("the table of networks", ".csv", begins_with(b"name,params,macs"
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """Of one image through one operator, as eager PyTorch runs it: nothing is fused."""
+    """The cost of one image in one operator, as eager PyTorch runs it: nothing is fused."""
 
     stage: str  # of `activation_bytes.stages`
     module: str  # path of the innermost module that runs it
@@ -59,7 +59,7 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class StageCost:
-    """Of one image through one stage. The stages add up to `cost` of the network."""
+    """The cost of one image in one stage. The stages add up to `cost` of the network."""
 
     stage: str
     params: int  # a parameter that two stages share counts for the first

@@ -32,7 +32,7 @@ class Environment:
     date: str  # UTC
     timm: str | None = None  # versions, None where they are not installed
     triton: str | None = None
-    # Of a GPU; None on the CPU and where nvidia-smi has no value.
+    # The state of a GPU; None on the CPU and where nvidia-smi has no value.
     cudnn: str | None = None
     clock_mhz: float | None = None  # of its cores, at the time
     clock_max_mhz: float | None = None

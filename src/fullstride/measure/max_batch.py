@@ -380,25 +380,38 @@ def plan(
         check_not_compiled_twice(efficiency)
     net = in_training_form(measurable([model])[model], how.form, model)
     resolution = net.spec.resolution if how.resolution is None else how.resolution
+    options = StepOptions(
+        precision=precision, layout=how.layout, compiled=compiled, efficiency=efficiency
+    )
+    return plan_of(net, resolution, target, memory_bytes, options, net.spec.in_channels)
+
+
+def plan_of(
+    net: nn.Module,
+    resolution: int,
+    device: torch.device,
+    memory_bytes: float,
+    options: StepOptions,
+    in_channels: int,
+) -> Plan:
+    """The training step of a network, and the largest batch that is predicted for it."""
     prediction = predict(
         net,
         memory_bytes,
         resolution,
-        precision,
-        net.spec.in_channels,
-        device="cpu" if target.type == "cpu" else "cuda",
-        compiled=compiled,
-        efficiency=efficiency,
+        options.precision,
+        in_channels,
+        device="cpu" if device.type == "cpu" else "cuda",
+        compiled=options.compiled,
+        efficiency=options.efficiency,
     )
     trial = Trial(
         net=net,
         resolution=resolution,
-        device=str(target),
+        device=str(device),
         memory_bytes=memory_bytes,
-        options=StepOptions(
-            precision=precision, layout=how.layout, compiled=compiled, efficiency=efficiency
-        ),
-        in_channels=net.spec.in_channels,
+        options=options,
+        in_channels=in_channels,
         map_batch=prediction.map_batch,
     )
     return Plan(trial=trial, prediction=prediction)

@@ -84,7 +84,7 @@ class Operators:
 
     @classmethod
     def of_columns(cls, table: np.ndarray) -> "Operators":
-        """Of a (columns, operators) table."""
+        """The operators that `table`, (columns, operators), holds."""
         columns = zip(COLUMNS, table, strict=True)
         return cls(*(c.astype(np.int64) if name in ("kind", "chain") else c for name, c in columns))
 

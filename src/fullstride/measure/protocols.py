@@ -61,7 +61,7 @@ class Protocol:
 
     @property
     def precision(self) -> Precision:
-        """Of the paper; float32 where it has none."""
+        """The precision of the paper; float32 where it states none."""
         return "float16" if self.name in ("tresnet", "genet") else "float32"
 
 

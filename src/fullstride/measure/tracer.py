@@ -43,7 +43,7 @@ COUNTED = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one image through a whole network."""
+    """The cost of one image in a whole network."""
 
     params: int  # of all layers, without running statistics and fixed filters
     macs: int  # of convolutions and matrix products, fixed blur filters included; FLOPs are 2 x
@@ -53,7 +53,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Of one image through one convolution or linear layer."""
+    """The cost of one image in one convolution or linear layer."""
 
     name: str
     shape_in: tuple[int, ...]  # without the image dimension
@@ -155,7 +155,7 @@ def unfit_image(image: torch.Tensor) -> Iterator[None]:
     """Turn the error of a network that does not take `image` into a ValueError of one line."""
     try:
         yield
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ValueError) as error:
         shape = " x ".join(map(str, image.shape[1:]))
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"the network takes no {shape} image: {reason}") from None

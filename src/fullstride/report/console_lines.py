@@ -126,7 +126,7 @@ def proven_line(probes: Sequence["Probe"], model: str, plan: "Plan") -> str:
 
 
 def estimate_lines(rows: Sequence["NamedEstimate"], profile: "Profile") -> list[str]:
-    """Of one network all, of several what belongs to the table of them."""
+    """The whole estimate of one network, or the lines above a table of several."""
     time = rows[0].estimate
     where = conditions(time.batch, profile.device, short_precision(profile.precision))
     if len(rows) == 1:

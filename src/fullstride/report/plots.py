@@ -36,7 +36,7 @@ WIDE_RANGE = 4.0  # slowest / fastest above which the latency axis is logarithmi
 MOST_DECADES = 4  # of a logarithmic axis with three labels in each
 STRIP = 0.2  # share of the height, below the accuracies, for networks that were not trained
 DIRECTIONS = ((1, 0), (-1, 0), (0.7, 1), (0.7, -1), (-0.7, 1), (-0.7, -1), (0, 1.2), (0, -1.2))
-# Of names from their markers, in points, nearest first.
+# Offsets of names from their markers, in points, nearest first.
 LABEL_OFFSETS = [(x * far, y * far) for far in (10, 17, 27, 40) for x, y in DIRECTIONS]
 STYLE: Any = {
     "font.size": 10,

@@ -1,4 +1,4 @@
-"""Tells where test images are of another kind than those that a network was chosen on."""
+"""Says how the test images differ from the validation images, where the test score is lower."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -18,7 +18,6 @@ from torch import Tensor
 from fullstride.data.readers.decode import Crop, Size, image_size
 from fullstride.data.readers.listing import Objects
 from fullstride.data.transforms.crop import (
-    KERNELS,
     TRAINING_OVERSAMPLING,
     Augmentation,
     Source,
@@ -29,6 +28,7 @@ from fullstride.data.transforms.crop import (
     test_view,
     view_geometry,
 )
+from fullstride.data.transforms.image_ops import KERNELS
 from fullstride.nets.preprocessing import Preprocessing
 
 MIN_SIDE = 1.0  # pixels of a clipped box in a training view, below which it is left out

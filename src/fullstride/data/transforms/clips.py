@@ -16,7 +16,6 @@ from PIL import Image
 from fullstride.data.readers.decode import Box, Size, UnreadableImage
 from fullstride.data.readers.videos import Video, open_video
 from fullstride.data.transforms.crop import (
-    KERNELS,
     MAX_PIXELS,
     Augmentation,
     RandomBox,
@@ -27,6 +26,7 @@ from fullstride.data.transforms.crop import (
     train_view,
     view_offset,
 )
+from fullstride.data.transforms.image_ops import KERNELS
 from fullstride.nets.preprocessing import Preprocessing
 
 ClipSource = Path | bytes | np.ndarray  # a file, its bytes, or decoded frames

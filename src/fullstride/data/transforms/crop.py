@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fullstride.data.readers.decode import Box, Crop, Size, decode, decode_crop
+from fullstride.data.transforms.image_ops import KERNELS
 from fullstride.data.transforms.policies import (
     AutoAugment,
     Cutout,
@@ -94,13 +95,8 @@ def check_decoder(decoder: str) -> None:
         )
 
 
-KERNELS = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
-# Of a whole resized or padded image. Very long and thin ones are cropped before they are resized;
-# others are reduced before they are padded.
+# The most pixels of a whole resized or padded image. Very long and thin ones are cropped before
+# they are resized; others are reduced before they are padded.
 MAX_PIXELS = 64 * 2**20
 # With `Preprocessing.draft`: pixels of a box in a JPEG that is decoded at a fraction of its size /
 # pixels that the box is resized to, along a side, at least. With exactly as many, photographs are

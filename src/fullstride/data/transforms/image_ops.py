@@ -34,9 +34,7 @@ class Sampling(NamedTuple):
 
 TENSORFLOW = Sampling()
 KERNELS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
+    name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")
 }
 
 

@@ -9,7 +9,6 @@ from PIL import Image
 from fullstride.data.readers.decode import Size, UnreadableImage
 from fullstride.data.readers.masks import MapFile
 from fullstride.data.transforms.crop import (
-    KERNELS,
     Augmentation,
     check_sides,
     in_mode,
@@ -17,6 +16,7 @@ from fullstride.data.transforms.crop import (
     test_view,
     view_geometry,
 )
+from fullstride.data.transforms.image_ops import KERNELS
 from fullstride.nets.preprocessing import Preprocessing
 
 # What moves or replaces pixels in a way that maps do not follow.
