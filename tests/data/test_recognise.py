@@ -110,6 +110,7 @@ def test_the_task_of_a_layout_is_recognised(tmp_path, name):
 def test_an_option_behind_a_name_says_the_task(tmp_path):
     assert recognise("photos.csv?separator=;").task == "multilabel"
     assert recognise("photos?colours=voc").task == "segment"
+    assert recognise("x" * 5000 + "-{000000..000007}.tar").task == "classify"
     assert recognise("digits").task == recognise("nowhere").task == "classify"
 
 

@@ -13,8 +13,7 @@ from urllib.parse import urlencode
 
 from PIL import Image
 
-from fullstride.data.readers.csv_table import SUFFIXES as TABLES
-from fullstride.data.readers.csv_table import find_table, read_table
+from fullstride.data.readers.csv_table import find_table, is_table, read_table
 from fullstride.data.readers.decode import UnreadableImage, decode
 from fullstride.data.readers.folder import IMAGES, FileKind, count_unused, find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
@@ -251,12 +250,10 @@ def open_files(
     where: str, group: str, unseen_classes: bool = False, kind: FileKind = IMAGES
 ) -> Source:
     """The files of a kind in a folder with one subfolder per class, a table or shards."""
-    # a pattern of shards may be too long a name for `Path.is_dir`
-    suffix = "" if os.path.isdir(where) else Path(where).suffix.lower()  # noqa: PTH112
-    if suffix in TABLES:
+    if is_table(where):
         table = find_table(where)
         return Source(table.stem, str(table), read_table(table, group, unseen_classes, kind))
-    if suffix == ".tar":
+    if where.lower().endswith(".tar") and not os.path.isdir(where):  # noqa: PTH112
         return _shards_source(find_folder(str(Path(where).parent)), Path(where).name, kind)
     root = find_folder(where)
     if holds_shards(root):

@@ -13,10 +13,10 @@ from fullstride.data.readers.csv_table import (
     PRESENT,
     Header,
     find_header,
+    is_table,
     read_rows,
     table_text,
 )
-from fullstride.data.readers.csv_table import SUFFIXES as TABLES
 from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.folder import subfolders
 from fullstride.data.readers.listing import SPLITS
@@ -47,12 +47,8 @@ def recognise(where: str) -> Purpose:
     for option, task in (("separator", "multilabel"), ("colours", "segment")):
         if option_in(where, option)[1] is not None:
             return Purpose(task, f"the option {option!r}")
-    # a pattern of shards may be too long a name for `Path.is_dir`
-    is_folder = os.path.isdir(where)  # noqa: PTH112
-    if not is_folder and Path(where).suffix.lower() in TABLES:
+    if is_table(where):
         return _of_table(Path(where))
-    if not is_folder and not where.lower().endswith((".json", ".yaml", ".yml")):
-        return Purpose(CLASSIFY, "")
     purposes = _of_folder(where)
     if len(purposes) > 1:
         ways = "; or ".join(f"--task {task} for its {what}" for task, what in purposes)
@@ -64,8 +60,10 @@ def _of_folder(where: str) -> list[Purpose]:
     purposes = []
     with suppress(NoBoxesError):
         purposes.append(Purpose("detect", f"boxes in {find_boxes(where).format}"))
-    if not (root := Path(where)).is_dir():
+    # a pattern of shards may be too long a name for `Path.is_dir`
+    if not os.path.isdir(where):  # noqa: PTH112
         return purposes
+    root = Path(where)
     if (root / "SegmentationClass").is_dir() or holds_pairs(root, MASKS):
         purposes.append(Purpose("segment", "pictures with masks of the same names"))
     if holds_pairs(root, DEPTHS):

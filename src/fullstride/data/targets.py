@@ -20,8 +20,7 @@ from fullstride.data.dataset import (
     open_source,
 )
 from fullstride.data.readers.coco import coco_files, read_coco_labels, read_coco_objects
-from fullstride.data.readers.csv_table import SUFFIXES as TABLES
-from fullstride.data.readers.csv_table import find_table, read_label_table
+from fullstride.data.readers.csv_table import find_table, is_table, read_label_table
 from fullstride.data.readers.folder import VIDEOS
 from fullstride.data.readers.listing import Listing, Objects, join_copies, near_names
 from fullstride.data.readers.masks import (
@@ -194,7 +193,7 @@ def _open_labels(where: str, rule: SplitRule) -> DataSet:
         data = digits(rule)
         return data.with_targets(data.classes, lambda label: (label,))
     path, separator = option_in(where, "separator")
-    if Path(path).suffix.lower() in TABLES and not os.path.isdir(path):  # noqa: PTH112
+    if is_table(path):
         table = find_table(path)
         place = str(table) if separator is None else f"{table}?separator={separator}"
         listing = read_label_table(table, separator, rule.group)

@@ -57,6 +57,12 @@ class Row(NamedTuple):
     absent: Labels = frozenset()  # classes that the row says the image does not have
 
 
+def is_table(where: str) -> bool:
+    """Whether a name is that of a table; a folder may end in .csv too."""
+    # a pattern of shards may be too long a name for `Path.is_dir`
+    return Path(where).suffix.lower() in SUFFIXES and not os.path.isdir(where)  # noqa: PTH112
+
+
 def find_table(where: str) -> Path:
     path = Path(where)
     if path.is_file():

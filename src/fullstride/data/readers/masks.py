@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -59,22 +60,26 @@ class MaskFile:
         return table[values]
 
 
+@lru_cache(2)
+def _value_of_colour(colours: tuple[int, ...]) -> np.ndarray:
+    """The index of each of all colours 0xRRGGBB among `colours`; `IGNORED` for others."""
+    values = np.full(2**24, IGNORED, np.uint8)
+    values[list(colours)] = range(len(colours))
+    return values
+
+
 def _values_of_colours(pixels_hwc: np.ndarray, colours: tuple[int, ...], name: str) -> np.ndarray:
     """The index of each pixel's colour: (H, W, 3) -> uint8 (H, W). Raises UnreadableImage."""
-    order = np.argsort(colours)
-    rising = np.array(colours, np.uint32)[order]
-    values = np.empty(pixels_hwc.shape[:2], np.uint8)
+    values, table = np.empty(pixels_hwc.shape[:2], np.uint8), _value_of_colour(colours)
     for row, pixels in enumerate(pixels_hwc):  # the numbers of a whole mask would take 16 times it
-        numbers = pixels.astype(np.uint32) @ np.array([2**16, 2**8, 1], np.uint32)
-        places = np.minimum(np.searchsorted(rising, numbers), len(rising) - 1)
-        if (other := rising[places] != numbers).any():
-            rgb = pixels[int(other.argmax())].tolist()
-            raise UnreadableImage(
-                name,
-                f"it has the colour {' '.join(map(str, rgb))}, which the table of colours lacks: "
-                f"add it, as {LEFT_OUT!r} where it is no class",
-            )
-        values[row] = order[places]
+        values[row] = table[pixels.astype(np.uint32) @ np.array([2**16, 2**8, 1], np.uint32)]
+    if (others := values == IGNORED).any():
+        rgb = " ".join(map(str, pixels_hwc[others][0]))
+        raise UnreadableImage(
+            name,
+            f"it has the colour {rgb}, which the table of colours lacks: add it, as {LEFT_OUT!r} "
+            "where it is no class",
+        )
     return values
 
 
