@@ -19,13 +19,12 @@ from fullstride.report.training_progress import (
     recipe_name,
 )
 from fullstride.tasks import find_task
-from fullstride.train import autotune as plan_module
-from fullstride.train import prepare, run
-from fullstride.train.autotune import TimedBatches
+from fullstride.train import prepare, run, timing
 from fullstride.train.compute import DistributedContext
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, FINETUNE, RECIPES
 from fullstride.train.recipes.papers import GENET
+from fullstride.train.timing import TimedBatches
 
 SHORT = replace(DIGITS, epochs=2, resolution=16, batch_size=16)
 METRIC = find_task().metric
@@ -134,7 +133,7 @@ class Epochs:
 )
 def test_the_time_of_a_step_is_that_of_the_first_ones_without_the_start(seconds, when, monkeypatch):
     clock, reports = [0.0], []
-    monkeypatch.setattr(plan_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
     timed = TimedBatches(Epochs(), lambda *report: reports.append(report))
     for number in range(3):
         for index in timed.epoch(number):

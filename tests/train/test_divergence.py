@@ -156,7 +156,10 @@ def test_a_loss_that_stays_at_that_of_a_guess_is_said_after_a_third_and_at_the_e
     assert end.startswith("end: nothing is learned in 9 of 9 epochs")
     for what in ("--lr 0.01 or 0.3", "--weights", "labels"):
         assert what in during
-    assert "--weights" not in notes(replace(plan, weights="hub"), [2.3] * 9)[0]
+    assert (
+        "--weights"
+        not in notes(replace(plan, config=replace(plan.config, weights="hub")), [2.3] * 9)[0]
+    )
     assert len(notes(plan, [2.3] * 4 + [1.5] * 5)) == 1  # during it only: later epochs learned
     assert len(notes(plan, [2.0] * 5 + [2.3] * 4)) == 1  # at the end only: it lost all
 
@@ -166,7 +169,7 @@ def test_a_run_that_learns_says_nothing(plan):
     assert not notes(plan, [2.3] * 2, **{"val/loss": 2.0})  # the epoch's mean is of its first steps
     assert not notes(plan, [4.0] * 9, [60.0] * 9)  # too sure of its errors
     assert notes(plan, [4.0] * 9, [10.0] * 9)
-    assert not notes(replace(plan, steps_per_epoch=1), [2.3] * 9)  # of too few steps
+    assert not notes(replace(plan, batches=[()]), [2.3] * 9)  # of too few steps
 
 
 def test_other_losses_are_judged_by_the_score(plan):

@@ -24,9 +24,8 @@ from fullstride.study.trials import Failure, Trial, TrialKind
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
-from fullstride.train.autotune import SCORING_SHARE
 from fullstride.train.final_weights import save_probe
-from fullstride.train.prepare import prepare
+from fullstride.train.prepare import SCORING_SHARE, prepare
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.run import train
 from fullstride.train.run_folder import BUNDLE

@@ -14,11 +14,13 @@ from fullstride.report.console_lines import few_images_line, test_line
 from fullstride.report.console_tables import count, three_digits
 from fullstride.report.shift import shift_lines
 from fullstride.tasks import task_of
-from fullstride.train import run, run_folder
-from fullstride.train.autotune import TimedBatches, TrainingPlan
+from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
+from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.named import BY_IMAGES, RECIPES, default_recipe, find_recipe
 from fullstride.train.recipes.recipe import Recipe
+from fullstride.train.run import StallWatch
+from fullstride.train.timing import TimedBatches
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet
@@ -40,29 +42,29 @@ class TrainingProgress:
 
     def __init__(self, bar: Bar, metric: "Metric"):
         self.bar, self.metric = bar, metric
-        self.plan: TrainingPlan | None = None
-        self.watch_stall: run.StallWatch | None = None
+        self.run: PreparedRun | None = None
+        self.watch_stall: StallWatch | None = None
         self.rows: list[dict[str, Any]] = []
 
-    def announce(self, plan: TrainingPlan) -> None:
-        self.plan, self.watch_stall = plan, run.StallWatch(plan)
+    def announce(self, run: PreparedRun) -> None:
+        self.run, self.watch_stall = run, StallWatch(run)
         if self.bar.shown:
-            for line in plan_lines(plan):
+            for line in plan_lines(run):
                 self.bar.print(line)
             is_share = self.metric.percent_of_images
-            if few := few_images_line("val", len(plan.data.val), is_share=is_share):
+            if few := few_images_line("val", len(run.data.val), is_share=is_share):
                 self.bar.print(f"warning  {few}")
 
     def watch(self, batches: "TrainingBatches") -> Any:
         return self.bar.watch(TimedBatches(batches, self.report))
 
     def report(self, step_s: float, epoch: int, step: int) -> None:
-        assert self.plan
-        self.bar.print(time_line(self.plan.seconds_left(step_s, epoch, step)))
+        assert self.run
+        self.bar.print(time_line(self.run.seconds_left(step_s, epoch, step)))
 
     def print(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        every = self.plan.resolved.score_every_epochs if self.plan else 1
+        every = self.run.resolved.score_every_epochs if self.run else 1
         if row["epoch"] % every == 0 or row["epoch"] in (1, row["epochs"]):
             self.bar.print(epoch_line(row, self.metric))
         if self.watch_stall and (note := self.watch_stall.update(row)):
@@ -103,15 +105,15 @@ def calibration_line(bundle: Metadata, recipe: Recipe) -> str:
     return ""
 
 
-def plan_lines(plan: TrainingPlan) -> list[str]:
+def plan_lines(run: PreparedRun) -> list[str]:
     """What a run will do: device, data, network, recipe, and where it starts."""
-    data, recipe, side = plan.data, plan.resolved, plan.resolution
-    environment = Environment.here(plan.device)
-    threads = f", threads: {environment.threads}" if plan.device.type == "cpu" else ""
-    processes = f", processes: {plan.processes}" if plan.processes > 1 else ""
-    total = cost(plan.net, side, plan.net.spec.in_channels)
-    shape = " x ".join(map(str, input_shape(plan.net.spec, side)[1:]))
-    weights = f"weights from {plan.weights}" if plan.weights else "random weights"
+    data, recipe, side = run.data, run.resolved, run.pre.resolution
+    environment = Environment.here(run.device)
+    threads = f", threads: {environment.threads}" if run.device.type == "cpu" else ""
+    processes = f", processes: {run.context.world_size}" if run.context.world_size > 1 else ""
+    total = cost(run.net, side, run.net.spec.in_channels)
+    shape = " x ".join(map(str, input_shape(run.net.spec, side)[1:]))
+    weights = f"weights from {run.config.weights}" if run.config.weights else "random weights"
     passes = f" in {recipe.grad_accum_steps} passes" if recipe.grad_accum_steps > 1 else ""
     layout = "channels last" if recipe.channels_last else "contiguous"
     splits = (f"{len(getattr(data, name)):,} {name}" for name in ("train", "val", "test"))
@@ -122,16 +124,16 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
     )
     noun = "class" if len(data.classes) == 1 else "classes"
     lines = [
-        f"device   {environment.device}{threads}{processes}, workers: {plan.workers}",
+        f"device   {environment.device}{threads}{processes}, workers: {run.workers}",
         f"data     {data.where}: {len(data.classes):,} {noun}; images: {', '.join(splits)}",
-        f"network  {plan.model}: {count(total.params)} parameters, "
+        f"network  {run.config.model}: {count(total.params)} parameters, "
         f"{three_digits(total.macs / 1e9)} GMACs at {shape}, {weights}",
-        f"recipe   {name_of_recipe(plan)}: {recipe.epochs:.4g} epochs x "
-        f"{plan.steps_per_epoch:,} steps = {plan.steps:,} steps of {recipe.batch_size:,} images"
+        f"recipe   {name_of_recipe(run)}: {recipe.epochs:.4g} epochs x "
+        f"{run.steps_per_epoch:,} steps = {run.steps:,} steps of {recipe.batch_size:,} images"
         f"{passes}; learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, "
         f"{recipe.efficiency}",
         *score_lines(recipe, bool(data.val)),
-        *advice_lines(plan),
+        *advice_lines(run),
     ]
     for name in ("train", "val", "test"):
         if getattr(data, name) and (missing := data.missing_classes(name)):
@@ -142,8 +144,8 @@ def plan_lines(plan: TrainingPlan) -> list[str]:
         lines.append(
             f"splits   no validation split: no epoch is chosen, the last one is saved{score}"
         )
-    if any(plan.start):
-        epochs, steps = plan.start
+    if any(run.start):
+        epochs, steps = run.start
         within = f" and {steps:,} steps" if steps else ""
         lines.append(f"resumes  after {epochs} epochs{within}")
     return lines
@@ -158,16 +160,17 @@ def score_lines(recipe: Recipe, has_val: bool) -> list[str]:
     return [f"scores   {what} every {every} epochs; --recipe.score-every-epochs sets it"]
 
 
-def name_of_recipe(plan: TrainingPlan) -> str:
-    """The named recipe that the plan's was made from, and what differs from it."""
-    if not plan.recipe_name:
-        return recipe_name(plan.recipe)
-    base = find_recipe(plan.recipe_name, plan.case)
-    count = f" for {plan.case.images:,} images" if plan.recipe_name in BY_IMAGES else ""
-    values = changed_values(plan.recipe, base)
+def name_of_recipe(run: PreparedRun) -> str:
+    """The named recipe that the run's was made from, and what differs from it."""
+    name = run.config.recipe_name
+    if not name:
+        return recipe_name(run.recipe)
+    base = find_recipe(name, run.case)
+    count = f" for {run.case.images:,} images" if name in BY_IMAGES else ""
+    values = changed_values(run.recipe, base)
     if len(values) > MAX_CHANGES:
         values = [f"{len(values)} other fields"]
-    return f"{plan.recipe_name}{count}{' with ' if values else ''}{', '.join(values)}"
+    return f"{name}{count}{' with ' if values else ''}{', '.join(values)}"
 
 
 def recipe_name(recipe: Recipe) -> str:
@@ -193,20 +196,20 @@ def changed_values(recipe: Recipe, other: Recipe) -> list[str]:
     ]
 
 
-def advice_lines(plan: TrainingPlan) -> list[str]:
+def advice_lines(run: PreparedRun) -> list[str]:
     """What follows from the user's changes, and what a user may not intend."""
-    recipe, case = plan.resolved, plan.case
-    base = find_recipe(plan.recipe_name, case) if plan.recipe_name else plan.recipe
-    usual_name = plan.recipe_name if plan.recipe_name in BY_IMAGES else default_recipe(case)
-    usual = recipe_in_epochs(plan.data, find_recipe(usual_name, replace(case, epochs=None)))
+    recipe, case = run.resolved, run.case
+    name, side = run.config.recipe_name, run.pre.resolution
+    base = find_recipe(name, case) if name else run.recipe
+    usual_name = name if name in BY_IMAGES else default_recipe(case)
+    usual = recipe_in_epochs(run.data, find_recipe(usual_name, replace(case, epochs=None)))
     most = max(base.batch_size, case.images)  # up to which the rate follows the batch
     usual_steps = round(usual.epochs * max(1, case.images // usual.batch_size))
     lines = []
-    if plan.weights_resolution and plan.weights_resolution != plan.resolution:
-        side = plan.weights_resolution
+    if (before := run.weights_resolution) and before != side:
         lines.append(
-            f"weights  of {side} x {side} pixels go on at {plan.resolution} x {plan.resolution}; "
-            f"--resolution {side} keeps theirs"
+            f"weights  of {before} x {before} pixels go on at {side} x {side}; "
+            f"--resolution {before} keeps theirs"
         )
     if recipe.batch_size != base.batch_size and recipe.lr != base.lr:
         lines.append(
@@ -224,18 +227,18 @@ def advice_lines(plan: TrainingPlan) -> list[str]:
             f"batch    {recipe.batch_size:,} is above the {case.images:,} training images: a step "
             "has all of them; --batch-size sets it, and the rate follows"
         )
-    elif plan.steps_per_epoch == 1:
+    elif run.steps_per_epoch == 1:
         lines.append("batch    one step is an epoch: a smaller --batch-size gives more steps")
-    is_shorter = recipe.epochs < recipe_in_epochs(plan.data, base).epochs
-    before = base.warmup_epochs if is_shorter else plan.recipe.warmup_epochs
-    if recipe.warmup_epochs < before:
+    is_shorter = recipe.epochs < recipe_in_epochs(run.data, base).epochs
+    warmup = base.warmup_epochs if is_shorter else run.recipe.warmup_epochs
+    if recipe.warmup_epochs < warmup:
         lines.append(
-            f"warmup   {recipe.warmup_epochs:.3g} epochs in place of {before:.3g}, as training "
+            f"warmup   {recipe.warmup_epochs:.3g} epochs in place of {warmup:.3g}, as training "
             "is shorter"
         )
-    if 2 * plan.steps < usual_steps:
+    if 2 * run.steps < usual_steps:
         lines.append(
-            f"length   {plan.steps:,} steps; {usual_name} takes {usual_steps:,} for "
+            f"length   {run.steps:,} steps; {usual_name} takes {usual_steps:,} for "
             f"{case.images:,} images, and fewer may be too few: --epochs sets it"
         )
     return lines

@@ -1,20 +1,17 @@
-"""Which efficiency gives the highest training throughput here? Measured once, then cached.
-
-And in how many passes does a step fit into memory?
+"""Chooses the fastest efficiency of a training here, and the passes of a step that fit into memory.
 
 Plain and fused modules, each eager and compiled (see `nets.efficiency`), run a few real training
-steps. Fused ones store int8 activations where the recipe has `int8_maps`. Only networks of this
-package have a fused form, and a CPU runs eager steps only.
+steps, and their rates are cached. Fused ones store int8 activations where the recipe has
+`int8_maps`. Only networks of this package have a fused form, and a CPU runs eager steps only.
 """
 
 import copy
 import hashlib
 import json
-import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
@@ -23,7 +20,6 @@ from typing import Any, get_args
 
 import torch
 
-from fullstride.data.dataset import DataSet
 from fullstride.data.loader import Batch
 from fullstride.io.records import from_json, read_json
 from fullstride.io.writing import Output, atomic_write, lacks_memory
@@ -34,7 +30,7 @@ from fullstride.measure.workload import find_precision
 from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
-from fullstride.tasks.task import Metric, Task
+from fullstride.tasks.task import Task
 from fullstride.train.batches import check_batch, repeat
 from fullstride.train.compute import (
     SINGLE_PROCESS,
@@ -42,8 +38,7 @@ from fullstride.train.compute import (
     keep_freed_memory,
     on_device,
 )
-from fullstride.train.loop import BatchSource, Trainer, build_trainer
-from fullstride.train.recipes.named import NOMINAL, Case
+from fullstride.train.loop import Trainer, build_trainer
 from fullstride.train.recipes.recipe import Recipe
 
 SECONDS = 1.0  # of measurement for each efficiency
@@ -248,88 +243,3 @@ def weight_copies(recipe: Recipe, context: DistributedContext) -> int:
     second_moment = recipe.optimizer not in ("sgd",)
     gradients = recipe.grad_accum_steps > 1  # in the first pass they replace saved tensors
     return second_moment + gradients + (recipe.ema_decay > 0) + context.is_distributed
-
-
-# What will a training run do, and how long will it take? Its plan, and the time of its steps.
-
-
-START_STEPS = 3  # compile, choose kernels and start workers, so they are not timed
-MIN_STEPS, MIN_S = 20, 10.0  # to be timed, or fewer steps
-FEWER_STEPS_S = 30.0
-SCORING_SHARE = 1 / 3  # time of a forward pass / time of a training step
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingPlan:
-    """What a run does, known before its first step."""
-
-    model: str
-    weights: str  # source of the initial weights; "" for random ones
-    net: Backbone
-    task: Task
-    metric: Metric  # that epochs are compared by
-    data: DataSet
-    recipe_name: str = ""  # of the named recipe that `recipe` was made from
-    case: Case = NOMINAL  # for which it was made
-    recipe: Recipe  # in numbers
-    resolved: Recipe  # with its length in epochs and its efficiency
-    resolution: int  # pixels per side
-    weights_resolution: int | None = None  # of the initial weights; None for random ones
-    steps_per_epoch: int
-    device: torch.device
-    processes: int = 1
-    workers: int = 0  # of each process, which decode images
-    start: tuple[int, int] = (0, 0)  # epochs of an earlier call, and steps in the next epoch
-
-    @property
-    def steps(self) -> int:
-        """Of the whole training."""
-        return max(1, round(self.resolved.epochs * self.steps_per_epoch))
-
-    def seconds_left(self, step_s: float, epoch: int, step: int) -> float:
-        """The time from a step of an epoch (from 0) to the end, if a step there takes `step_s`.
-
-        The time of a step is proportional to the pixels of an image. Scoring is a third of that.
-        """
-        sides = self.resolved.resolutions(self.resolution)
-        epochs, resolution = math.ceil(self.resolved.epochs), self.resolution
-        work = [(side / resolution) ** 2 for side in sides] + [1.0] * (epochs - len(sides))
-        left = sum(work[: self.steps // self.steps_per_epoch]) * self.steps_per_epoch
-        left += work[-1] * (self.steps % self.steps_per_epoch)
-        left -= sum(work[:epoch]) * self.steps_per_epoch + work[epoch] * step
-        scores = math.ceil((epochs - epoch) / self.resolved.score_every_epochs) + 1
-        scored = scores * len(self.data.val) + len(self.data.test)
-        left += SCORING_SHARE * scored / self.resolved.batch_size
-        return left * step_s / work[epoch]
-
-
-class TimedBatches:
-    """Batches whose steps are timed, with the wait for images.
-
-    `report` is called once, with the mean time of a step in seconds, the epoch and the step.
-    """
-
-    def __init__(self, batches: BatchSource, report: Callable[[float, int, int], None]):
-        self.batches, self.report = batches, report
-        self.step_s: list[float] = []
-        self.is_reported = False
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def epoch(self, number: int, start: int = 0) -> Generator[Any, None, None]:
-        begin = time.perf_counter()
-        for index, batch in enumerate(self.batches.epoch(number, start), start + 1):
-            yield batch
-            if not self.is_reported:
-                end = time.perf_counter()
-                self.count(end - begin, number, index)
-                begin = end
-
-    def count(self, step_s: float, epoch: int, step: int) -> None:
-        self.step_s.append(step_s)
-        timed = self.step_s[START_STEPS:]
-        is_enough = len(timed) >= MIN_STEPS and sum(timed) >= MIN_S
-        if is_enough or sum(timed) >= FEWER_STEPS_S:
-            self.is_reported = True
-            self.report(sum(timed) / len(timed), epoch, step)

@@ -1,6 +1,7 @@
 """Builds what a training run needs before its first step: network, batches and configuration."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from fullstride.tables.class_names import permutation
 from fullstride.tasks import build_head, find_task
 from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
-from fullstride.train.autotune import TrainingPlan, choose_efficiency, choose_passes
+from fullstride.train.autotune import choose_efficiency, choose_passes
 from fullstride.train.batches import (
     TrainingBatches,
     measurement_batches,
@@ -196,6 +197,9 @@ def check_input(model: str, task: Task) -> None:
         )
 
 
+SCORING_SHARE = 1 / 3  # time of a forward pass / time of a training step
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
     """A run whose folder has its configuration, and all that its steps need."""
@@ -217,34 +221,38 @@ class PreparedRun:
     licence: str  # of the initial weights, which holds for those that become of them; or ""
     teacher: TeacherProbabilities | None
     device: torch.device
-    workers: int
+    workers: int  # of each process, which decode images
     context: DistributedContext
+    start: tuple[int, int] = (0, 0)  # epochs of an earlier call, and steps in the next epoch
 
     @property
     def scoring(self) -> ScoringOptions:
         return ScoringOptions(self.pre, self.device, self.workers, self.context)
 
-    def plan(self, start: tuple[int, int]) -> TrainingPlan:
-        """The plan of the run from `start`, the epochs and steps that have been taken."""
-        return TrainingPlan(
-            model=self.config.model,
-            weights=self.config.weights,
-            net=self.net,
-            task=self.task,
-            metric=self.metric,
-            data=self.data,
-            recipe_name=self.config.recipe_name,
-            case=self.case,
-            recipe=self.recipe,
-            resolved=self.resolved,
-            resolution=self.pre.resolution,
-            weights_resolution=self.weights_resolution,
-            steps_per_epoch=len(self.batches),
-            device=self.device,
-            processes=self.context.world_size,
-            workers=self.workers,
-            start=start,
-        )
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.batches)
+
+    @property
+    def steps(self) -> int:
+        """Of the whole training."""
+        return max(1, round(self.resolved.epochs * self.steps_per_epoch))
+
+    def seconds_left(self, step_s: float, epoch: int, step: int) -> float:
+        """The time from a step of an epoch (from 0) to the end, if a step there takes `step_s`.
+
+        The time of a step is proportional to the pixels of an image. Scoring is a third of that.
+        """
+        sides = self.resolved.resolutions(self.pre.resolution)
+        epochs, resolution = math.ceil(self.resolved.epochs), self.pre.resolution
+        work = [(side / resolution) ** 2 for side in sides] + [1.0] * (epochs - len(sides))
+        left = sum(work[: self.steps // self.steps_per_epoch]) * self.steps_per_epoch
+        left += work[-1] * (self.steps % self.steps_per_epoch)
+        left -= sum(work[:epoch]) * self.steps_per_epoch + work[epoch] * step
+        scores = math.ceil((epochs - epoch) / self.resolved.score_every_epochs) + 1
+        scored = scores * len(self.data.val) + len(self.data.test)
+        left += SCORING_SHARE * scored / self.resolved.batch_size
+        return left * step_s / work[epoch]
 
     def score(self, net: Backbone, images: Images, task: Task | None = None) -> Evaluation:
         """What `net` achieves on `images` by `task`, by default that of the run."""

@@ -17,7 +17,6 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, find_task
 from fullstride.tasks.task import Task
 from fullstride.train import final_weights, loop, run_folder
-from fullstride.train.autotune import TrainingPlan
 from fullstride.train.batches import TrainingBatches
 from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
 from fullstride.train.prepare import PreparedRun, prepare
@@ -88,7 +87,7 @@ def train(
     recipe: Recipe | NamedRecipe,
     options: RunOptions = DEFAULTS,
     context: DistributedContext = SINGLE_PROCESS,
-    announce: Callable[[TrainingPlan], None] = lambda plan: None,
+    announce: Callable[[PreparedRun], None] = lambda run: None,
     watch: Callable[[TrainingBatches], loop.BatchSource] = lambda batches: batches,
 ) -> Generator[dict[str, Any], None, None]:
     """Train `model` on `data` in `folder`; yields the row of each epoch, also of earlier ones.
@@ -132,7 +131,7 @@ def task_for(data: str, options: RunOptions, changes: Mapping[str, Any]) -> Task
 def trained_epochs(
     run: PreparedRun,
     checkpoint_every_steps: int,
-    announce: Callable[[TrainingPlan], None],
+    announce: Callable[[PreparedRun], None],
     watch: Callable[[TrainingBatches], loop.BatchSource],
 ) -> Iterator[dict[str, Any]]:
     """The rows of a run whose folder is locked; it goes on from its last checkpoint."""
@@ -140,7 +139,7 @@ def trained_epochs(
     rows = run_folder.read_log(run.folder, run.metric, resume["epochs"] if resume else 0)
     has_ended = (run.folder / run_folder.BUNDLE).is_dir()
     if not has_ended:
-        announce(run.plan((resume["epochs"], resume["index"]) if resume else (0, 0)))
+        announce(replace(run, start=(resume["epochs"], resume["index"])) if resume else run)
     yield from rows
     if has_ended:
         return
@@ -248,7 +247,7 @@ LEARNED, FAR, VAL_LEARNED, NEAR_SCORE = 0.98, 1.1, 0.95, 0.05
 class StallWatch:
     """Whether the last epochs of a run were no better than predictions without the images."""
 
-    plan: TrainingPlan
+    run: PreparedRun
     learned: int = 0  # the last epoch that was better
     note: str = ""  # what to say at the end; "" where the last epochs were better
     is_said: bool = False
@@ -259,7 +258,7 @@ class StallWatch:
         if reason is not None:
             self.learned, self.note = self.learned if reason else row["epoch"], ""
             epochs, of = row["epoch"] - self.learned, row["epochs"]
-            steps = min(self.plan.steps, epochs * self.plan.steps_per_epoch)
+            steps = min(self.run.steps, epochs * self.run.steps_per_epoch)
             share = ZERO_SHARE if self.chance(row) == 0 else STALLED_SHARE
             if epochs > share * of and steps >= STALLED_STEPS:
                 self.note = (
@@ -276,7 +275,7 @@ class StallWatch:
         By a loss near that of a guess, where this is known. Else by the score of the validation
         split: a loss far above it may be that of a network which is too sure of its errors.
         """
-        metric, loss = self.plan.metric, self.chance_loss()
+        metric, loss = self.run.metric, self.chance_loss()
         if loss:
             ratio, val_ratio = row["loss"] / loss, row.get("val/loss", math.inf) / loss
             if ratio < LEARNED or val_ratio < VAL_LEARNED:
@@ -288,25 +287,25 @@ class StallWatch:
         value, chance = row.get(f"val/{metric.name}"), self.chance(row)
         if value is None or chance is None:
             return None
-        noise = 3 * math.sqrt(chance * max(0.0, 100 - chance) / max(1, len(self.plan.data.val)))
+        noise = 3 * math.sqrt(chance * max(0.0, 100 - chance) / max(1, len(self.run.data.val)))
         if value > chance + max(noise, NEAR_SCORE):
             return ""
         return f"{metric.text(value)}, and {chance:.2f} without looking at the images"
 
     def chance_loss(self) -> float | None:
         """The loss of a guess; None where other losses or other shares of classes are learned."""
-        recipe = self.plan.resolved
+        recipe = self.run.resolved
         others = recipe.teacher or recipe.unlabelled or recipe.balanced_sampling or recipe.per_class
-        return None if others else self.plan.task.chance_loss()
+        return None if others else self.run.task.chance_loss()
 
     def chance(self, row: Mapping[str, Any]) -> float | None:
         """The score of a guess on the validation split; None where it is not known."""
-        return self.plan.task.chance_score(self.plan.metric, run_folder.val_scores(row))
+        return self.run.task.chance_score(self.run.metric, run_folder.val_scores(row))
 
     def advice(self) -> str:
-        recipe, task = self.plan.recipe, self.plan.task
-        weights = "" if self.plan.weights else ", pretrained weights (--weights)"
-        size = f", a --resolution above {self.plan.resolution}" if task.has_places else ""
+        recipe, task = self.run.recipe, self.run.task
+        weights = "" if self.run.config.weights else ", pretrained weights (--weights)"
+        size = f", a --resolution above {self.run.pre.resolution}" if task.has_places else ""
         return (
             f"try another rate, such as --lr {recipe.lr / 10:.2g} or {recipe.lr * 3:.2g}{weights}"
             f"{size}, and compare the labels with the pictures"
@@ -357,11 +356,11 @@ def train_network(
     workers = 0 if options.workers is None and starts_fresh else options.workers
     options = replace(options, workers=workers, device=str(choose_device(options.device)))
     named = recipe_within(RecipeChoice(recipe, changes), deadline, out, model, data, options)
-    plans: list[TrainingPlan] = []  # none for a run that has ended
+    runs: list[PreparedRun] = []  # none for a run that has ended
     watch = None
-    for row in train(out, model, data, named, options, announce=plans.append):
+    for row in train(out, model, data, named, options, announce=runs.append):
         on_epoch(row)
-        watch = watch or (StallWatch(plans[0]) if plans else None)
+        watch = watch or (StallWatch(runs[0]) if runs else None)
         if watch and (note := watch.update(row)):
             print_error(f"{out}: {note}")
     if watch and watch.note:

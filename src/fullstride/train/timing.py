@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +24,6 @@ from fullstride.tasks.task import Task
 from fullstride.train import final_weights, run_folder
 from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, timed_steps
 from fullstride.train.batches import (
-    TrainingBatches,
     measurement_batches,
     recipe_in_epochs,
     repeat,
@@ -36,7 +36,7 @@ from fullstride.train.compute import (
     keep_freed_memory,
     on_device,
 )
-from fullstride.train.loop import Trainer, build_trainer
+from fullstride.train.loop import BatchSource, Trainer, build_trainer
 from fullstride.train.prepare import PreparedRun, initial_network, prepare
 from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
@@ -259,7 +259,7 @@ def measure_loading(
     )
 
 
-def endless(batches: TrainingBatches, first: int) -> Generator[Batch, None, None]:
+def endless(batches: BatchSource, first: int) -> Generator[Any, None, None]:
     """The batches of the epoch `first` and all later ones."""
     for number in count(first):
         yield from batches.epoch(number)
@@ -283,8 +283,63 @@ def measure_steps(learner: Trainer, example: Batch, batch: int, seconds: float) 
 # Times the parts of a run on this device, and chooses how many epochs fit into a given time.
 
 
-MEASURE_S, MIN_STEPS = 1.5, 2  # that are timed
+MEASURE_S = 1.5  # that steps and scores are timed for
 WARM_UP_S = 3.0  # until workers have started and kernels are chosen, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSteps:
+    """Which of the first steps are timed, and how many are enough."""
+
+    untimed: int  # steps that start workers, compile and choose kernels
+    untimed_s: float = math.inf  # or fewer, of so many seconds
+    steps: int
+    seconds: float  # of these steps, at least
+    fewer_s: float = math.inf  # or fewer steps, of so many seconds
+
+
+IN_TRAINING = TimedSteps(untimed=3, steps=20, seconds=10.0, fewer_s=30.0)
+
+
+class TimedBatches:
+    """Batches whose steps are timed, with the wait for images.
+
+    `report` is called once, with the mean time of a step in seconds, the epoch and the step.
+    """
+
+    def __init__(
+        self,
+        batches: BatchSource,
+        report: Callable[[float, int, int], object],
+        when: TimedSteps = IN_TRAINING,
+    ):
+        self.batches, self.report, self.when = batches, report, when
+        self.start_s: list[float] = []  # of the steps that are not timed
+        self.step_s: list[float] = []
+        self.is_reported = False
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, number: int, start: int = 0) -> Generator[Any, None, None]:
+        begin = time.perf_counter()
+        for index, batch in enumerate(self.batches.epoch(number, start), start + 1):
+            yield batch
+            if not self.is_reported:
+                end = time.perf_counter()
+                self.count(end - begin, number, index)
+                begin = end
+
+    def count(self, step_s: float, epoch: int, step: int) -> None:
+        when = self.when
+        if len(self.start_s) < when.untimed and sum(self.start_s) <= when.untimed_s:
+            self.start_s.append(step_s)
+            return
+        self.step_s.append(step_s)
+        steps, seconds = len(self.step_s), sum(self.step_s)
+        if (steps >= when.steps and seconds >= when.seconds) or seconds >= when.fewer_s:
+            self.is_reported = True
+            self.report(seconds / steps, epoch, step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,27 +449,19 @@ def time_run(run: PreparedRun, build_s: float) -> RunTimes:
 
 
 def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
-    """Seconds of a step with its wait for images, and of the first one.
-
-    Steps are timed once the batches that workers prepared during their start are used up.
-    """
-    untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
-    begin = start = now = time.perf_counter()
-    first_s, steps = 0.0, 0
+    """Seconds of a step with its wait for images, and of the first one."""
+    # steps are timed once the batches that workers prepared during their start are used up
+    when = TimedSteps(untimed=1 + 2 * run.workers, untimed_s=WARM_UP_S, steps=2, seconds=MEASURE_S)
+    times, total = list[float](), max(1, learner.divergence.total)
+    timed = TimedBatches(run.batches, lambda step_s, *_: times.append(step_s), when)
     keeping = keep_freed_memory(learner.device)  # as training does
-    with keeping, closing(endless(run.batches, 0)) as batches:
+    with keeping, closing(endless(timed, 0)) as batches:
         for number, (x, targets, indices) in enumerate(batches):
+            if times:
+                break
             with learner.numerics():
                 learner.step(x, targets, number % total, indices).item()  # waits for the device
-            now = time.perf_counter()
-            first_s = first_s or now - begin
-            if start == begin:
-                start = now if number + 1 >= untimed or now - begin > WARM_UP_S else begin
-                continue
-            steps += 1
-            if steps >= MIN_STEPS and now - start > MEASURE_S:
-                break
-    return (now - start) / steps, first_s
+    return times[0], timed.start_s[0]
 
 
 @torch.inference_mode()

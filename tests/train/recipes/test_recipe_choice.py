@@ -12,7 +12,7 @@ from fullstride import cli
 from fullstride.nets import zoo
 from fullstride.report.training_progress import plan_lines
 from fullstride.train import run, run_folder
-from fullstride.train.autotune import TrainingPlan
+from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.named import BY_IMAGES, DIGITS, RECIPES, Case, find_recipe
 from fullstride.train.recipes.papers import scaling
@@ -169,7 +169,7 @@ def test_an_option_of_the_task_that_has_its_default_is_no_other_run(first, few_d
 
 def plan_of(folder, data, source="", weights="", **changes):
     """The lines of the plan by their first word."""
-    plans: list[TrainingPlan] = []
+    plans: list[PreparedRun] = []
     options = RunOptions(weights=weights)
     named = run_folder.resolve(RecipeChoice(source, changes), folder, data, options)
     rows = run.train(folder, "genet_tiny", data, named, options, announce=plans.append)
@@ -220,11 +220,11 @@ def test_fine_tuning_begins_at_the_resolution_of_the_weights(few_digits, tmp_pat
         few_digits, "genet_tiny", weights, options=RunOptions(), resolution=48, **settings
     )
     plan, lines = plan_of(tmp_path / "a", few_digits, weights=weights, **settings)
-    assert plan.resolution == 48 != zoo.create("genet_tiny").spec.resolution
+    assert plan.pre.resolution == 48 != zoo.create("genet_tiny").spec.resolution
     assert "48 x 48" in lines["network"]
     assert "weights" not in lines
     plan, lines = plan_of(tmp_path / "b", few_digits, weights=weights, resolution=16, **settings)
-    assert plan.resolution == 16
+    assert plan.pre.resolution == 16
     assert "48 x 48 pixels go on at 16 x 16; --resolution 48 " in lines["weights"]
 
 
