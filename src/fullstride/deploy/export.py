@@ -148,10 +148,10 @@ def export_job(
         reference.net,
         metadata,
         reference.inputs[0],
-        options.any_size,
-        options.backend,
-        ranges,
-        reference.graphs,
+        any_size=options.any_size,
+        backend=options.backend,
+        calibration=ranges,
+        graphs=reference.graphs,
     )
 
 

@@ -71,7 +71,7 @@ def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
     return max(results, key=lambda result: quality(result[0], run.metric))
 
 
-class CorrectImages:
+class CorrectImages(Score):
     """A score that also notes which images are classified correctly."""
 
     def __init__(self, score: Score):

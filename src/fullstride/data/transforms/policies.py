@@ -302,7 +302,8 @@ def erase(pixels: np.ndarray, fill: Fill, rng: np.random.Generator) -> None:
     h, w, c = pixels.shape
     for _ in range(10):  # attempts, as in timm, until a shape fits
         area = h * w * rng.uniform(*ERASED_AREA)
-        ratio = math.exp(rng.uniform(*map(math.log, ERASED_RATIO)))
+        least, largest = map(math.log, ERASED_RATIO)
+        ratio = math.exp(rng.uniform(least, largest))
         height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < height < h and 0 < width < w:
             top, left = rng.integers(h - height + 1), rng.integers(w - width + 1)

@@ -82,7 +82,7 @@ def saved_shortcut(
     other: Sequence[Tensor], batch_stats: Tensor, eps: Sequence[float]
 ) -> tuple[Term | None, Norm | None]:
     """The term of `other`, if there is one, and its norm, if it has one."""
-    norm = Norm.of(batch_stats[1], *other[1:], eps[1]) if len(other) > 1 else None
+    norm = Norm.of(batch_stats[1], other[1], other[2], eps[1]) if len(other) > 1 else None
     return (Term(other[0], norm and affine_for(other[0], norm)) if other else None), norm
 
 
