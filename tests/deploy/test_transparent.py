@@ -189,6 +189,11 @@ def test_what_is_no_opaque_colour_is_refused_in_one_line(colour, tmp_path, capsy
     assert "recipe.background" in capsys.readouterr().err
 
 
+def test_a_background_other_than_white_is_in_the_words_of_a_preprocessing():
+    assert str(PRE) == "40 pixels, center crop of 0.9, on #20c040"
+    assert str(COLOUR) == "40 pixels, center crop of 0.9"
+
+
 def test_clips_have_no_background():
     with pytest.raises(ValueError, match="background 'black' is for pictures"):
         Preprocessing(background="black", frames=8)

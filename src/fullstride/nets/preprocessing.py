@@ -71,6 +71,8 @@ class Preprocessing:
             "pad": "padded to a square",
         }
         text = f"{self.resolution} pixels, {views[self.fit]}"
+        if self.background != WHITE:
+            text += f", on {self.background}"
         if not self.frames:
             return text
         return f"{self.frames} frames with stride {self.frame_stride}, {text}"
