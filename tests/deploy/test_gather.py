@@ -97,15 +97,15 @@ def test_runs_of_different_resolutions_stand_on_one_page_by_any_spelling_of_thei
     rows = [measured("a/", 32, 1.0), measured(str(folder / "b"), 48, 2.0), measured("c", 32, 3.0)]
     save_measurements([*rows, measured("genet_tiny", 32, 4.0)], folder / "bench.json")
     content = gather(["./a", "b/"], folder / "bench.json")
-    by_name = {entry.name: entry for entry in content["entries"]}
+    by_name = {entry.name: entry for entry in content.entries}
     assert [(e.resolution, e.ms_p50, e.score) for e in by_name.values()] == [
         (32, 1.0, 90.0),
         (48, 2.0, 95.0),
         (32, 4.0, None),  # a name with fresh weights; c is a run, which was not named
     ]
     assert len(by_name["a"].log) == 1
-    assert str(folder / "c") in content["notes"][-1]
-    assert "b</strong> has a top-1 of 95.0 %" in render(**content)
+    assert str(folder / "c") in content.notes[-1]
+    assert "b</strong> has a top-1 of 95.0 %" in render(content)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_of_equal_scores_the_page_names_the_faster_network(folder, ms, best):
         finished_run(folder / name, 32, 90.0)
     save_measurements([measured(name, 32, time) for name, time in ms.items()], folder / "b.json")
     content = gather(["a", "b"], folder / "b.json")
-    assert f"predictions of {best} on test images" in content["notes"][1]
-    assert f"<strong>{best}</strong> has a top-1 of 90.0 %" in render(**content)
+    assert f"predictions of {best} on test images" in content.notes[1]
+    assert f"<strong>{best}</strong> has a top-1 of 90.0 %" in render(content)
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_exported_files_and_bundles_are_scored_on_the_images_of_the_run(folder):
     rows = [measured("net.onnx", 32, 1.0), replace(measured("vino/", 32, 2.0), runtime="OpenVINO")]
     save_measurements(rows, folder / "bench.json")
     content = gather(["run", "net.onnx", "vino/", "run/bundle/"], folder / "bench.json")
-    run, onnx, vino, copy = content["entries"]
+    run, onnx, vino, copy = content.entries
     # The run's score was set to 10 above; the others are scored here.
     right = sum(
         int(bundle.net(tensor(picture, bundle)).argmax()) == target
@@ -142,8 +142,8 @@ def test_exported_files_and_bundles_are_scored_on_the_images_of_the_run(folder):
     assert (onnx.name, vino.name, onnx.ms_p50, vino.ms_p50) == ("net.onnx", "vino", 1.0, 2.0)
     assert "ONNX Runtime" in onnx.note
     assert copy.params == run.params
-    assert render(**content).count("not counted") == 4
-    alone = gather(["net.onnx"], data="digits")["entries"]
+    assert render(content).count("not counted") == 4
+    alone = gather(["net.onnx"], data="digits").entries
     assert [entry.score for entry in alone] == [onnx.score]
     with pytest.raises(ValueError, match="net.onnx .* --data"):
         gather(["net.onnx"])
@@ -185,7 +185,7 @@ def test_a_page_says_which_times_were_measured_on_a_busy_machine(folder):
     noisy = tuple(float(1 + number % 2) for number in range(20) for _ in range(3))
     rows = [measured("a", 32, 1.0, noisy), measured("genet_tiny", 32, 1.0)]
     save_measurements(rows, folder / "b.json")
-    (line,) = [note for note in gather(["a"], folder / "b.json")["notes"] if "busy" in note]
+    (line,) = [note for note in gather(["a"], folder / "b.json").notes if "busy" in note]
     assert line.startswith("a: rounds of online spread by 67%")
 
 
@@ -273,11 +273,11 @@ def test_the_page_has_the_classes_and_a_heat_map_of_the_best_network(tmp_path, m
     content = gather(["run"])
     expected = np.zeros((10, 10), int)
     np.add.at(expected, (DATA.test.targets, predictions(bundle)), 1)
-    np.testing.assert_array_equal(content["confusion"].dense(), expected)
-    page = render(**content)
+    np.testing.assert_array_equal(content.confusion.dense(), expected)
+    page = render(content)
     assert 'aria-label="Confusion matrix' in page
     assert page.count('<tr><th scope="row">') >= 10
-    assert "Confusion matrix" not in render(**{**content, "confusion": None})
+    assert "Confusion matrix" not in render(replace(content, confusion=None))
 
 
 def test_of_many_classes_the_page_has_the_worst_without_a_heat_map():

@@ -9,7 +9,7 @@ from PIL import Image
 
 from fullstride.report import plots
 from fullstride.report.console_tables import count, ms, percent, wilson
-from fullstride.report.page import Entry, Prediction, picture, render, write
+from fullstride.report.page import Content, Entry, Prediction, picture, render, write
 from fullstride.tasks.classify import Classify
 
 HOSTILE = '<script>alert("x")</script> $\\frac{1}{0}$ & \'_'
@@ -96,7 +96,7 @@ def page(**changes) -> str:
         environment=HERE,
         notes=["float32"],
     )
-    return render(**{**given, **changes})
+    return render(Content(**{**given, **changes}))
 
 
 def test_every_tag_of_the_page_is_closed_where_it_should_be():

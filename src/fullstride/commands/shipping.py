@@ -326,10 +326,10 @@ def report(
     check_output(out, PAGE)
     check_output(picture, PLOT)
     content = gather(runs, bench, data=data, trust=trust)
-    page.write(out, page.render(**content))
+    page.write(out, page.render(content))
     if picture:
         with atomic_write(picture, PLOT) as beside:
-            beside.write_bytes(page.picture(content["entries"]))
+            beside.write_bytes(page.picture(content.entries))
     print(out.resolve())
 
 

@@ -30,7 +30,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.efficiency import short_precision
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.console_tables import busy_note
-from fullstride.report.page import Entry, Prediction, data_title, most_accurate
+from fullstride.report.page import Content, Entry, Prediction, data_title, most_accurate
 from fullstride.tasks import common_metric, find_task
 from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
@@ -43,8 +43,8 @@ Times = Mapping[str, Measurement]  # by protocol
 
 def gather(
     words: Sequence[str], bench: Path | None = None, *, data: str = "", trust: bool = False
-) -> dict[str, Any]:
-    """The arguments of `page.render` for runs, bundles and exported files.
+) -> Content:
+    """The content of a page on runs, bundles and exported files.
 
     `bench` is a file of `fullstride bench --out`; its other networks become entries without
     accuracy. The images are those that the first run was trained on, or `data`. The score of a run
@@ -75,7 +75,7 @@ def gather(
     else:
         by_class, baseline = rows_and_note(model, getattr(images, images.score_split))
     shown = best.name if predictions else ""
-    return dict(
+    return Content(
         title=printable(f"fullstride on {data_title(images)}"),
         entries=[*entries.values()],
         predictions=predictions,

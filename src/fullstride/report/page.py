@@ -76,25 +76,28 @@ class Prediction:
     probability: float  # of the predicted class
 
 
-def render(
-    title: str,
-    entries: Sequence[Entry],
-    predictions: Sequence[Prediction],
-    environment: Mapping[str, Any],
-    notes: Sequence[str] = (),
-    confusion: ConfusionMatrix | None = None,
-    classes: tuple[str, ...] = (),
-    by_class: Sequence[ClassScore] = (),
-) -> str:
-    """Render the page as HTML. `confusion` is that of the best network, for `classes`.
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a page shows."""
 
-    `by_class` are its scores by class, by default those of `confusion`.
+    title: str
+    entries: Sequence[Entry]
+    predictions: Sequence[Prediction]
+    environment: Mapping[str, Any]
+    notes: Sequence[str] = ()
+    confusion: ConfusionMatrix | None = None  # of the best network, for `classes`
+    classes: tuple[str, ...] = ()
+    by_class: Sequence[ClassScore] = ()  # of the best network; (): those of `confusion`
+
+
+def render(content: Content) -> str:
+    """Render the page as HTML.
 
     Speeds are relative to the first network without accuracy, or to the first if all have one.
     """
-    if not entries:
+    if not content.entries:
         raise ValueError("nothing to report: give at least one network")
-    entries = with_distinct_names(entries)
+    entries = with_distinct_names(content.entries)
     trained = [entry for entry in entries if entry.score is not None]
     metric = entries[0].metric
     best = most_accurate(trained) if trained else None
@@ -102,7 +105,7 @@ def render(
     curves = {entry.name: entry.log for entry in entries if entry.log}
     return render_template(
         "results.html",
-        title=title,
+        title=content.title,
         entries=entries,
         best=best,
         reference=next((entry for entry in entries if entry.score is None), entries[0]),
@@ -112,10 +115,10 @@ def render(
         interval_note=interval_note(metric, [entry.interval for entry in entries]),
         latency_plot=Markup(plots.score_latency(points, metric, data)) if points else "",
         **learning_values(curves, metric),
-        **class_values(confusion, classes, by_class),
-        cards=[card(prediction) for prediction in predictions],
-        environment=environment,
-        notes=notes,
+        **class_values(content.confusion, content.classes, content.by_class),
+        cards=[card(prediction) for prediction in content.predictions],
+        environment=content.environment,
+        notes=content.notes,
     )
 
 
