@@ -95,7 +95,7 @@ def test_the_command_tells_flops_from_macs_and_ends_in_the_total(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "31,389,032 parameters, 5,736,545,792 MACs" in lines[1]
     assert lines[2] == "MACs are multiply-adds; FLOPs are 2 x MACs: 11,473,091,584"
-    assert lines[5].startswith("18,035,624 bytes where it trains fused with int8 activations")
+    assert lines[5].startswith("18,045,864 bytes where it trains fused with int8 activations")
     table = {line.split()[0]: line.split()[1:] for line in lines[7:]}
     assert list(table)[:6] == ["stem", "stages.0", "stages.1", "stages.2", "stages.3", "head"]
     for column, whole in enumerate(table["total"]):

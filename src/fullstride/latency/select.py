@@ -197,8 +197,8 @@ def operators_of_option(
     name: str, resolution: int, with_head: WithHead | None
 ) -> tuple[Operators, frozenset[str]]:
     """The operators of a network, and those of its head by ATen's names."""
-    if with_head is None and (known := find_operators(name, resolution)):
-        return known, frozenset()
+    if with_head is None and (operators := find_operators(name, resolution)):
+        return operators, frozenset()
     work = named_work(with_head(name) if with_head else name, resolution)  # needs PyTorch
     return work.operators, work.ran
 

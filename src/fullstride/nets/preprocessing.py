@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from PIL import ImageColor
-
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WHITE = "white"
 MAX_FRAMES = 1024  # of a clip, and of a stride
@@ -89,6 +87,10 @@ class Preprocessing:
 
 def check_colour(name: str, colour: str) -> None:
     """Raises ValueError for what is no opaque colour."""
+    if colour == WHITE:  # so that a default needs no import of Pillow
+        return
+    from PIL import ImageColor
+
     try:
         if len(ImageColor.getrgb(colour)) == 3:
             return

@@ -146,8 +146,8 @@ def open_file(path: Path, threads: int) -> ExportedModel:
 def check_graph(path: Path) -> None:
     """Raise ValueError, in one line, for a file of which the runtime would make much of little.
 
-    Our files have no loops. What depends on no image is computed when a file is opened: of ours
-    that are weights, which have at most one number for each byte of the file.
+    Our files have no loops. What depends on no image is computed when a file is opened: here
+    these are weights, which have at most one number for each byte of the file.
     """
     import onnx
 
