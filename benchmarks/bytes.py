@@ -19,7 +19,7 @@ from torch import nn
 from fullstride.measure.activation_bytes import activation_bytes
 from fullstride.measure.compiled_bytes import compiled_bytes
 from fullstride.measure.environment import Environment
-from fullstride.nets import zoo
+from fullstride.nets import fused_form, zoo
 
 RESOLUTION = 224
 TIMM = {
@@ -52,7 +52,10 @@ def columns(name: str) -> dict[str, Callable[[], int]]:
     """Label -> the function that counts bytes per image. Compiled by default with recomputation."""
     timm, plain = partial(zoo.create, f"timm/{TIMM[name]}"), partial(zoo.create, name)
     fused = partial(zoo.create, name, efficiency="fused")
-    int8 = partial(fused, int8=True)
+
+    def int8() -> nn.Module:
+        return fused_form.fused(plain(), int8=True)
+
     return {
         "timm": partial(eager, timm),
         "timm compiled, no recomputation": partial(compiled, timm, recompute=False),
