@@ -225,11 +225,13 @@ def too_long(*_) -> None:
 
 def main() -> None:
     # What libraries print goes to standard error, so that answers stand alone.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     signal.signal(signal.SIGALRM, too_long)
-    with tempfile.TemporaryDirectory(prefix="fullstride") as folder:
+    with (
+        os.fdopen(os.dup(1), "w", encoding="utf-8") as answers,
+        tempfile.TemporaryDirectory(prefix="fullstride") as folder,
+    ):
+        os.dup2(2, 1)
         runner = Runner(Path(folder))
         for line in sys.stdin.buffer:
             try:
