@@ -26,7 +26,7 @@ from fullstride.autofit.budget import (
     timed_candidates,
     within_budget,
 )
-from fullstride.autofit.candidates import Candidate, list_candidates
+from fullstride.autofit.candidates import Candidate, Pictures, list_candidates
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.times import (
     MOST_OF_FAMILY,
@@ -266,7 +266,7 @@ def released():
     """All candidates with released weights of the package's table, for photographs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hub, "is_reachable", lambda: True)
-        return result(list_candidates(classes=10, channels=3, side=300))[1]
+        return result(list_candidates(Pictures(classes=10, channels=3, side=300)))[1]
 
 
 @pytest.mark.parametrize(

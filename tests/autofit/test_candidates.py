@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import struct
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import timm
 import torch
 
 from fullstride import zoo
-from fullstride.autofit.candidates import Candidate, Pictures, list_candidates
+from fullstride.autofit.candidates import Candidate, Pictures, fits_of, list_candidates
 from fullstride.autofit.released_weights import examine
 from fullstride.io.records import from_json, to_json
 from fullstride.nets.bundle import Bundle
@@ -30,12 +30,14 @@ from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
 
 PHOTOS = dict(classes=10, channels=3, side=300)
+OF_PICTURES = {each.name for each in fields(Pictures)}
 TIMM = "mobilenetv3_small_050"  # the smallest one
 
 
 def listing(**changes) -> tuple[tuple[Candidate, ...], list[str]]:
     """The candidates, and the lines on the way to them."""
-    lines, steps = [], list_candidates(**{**PHOTOS, **changes})
+    pictures = {name: changes.pop(name) for name in OF_PICTURES & changes.keys()}
+    lines, steps = [], list_candidates(Pictures(**{**PHOTOS, **pictures}), **changes)
     while True:
         try:
             lines.append(next(steps))
@@ -96,8 +98,8 @@ def test_pictures_are_not_enlarged_far_above_their_size(side, least, most):
 
 @pytest.mark.usefixtures("reachable")
 def test_both_resize_policies_are_candidates_where_pictures_are_not_square():
-    names = {each.name for each in listing(aspect=1.5)[0]}
-    assert len(names) == 2 * len(listing(aspect=1.1)[0])
+    names = {each.name for each in listing(fits=fits_of(1.5))[0]}
+    assert len(names) == 2 * len(listing(fits=fits_of(1.1))[0])
     assert {"tresnet_m-224", "tresnet_m-224-squish"} <= names
 
 
@@ -194,7 +196,7 @@ def test_a_candidate_is_the_same_after_it_was_written_and_read():
 
 
 def test_resolutions_may_be_chosen():
-    assert {each.resolution for each in listing(weights="", resolutions=(64, 48))[0]} == {48, 64}
+    assert {each.resolution for each in listing(weights="", sides=(64, 48))[0]} == {48, 64}
 
 
 # ---- files of specs
@@ -335,7 +337,7 @@ def test_files_of_other_networks_and_without_weights_are_refused(folder, tmp_pat
     grey.save(tmp_path / "grey")
     with pytest.raises(ValueError, match="takes gray pictures, and these are RGB"):
         listing(weights=str(tmp_path))
-    (only,), _ = listing(weights=str(folder), names=(f"timm/{TIMM}.lamb_in1k",), resolutions=[64])
+    (only,), _ = listing(weights=str(folder), names=(f"timm/{TIMM}.lamb_in1k",), sides=(64,))
     assert only.weights.endswith(".safetensors")
 
 
@@ -395,7 +397,7 @@ def test_a_pipe_is_not_opened_and_folders_are_looked_through_to_the_end(tmp_path
 
 
 def test_sizes_of_weights_for_small_pictures_are_kept():
-    pictures = Pictures(10, 3, 8, 1.0, ())
+    pictures = Pictures(classes=10, channels=3, side=8)
     assert pictures.among((24, 32, 40)) == (24, 32, 40)
     assert pictures.among((192, 224, 288)) == (96, 128)
     assert pictures.among((224,)) == (224,)

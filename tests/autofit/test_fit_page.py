@@ -84,6 +84,7 @@ def file(candidate: Candidate, precision: str, ms: float, top1: float) -> Shippe
 FILES = (file(LARGE, "fp32", 1.9, 93.0), file(LARGE, "int8", 0.9, 91.5))
 RESULTS = FitResults(
     data_name="digits",
+    task="classify",
     budget=Budget(ms_per_image=2.0),
     percentile=50,
     settings={"budget_ms": 2.0},

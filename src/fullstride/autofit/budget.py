@@ -1,10 +1,10 @@
 """Compares the times of the candidates of a fit with its budget."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import get_args
+from typing import Any, get_args
 
 from matplotlib.figure import Figure
 from rich.table import Table
@@ -23,6 +23,9 @@ from fullstride.report.console_tables import table, three_digits
 from fullstride.report.scatter import BANDS, TimedCandidate
 from fullstride.study.driver import StudyJob
 from fullstride.targets.target import Machine, Target, connect
+from fullstride.tasks import find_task
+from fullstride.tasks.task import Metric, Task
+from fullstride.train.recipes.choice import RunOptions, case_of
 
 MACHINE_FILE = "target.json"  # in the folder of a fit for another machine
 MACHINE = Record(Machine, "the machine that files were measured on", ("processor", "runtimes"))
@@ -34,6 +37,37 @@ class FitJob(StudyJob):
     """The arguments of a fit and its means."""
 
     settings: FitSettings
+
+    @cached_property
+    def task(self) -> Task:
+        """With the options of the recipe, and what it takes of the training images."""
+        task = find_task(self.settings.task or "classify")
+        options = task.read_options(self.recipe.changes.get("task_options", {}))
+        return replace(task, **vars(options)).for_data(self.data)
+
+    @property
+    def variants(self) -> tuple[Mapping[str, Any], ...]:
+        """Options of the task that are tried, but for those that the user has set."""
+        chosen = self.recipe.changes.get("task_options", {})
+        return tuple(each for each in self.task.variants if not each.keys() & chosen) or ({},)
+
+    @cached_property
+    def metric(self) -> Metric:
+        """That networks and files are compared by."""
+        source = self.recipe.resolve(case_of(self.data, task=self.task)).recipe
+        return self.task.find_metric(source.score, len(self.data.classes))
+
+    def options_of(self, candidate: Candidate, every_steps: int = 0) -> RunOptions:
+        """How a candidate is trained, with a checkpoint every so many steps too, if not 0."""
+        return RunOptions(
+            weights=candidate.weights,
+            width=candidate.width,
+            depth=candidate.depth,
+            task=self.task.name,
+            device=self.devices[0],
+            workers=self.workers,
+            checkpoint_every_steps=every_steps,
+        )
 
     @cached_property
     def budget(self) -> Budget:
@@ -66,6 +100,8 @@ class FitJob(StudyJob):
     def labels(self) -> tuple[Label, ...]:
         """The formats and precisions that are timed. Raises ValueError if one does not run."""
         labels = runnable(self.settings.formats, self.settings.precisions)
+        if not self.task.single_label:  # files in int8 are compared by their top-1
+            labels = tuple(label for label in labels if label[1] != "int8")
         if self.target is None:
             return labels
         there = self.target.describe()

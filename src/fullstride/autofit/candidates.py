@@ -3,11 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
@@ -32,7 +32,6 @@ from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.key_maps import meta_network
 from fullstride.tables import SMALL_RESOLUTIONS
-from fullstride.train.recipes.choice import RunOptions
 
 NON_SQUARE = 1.2  # longer / shorter side, from which a crop leaves out much of a picture
 ENLARGED = 1.25  # pictures are enlarged by up to this factor, small ones by more
@@ -50,6 +49,8 @@ LARGE = (
     ("resnet_rs_50", (0.5, 0.75, 1.0), (0.5, 1.0)),
     ("tresnet_m", (0.5, 0.75, 1.0), (0.5, 1.0)),
 )
+TINY_CLIPS = (("resnet3d_rs_tiny", (0.5, 1.0, 2.0), (1.0, 2.0)),)
+LARGE_CLIPS = tuple((name, (0.5, 1.0), (0.5, 1.0)) for name in ("resnet3d_50", "resnet3d_rs_50"))
 LARGE_SIDES = (96, 128, 160, 224, 288)
 AS_IT_IS = ((1.0,), (1.0,))
 
@@ -72,6 +73,7 @@ class Candidate:
     top1: float | None = None
     top1_resolution: int | None = None
     licence: str = ""  # of the weights, where they have one
+    task_options: Mapping[str, Any] = field(default_factory=dict)  # see `Task.variants`
     teacher: str = ""  # bundle of a network that it learns from too, see `teaching`
 
     @property
@@ -79,22 +81,15 @@ class Candidate:
         """Distinct among candidates, and fit for the name of a folder."""
         source = self.weights if self.weights not in ("", "hub") else self.model
         scale = [f"w{self.width:g}"] * (self.width != 1) + [f"d{self.depth:g}"] * (self.depth != 1)
-        policy = [self.fit] * (self.fit != "crop")
+        policy = [self.fit] * (self.fit == "squish")
+        policy += [f"{initials(key)}{value}" for key, value in self.task_options.items()]
         distilled = ["distilled"] * bool(self.teacher)
         return "-".join([label_of(source), *scale, str(self.resolution), *policy, *distilled])
 
-    def options(
-        self, device: str = "cpu", workers: int | None = 0, checkpoint_every_steps: int = 0
-    ) -> RunOptions:
-        """How it is trained on a device."""
-        return RunOptions(
-            weights=self.weights,
-            width=self.width,
-            depth=self.depth,
-            device=device,
-            workers=workers,
-            checkpoint_every_steps=checkpoint_every_steps,
-        )
+
+def initials(option: str) -> str:
+    """head_width -> hw"""
+    return "".join(word[0] for word in option.split("_"))
 
 
 def label_of(source: str) -> str:
@@ -109,31 +104,74 @@ def label_of(source: str) -> str:
     return stems[-1] if stems else "bundle"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """What the sizes of candidates depend on."""
+
+    classes: int  # of the data
+    channels: int
+    side: int  # pixels of the shorter side, in the median
+    fits: tuple[Fit, ...] = ("crop",)
+    # pixels a side that are tried, in place of those that suit the weights and the pictures
+    sides: tuple[int, ...] = ()
+    chosen: bool = False  # whether the user chose them
+    variants: tuple[Mapping[str, Any], ...] = ({},)  # of the options of the task
+    takes_clips: bool = False
+
+    def among(self, usual: Sequence[int]) -> tuple[int, ...]:
+        """Of the usual resolutions of weights, those that are not far above the pictures' size.
+
+        Small pictures are enlarged to `SMALL_RESOLUTIONS`, for maps of some pixels at the end. A
+        network with one resolution alone keeps it.
+        """
+        if self.sides:
+            return self.sides
+        suitable = tuple(side for side in usual if side <= self.most)
+        return suitable or (SMALL_RESOLUTIONS if len(usual) > 1 else tuple(usual))
+
+    @property
+    def most(self) -> int:
+        """Pixels a side to which weights for larger pictures are used."""
+        return max(*SMALL_RESOLUTIONS, 32 * math.ceil(ENLARGED * self.side / 32))
+
+    @property
+    def for_scratch(self) -> tuple[int, ...]:
+        """For random weights: the size of the pictures, or up to twice that of small ones."""
+        if self.sides:
+            return self.sides
+        if self.side < SMALL_SIDE:
+            base = max(16, 8 * round(self.side / 8))
+            return (base, 8 * round(1.5 * base / 8), 2 * base)
+        return tuple(side for side in LARGE_SIDES if side <= self.most)
+
+
+def fits_of(aspect: float, view_fit: Fit | None = None) -> tuple[Fit, ...]:
+    """The resize policies of pictures whose longer sides are so many times the shorter ones.
+
+    From `NON_SQUARE` on they are the crop and the squish, else the crop alone, unless the task's
+    views have a fit of their own.
+    """
+    if view_fit is not None:
+        return (view_fit,)
+    return ("crop", "squish") if aspect >= NON_SQUARE else ("crop",)
+
+
 def list_candidates(
+    pictures: Pictures,
     *,
-    classes: int,
-    channels: int,
-    side: int,
-    aspect: float = 1.0,
     weights: str = "hub",
     names: Sequence[str] = (),
     licence: Licence = "permissive",
-    resolutions: Sequence[int] = (),
 ) -> Generator[str, None, tuple[Candidate, ...]]:
     """The networks to choose from, in a fixed order; yields lines that say which case it is.
 
     Args:
-        classes: Of the data.
-        channels: Of its pictures.
-        side: Pixels of the shorter side of its pictures, in the median.
-        aspect: Longer / shorter side, in the median. From `NON_SQUARE` on both resize policies are
-            candidates, else the crop alone.
+        pictures: What the data ask for.
         weights: hub: the released weights of the package's table that are in the local cache or
             can be downloaded, else random ones. A folder: those of its files, bundles and runs.
             "": random ones.
         names: Networks in place of the lists here: of the zoo, timm/NAME, or JSON files of specs.
         licence: With permissive, weights of another licence, or an unknown one, are left out.
-        resolutions: Pixels a side, in place of those that fit the weights and the pictures.
 
     Raises ValueError, in one line, for unknown names, a folder without weights, and where the
     licences leave no candidate.
@@ -141,11 +179,10 @@ def list_candidates(
     if licence not in get_args(Licence):
         raise ValueError(f"licence {licence!r}: use {' or '.join(get_args(Licence))}")
     specs = find_specs(names)
-    pictures = Pictures(classes, channels, side, aspect, tuple(sorted(set(resolutions))))
     if weights == "hub":
         starts = yield from hub_starts(pictures, names, licence)
     elif weights:
-        starts = yield from folder_starts(Path(weights), channels, names, licence)
+        starts = yield from folder_starts(Path(weights), pictures, names, licence)
     else:
         starts = []
         yield "from scratch: all candidates begin with random weights"
@@ -169,10 +206,13 @@ def find_specs(names: Sequence[str]) -> dict[str, NetSpec | TimmSpec]:
 
 
 def hub_starts(
-    pictures: "Pictures", names: Sequence[str], licence: Licence
+    pictures: Pictures, names: Sequence[str], licence: Licence
 ) -> Generator[str, None, list[Start]]:
     """Released weights that are in reach; none, and why, for a start from random ones."""
     scratch = "so all candidates begin with random weights"
+    if pictures.takes_clips:
+        yield f"from scratch: no released weights are of clips, {scratch}"
+        return []
     if pictures.channels != RGB:
         yield (
             "from scratch: gray pictures begin with released weights for RGB only by --weights "
@@ -197,7 +237,7 @@ def hub_starts(
 
 
 def folder_starts(
-    folder: Path, channels: int, names: Sequence[str], licence: Licence
+    folder: Path, pictures: Pictures, names: Sequence[str], licence: Licence
 ) -> Generator[str, None, list[Start]]:
     """The weights in a folder that take the pictures, gray ones also as RGB.
 
@@ -208,8 +248,11 @@ def folder_starts(
     for item in examine(folder):
         if isinstance(item, str):
             problems.append(item)
-        elif item.channels < channels:
+        elif item.channels < pictures.channels:
             problems.insert(0, f"{item.label} takes gray pictures, and these are RGB")
+        elif (zoo.spec(item.model).frames > 0) is not pictures.takes_clips:
+            kind = "images" if pictures.takes_clips else "clips"
+            problems.insert(0, f"{item.label} takes {kind}")
         elif not names or any(any_is([item], name) for name in names):
             starts.append(item)
     if not starts:
@@ -246,50 +289,10 @@ def any_is(starts: Iterable[Start], name: str) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """What the sizes of candidates depend on."""
-
-    classes: int
-    channels: int
-    side: int
-    aspect: float
-    resolutions: tuple[int, ...]  # that the user chose, if any
-
-    @property
-    def fits(self) -> tuple[Fit, ...]:
-        return ("crop", "squish") if self.aspect >= NON_SQUARE else ("crop",)
-
-    def among(self, usual: Sequence[int]) -> tuple[int, ...]:
-        """Of the usual resolutions of weights, those that are not far above the pictures' size.
-
-        Small pictures are enlarged to `SMALL_RESOLUTIONS`, for maps of some pixels at the end. A
-        network with one resolution alone keeps it.
-        """
-        if self.resolutions:
-            return self.resolutions
-        suitable = tuple(side for side in usual if side <= self.most)
-        return suitable or (SMALL_RESOLUTIONS if len(usual) > 1 else tuple(usual))
-
-    @property
-    def most(self) -> int:
-        """Pixels a side to which weights for larger pictures are used."""
-        return max(*SMALL_RESOLUTIONS, 32 * math.ceil(ENLARGED * self.side / 32))
-
-    @property
-    def for_scratch(self) -> tuple[int, ...]:
-        """For random weights: the size of the pictures, or up to twice that of small ones."""
-        if self.resolutions:
-            return self.resolutions
-        if self.side < SMALL_SIDE:
-            base = max(16, 8 * round(self.side / 8))
-            return (base, 8 * round(1.5 * base / 8), 2 * base)
-        return tuple(side for side in LARGE_SIDES if side <= self.most)
-
-
 def of_start(start: Start, pictures: Pictures) -> Iterator[Candidate]:
     params = start.params or count_params(start.model, 1.0, 1.0, pictures.classes, start.channels)
-    for resolution, fit in product(pictures.among(start.resolutions), pictures.fits):
+    sides = pictures.among(start.resolutions)
+    for resolution, fit, options in product(sides, pictures.fits, pictures.variants):
         nearest = min(start.top1, key=lambda side: abs(side - resolution), default=None)
         yield Candidate(
             model=start.model,
@@ -302,6 +305,7 @@ def of_start(start: Start, pictures: Pictures) -> Iterator[Candidate]:
             top1=None if nearest is None else start.top1[nearest],
             top1_resolution=nearest,
             licence=start.licence,
+            task_options=options,
         )
 
 
@@ -312,17 +316,18 @@ def from_scratch(
 
     A JSON file says its resolution itself.
     """
-    large = () if pictures.side < SMALL_SIDE else LARGE
-    grid = [(name, *AS_IT_IS) for name in specs] if specs else [*TINY, *large]
+    tiny, large = (TINY_CLIPS, LARGE_CLIPS) if pictures.takes_clips else (TINY, LARGE)
+    large = () if pictures.side < SMALL_SIDE else large
+    grid = [(name, *AS_IT_IS) for name in specs] if specs else [*tiny, *large]
     for name, widths, depths in grid:
         model = without_tag(name)
         spec = specs.get(name) or zoo.spec(model)
         sides = pictures.for_scratch
-        if zoo.is_spec_file(name) and not pictures.resolutions:
+        if zoo.is_spec_file(name) and not pictures.chosen:
             sides = (spec.resolution,)
         for width, depth in product(widths, depths):
             params = count_params(model, width, depth, pictures.classes, pictures.channels)
-            for resolution, fit in product(sides, pictures.fits):
+            for resolution, fit, options in product(sides, pictures.fits, pictures.variants):
                 yield Candidate(
                     model=model,
                     resolution=resolution,
@@ -331,6 +336,7 @@ def from_scratch(
                     depth=depth,
                     family=family_of(name, spec),
                     params=params,
+                    task_options=options,
                 )
 
 

@@ -22,7 +22,7 @@ from fullstride.autofit.near_copies import (
     same_pixels,
 )
 from fullstride.data.dataset import DataSet, Images
-from fullstride.data.readers.listing import quote_names
+from fullstride.data.readers.listing import Objects, quote_names
 from fullstride.io.console import printable
 from fullstride.io.writing import cores
 from fullstride.report.console_lines import few_images_line
@@ -152,7 +152,9 @@ def as_pairs(
 
 
 def _target(data: DataSet, all_images: ImageIndex, image: int) -> Any:
-    return _images(data, all_images, image).targets[all_images.indices[image]]
+    """A class or several of them; None where the objects of an image have places."""
+    target = _images(data, all_images, image).targets[all_images.indices[image]]
+    return None if isinstance(target, Objects) else target
 
 
 def _images(data: DataSet, all_images: ImageIndex, image: int) -> Images:

@@ -16,7 +16,7 @@ from fullstride.autofit.settings import FitSettings
 from fullstride.deploy import choose_form
 from fullstride.deploy.comparison import load_views, score_model
 from fullstride.deploy.export import export, find_format, make_reference
-from fullstride.deploy.export_runs import images_for_ranges, images_to_compare
+from fullstride.deploy.export_runs import images_for_ranges, images_to_compare, view_of_clips
 from fullstride.deploy.exported import Precision
 from fullstride.deploy.formats import FORMATS, open_file, output
 from fullstride.deploy.settings import ExportOptions
@@ -26,6 +26,8 @@ from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget
 from fullstride.measure.environment import Environment, choose_device
 from fullstride.measure.protocols import ONLINE, CallTime, call_time, shortest
+from fullstride.study.scores import resampled_of
+from fullstride.tasks.task import Metric
 
 SHIP = "ship"  # folder of the files, in that of a fit
 SLACK = 1.1  # times the budget: a form that took longer before training is not exported
@@ -66,8 +68,10 @@ class FileRecord:
     """What is stored of a file at once, so that it is exported and scored only once."""
 
     file: ShippedFile  # without a time
-    correct: str  # 1 or 0 for each image of the validation split, in order
+    # as `PairedScores` has them
+    correct: str
     seconds: float  # of exporting and scoring
+    resampled: tuple[float | None, ...] = ()
 
 
 FILE_RECORD = Record(FileRecord, "a record of an exported file", ("file", "correct"))
@@ -125,7 +129,7 @@ def export_finalist(
     missing = [form for form, record in records.items() if record is None]
     for record in new_records(job, candidate, missing) if missing else ():
         records[record.file.format, record.file.precision] = record
-        yield line_of(record)
+        yield line_of(record, job.metric)
     return [record for record in records.values() if record is not None]
 
 
@@ -137,7 +141,8 @@ def new_records(
     bundle = tasks.load(str(folder / TRIALS / candidate.name / "bundle"))
     bundle = replace(bundle, licence=bundle.licence or candidate.licence)
     data = job.data.over(bundle.preprocessing.background)
-    images = images_to_compare(data, bundle.task, COMPARISON_IMAGES)
+    clips = view_of_clips(bundle)
+    images = images_to_compare(data, bundle.task, COMPARISON_IMAGES, clips)
     reference = make_reference(bundle, images, INPUT)
     views = load_views(bundle, data.val)
     for format, precision in missing:
@@ -152,7 +157,7 @@ def new_records(
             within=False,
             resolution=bundle.preprocessing.resolution,
         )
-        correct = ""
+        correct, resampled = "", ()
         try:
             export(
                 bundle,
@@ -166,19 +171,25 @@ def new_records(
                     device=job.devices[0] if find_format(format, precision).runs_code else "cpu",
                     force=True,
                 ),
-                calibration=images_for_ranges(data) if precision == "int8" else (),
+                calibration=images_for_ranges(data, view=clips) if precision == "int8" else (),
                 reference=reference,
             )
             model = open_file(path, trust=True)
             result = score_model(model, data.val, views=views)
-            size_mib, correct = bytes_of(path) / 2**20, result.correct
-            scores = result.evaluation.scores
+            size_mib, scores = bytes_of(path) / 2**20, result.evaluation.scores
             written = replace(written, val=scores, size_mib=size_mib, runtime=model.runtime)
+            if job.task.single_label:
+                correct = result.correct
+            else:
+                is_compared = job.metric == job.task.metric
+                resampled = resampled_of(result.evaluation.score, is_compared)
         except (ValueError, FloatingPointError, MemoryError) as error:
             remove(path)
             why = " ".join(str(error).removeprefix(f"{path} ").split())
             written = replace(written, path="", failure=why or type(error).__name__)
-        record = FileRecord(file=written, correct=correct, seconds=perf_counter() - start)
+        record = FileRecord(
+            file=written, correct=correct, resampled=resampled, seconds=perf_counter() - start
+        )
         yield FILE_RECORD.save(record_path(folder, candidate.name, format, precision), record)
 
 
@@ -200,12 +211,11 @@ def read_record(
     return record
 
 
-def line_of(record: FileRecord) -> str:
+def line_of(record: FileRecord, metric: Metric) -> str:
     file = record.file
     label = f"{file.candidate} as {file.format} {file.precision}"
     if file.failure:
         return f"{label}: {file.failure}"
-    metric = tasks.find_task().metric
     return (
         f"{label}: validation {metric.text(file.val[metric.name])}, {file.size_mib:.1f} MiB, "
         f"after {record.seconds:.1f} s"

@@ -13,7 +13,7 @@ from fullstride.autofit.budget import (
     budget_note,
     budget_table,
 )
-from fullstride.autofit.candidates import Candidate, list_candidates
+from fullstride.autofit.candidates import Candidate, Pictures, fits_of, list_candidates
 from fullstride.autofit.data_report import DataReport, inspect, report_lines, without_duplicates
 from fullstride.autofit.halving import (
     Outcome,
@@ -40,6 +40,8 @@ from fullstride.study.driver import (
     read_seconds,
     start_study,
 )
+from fullstride.train.recipes.choice import RunOptions
+from fullstride.train.run import task_for
 
 BOUGHT = "budget.png"  # what the budget buys, before anything is trained
 BEFORE_PLAN = ("data", "candidates", "times")
@@ -62,8 +64,11 @@ def fit(
     call goes on: a stage, a training or an export that has ended is read from `out`. docs/fit.md
     describes the files.
 
+    The task is that of `data`, or `task` among the arguments; of a `DataSet` it is classification.
+
     Args:
-        data: A folder with one subfolder of images per class, or what else `open_data` opens.
+        data: What `train` takes: a folder with one subfolder of images per class, boxes in COCO's
+            format, or a `DataSet`.
         out: The folder of the fit.
         recipe: The name, run, bundle or JSON file of a recipe; by default that of the case.
         **arguments: The fields of `FitSettings`, such as `budget_ms=5` and `target="rtx4090"`, and
@@ -72,6 +77,9 @@ def fit(
     Raises ValueError, in one line, for arguments and data that do not fit, if `out` has another
     fit, and if no candidate is within the budget.
     """
+    if not isinstance(data, DataSet):
+        task = task_for(str(data), RunOptions(task=arguments.get("task", "")), {})
+        data, arguments = task.open_data(str(data)), {**arguments, "task": task.name}
     return start_study(FIT, data, out, recipe, arguments)
 
 
@@ -86,16 +94,24 @@ def chosen_images(job: FitJob, done: Results) -> FitJob:
 
 
 def list_networks(job: FitJob, done: Results) -> Work:
-    settings, report = job.settings, done["data"]
-    return list_candidates(
+    settings, report, task = job.settings, done["data"], job.task
+    side = report.sides[1]
+    pictures = Pictures(
         classes=len(job.data.classes),
         channels=job.data.channels,
-        side=report.sides[1],
-        aspect=report.aspect,
+        side=side,
+        fits=fits_of(report.aspect, task.view_fit),
+        sides=tuple(sorted({*settings.resolutions}))
+        or task.view_sides(job.data.train, round(side * report.aspect)),
+        chosen=bool(settings.resolutions),
+        variants=job.variants,
+        takes_clips=task.takes_clips,
+    )
+    return list_candidates(
+        pictures,
         weights=settings.source_of_weights,
         names=settings.candidates,
         licence=settings.licence,
-        resolutions=settings.resolutions,
     )
 
 
@@ -137,6 +153,7 @@ def end_fit(job: FitJob, done: Results) -> Generator[str, None, FitResults]:
     job = chosen_images(job, done)
     results = FitResults(
         data_name=job.data.name,
+        task=job.task.name,
         budget=job.budget,
         percentile=job.settings.percentile,
         settings=read_json(job.folder / FIT.file),

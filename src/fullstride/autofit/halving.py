@@ -19,14 +19,13 @@ from fullstride.autofit.plan import (
 )
 from fullstride.data.dataset import DataSet
 from fullstride.io.writing import bytes_of, remove
-from fullstride.study.scores import mcnemar, score_run, train_to
+from fullstride.study.scores import PairedScores, paired_p, score_run, train_to
 from fullstride.study.trials import Failure, Trial, TrialKind
-from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
 from fullstride.train.final_weights import save_probe
 from fullstride.train.prepare import SCORING_SHARE, prepare
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.run import train
 from fullstride.train.run_folder import BUNDLE
 from fullstride.train.scoring import quality
@@ -36,14 +35,12 @@ CHECKPOINT_S = 60.0  # of an epoch that is longer, between two checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
-class RungScore:
+class RungScore(PairedScores):
     """What a candidate achieves on the validation split at the end of a rung."""
 
     candidate: str  # its name
     rung: int
     epochs: int  # 0: a linear probe
-    scores: Mapping[str, float]
-    correct: str  # 1 or 0 for each validation image, in order; "" without single labels
     seconds: float  # of training in this rung, since the last start
 
 
@@ -57,8 +54,7 @@ class RungTraining:
     rung: int
     stop: int | None  # the epoch at the end of the rung; None: the end of the training
     epochs: int  # of the whole training
-    workers: int | None
-    every_steps: int  # between two checkpoints; 0: at the ends of epochs
+    options: RunOptions
 
 
 def rung_trial(
@@ -75,8 +71,9 @@ def rung_trial(
         rung=rung.number,
         stop=None if rung.epochs == plan.epochs else rung.epochs,
         epochs=plan.epochs,
-        workers=job.workers,
-        every_steps=max(1, round(steps * CHECKPOINT_S / epoch_s)) if is_long else 0,
+        options=job.options_of(
+            candidate, max(1, round(steps * CHECKPOINT_S / epoch_s)) if is_long else 0
+        ),
     )
     return Trial(
         folder=job.folder / TRIALS / candidate.name,
@@ -93,8 +90,8 @@ def train_rung(
     Until epoch 0, it is the linear probe of the recipe that is scored.
     """
     begin, candidate, data = time.perf_counter(), training.candidate, training.data
-    named = candidate_recipe(candidate, data, training.choice, device, training.epochs, folder)
-    options = candidate.options(device, training.workers, training.every_steps)
+    options = replace(training.options, device=device)
+    named = candidate_recipe(candidate, data, training.choice, options, training.epochs, folder)
     reached = 0
     if training.stop != 0:
         rows = train(folder, candidate.model, data, named, options)
@@ -103,18 +100,19 @@ def train_rung(
     try:
         if training.stop == 0:
             save_probe(run)
-        scores, correct = score_run(run)
+        result = score_run(run)
     finally:
         run.close()
-    metric = run.metric.text(scores[run.metric.name])
+    metric = run.metric.text(result.scores[run.metric.name])
     after = f"after epoch {reached}" if reached else "by a linear probe"
     yield f"{candidate.name}: validation {metric} {after}"
     return RungScore(
         candidate=candidate.name,
         rung=training.rung,
         epochs=reached,
-        scores=scores,
-        correct=correct,
+        scores=result.scores,
+        correct=result.correct,
+        resampled=result.resampled,
         seconds=time.perf_counter() - begin,
     )
 
@@ -125,11 +123,6 @@ RUNG = TrialKind(
     noun="the score of a rung",
     keys=("candidate", "rung", "scores"),
 )
-
-
-def metric_of(job: FitJob, candidate: Candidate) -> Metric:
-    named = candidate_recipe(candidate, job.data, job.recipe, job.devices[0])
-    return find_task().find_metric(named.recipe.score, len(job.data.classes))
 
 
 # Two networks are tied where the test does not tell them apart at P_TIE, and the validation scores
@@ -163,9 +156,10 @@ def run_halving(
     Who goes on is a function of the stored scores and of the candidates' times alone:
 
     1. Candidates are ranked. The next place goes to the fastest of the best of the rest and those
-       tied with it. Two are tied if their scores differ by at most `TIE_POINTS` and McNemar's
-       exact test on the same images has p > `P_TIE`; for other metrics than top1, if the scores
-       are equal.
+       tied with it. Two are tied if their scores differ by at most `TIE_POINTS` and a test on the
+       same images has p > `P_TIE`: McNemar's exact test for top1, and for the metric of another
+       task a bootstrap of the difference, see `paired_p`. By other metrics of a task they are tied
+       if their scores are equal.
     2. The best ones of the ranking go on, among them the best one of another family than the
        first. If the first is within the budget in int8 only, the best one that is in float goes on
        too while there is a place, and the one of another family is in float if one is.
@@ -179,7 +173,7 @@ def run_halving(
     families = {name: candidate_times.by_name[name].family for name in plan.candidates}
     names, scores, failures = plan.candidates, list[RungScore](), dict[str, str]()
     ties = list[tuple[str, str, float]]()
-    metric = metric_of(job, candidate_times.by_name[names[0]])
+    metric = job.metric
     for rung in plan.rungs:
         yield f"rung {rung.number} of {len(plan.rungs)}: {len(names)} {rung.end}"
         here, failed = yield from run_rung(
@@ -247,10 +241,11 @@ def rank(
 def tie(best: RungScore, other: RungScore, metric: Metric) -> float | None:
     """The p value of two scores that are tied, and None for others."""
     difference = abs(best.scores[metric.name] - other.scores[metric.name])
-    if metric.name != "top1" or not best.correct:  # the test compares numbers of correct images
+    # McNemar's test compares numbers of correct images
+    p = paired_p(best, other) if metric.name == "top1" or best.resampled else None
+    if p is None:
         return 1.0 if difference == 0 else None
-    p = mcnemar(best.correct, other.correct) if difference <= TIE_POINTS else 0.0
-    return p if p > P_TIE else None
+    return p if difference <= TIE_POINTS and p > P_TIE else None
 
 
 def survivors(
@@ -321,7 +316,7 @@ def teach(
     student = replace(best, teacher=str(path))
     own = replace(own, step_s=own.step_s + SCORING_SHARE * time.step_s)
     scores: list[RungScore] = []
-    metric = metric_of(job, best)
+    metric = job.metric
     before = next(each for each in reversed(outcome.scores) if each.candidate == best.name)
     for number, (role, each, taken) in enumerate(
         (("teacher", teacher, time), ("student", student, own)), len(plan.rungs) + 1

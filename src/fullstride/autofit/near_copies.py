@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from fullstride.data.dataset import DataSet, Images, UnreadableImage
 from fullstride.data.loader import FILES_PER_WORKER, exit_on_interrupt
 from fullstride.data.readers.decode import HAD_ALPHA, Crop, Size, decode_crop
+from fullstride.data.readers.videos import MiddleFrame
 from fullstride.io.writing import allow_open_files
 
 # A hash selects pairs of images that may show the same, and the correlation of thumbnails decides.
@@ -407,7 +408,9 @@ def read_thumbnail(images: Images, index: int, channels: int) -> tuple[np.ndarra
         sizes.append(size)
         return Crop((0, 0, *size), (SIDE, SIDE))
 
-    source = images.source(index)
+    # of a video, its middle frame
+    is_video = isinstance(images.read, MiddleFrame)
+    source = images.picture(index) if is_video else images.source(index)
     if isinstance(source, Image.Image):
         image, crop = source, whole(source.size)
     else:

@@ -17,12 +17,12 @@ from fullstride.io.records import Record
 from fullstride.io.writing import scratch_folder
 from fullstride.report.training_progress import duration
 from fullstride.study.trials import FAILURES, reason
+from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.final_weights import STATISTICS_IMAGES
 from fullstride.train.prepare import prepare
-from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, case_of
-from fullstride.train.recipes.named import MAX_PROBE_CLASSES
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RunOptions, case_of
 from fullstride.train.timing import time_run
 
 
@@ -61,7 +61,7 @@ def candidate_recipe(
     candidate: Candidate,
     data: DataSet,
     choice: RecipeChoice,
-    device: str,
+    options: RunOptions,
     epochs: int | None = None,
     folder: Path | None = None,
 ) -> NamedRecipe:
@@ -72,16 +72,18 @@ def candidate_recipe(
     changes = {"resolution": candidate.resolution, "fit": candidate.fit} | dict(choice.changes)
     if candidate.teacher:
         changes["teacher"] = candidate.teacher
-    if torch.device(device).type == "cuda":
+    if candidate.task_options:
+        changes["task_options"] = {**changes.get("task_options", {}), **candidate.task_options}
+    if torch.device(options.device).type == "cuda":
         changes.setdefault("grad_accum_steps", 0)
-    case = case_of(data, candidate.weights, candidate.width)
+    case = case_of(data, candidate.weights, candidate.width, find_task(options.task))
     whole = RecipeChoice(choice.source, changes)
     named = whole.resolve(case)
     if epochs is not None and epochs < epochs_of(named, data):
         whole = RecipeChoice(choice.source, changes | {"epochs": epochs})
         named = whole.resolve(case)
     if folder is not None:
-        return run_folder.resolve(whole, folder, data, candidate.options())
+        return run_folder.resolve(whole, folder, data, options)
     return named
 
 
@@ -121,9 +123,8 @@ def _path(folder: Path, candidate: Candidate) -> Path:
 
 def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
     begin = time.perf_counter()
-    data, device = job.unseen, job.devices[0]
-    named = candidate_recipe(candidate, data, job.recipe, device)
-    options = candidate.options(device, job.workers)
+    data, options = job.unseen, job.options_of(candidate)
+    named = candidate_recipe(candidate, data, job.recipe, options)
     run = prepare(folder, candidate.model, data, named, options)
     times = time_run(run, time.perf_counter() - begin)
     for_statistics = min(len(data.train), STATISTICS_IMAGES)
@@ -231,8 +232,8 @@ def make_plan(
         for each in order
         if each.name in times
     ]
-    few_classes = len(job.data.classes) <= MAX_PROBE_CLASSES
-    can_probe = few_classes and all(each.candidate.weights for each in costs)
+    case = case_of(job.data, task=job.task)
+    can_probe = case.can_probe and all(each.candidate.weights for each in costs)
     plan = plan_within(costs, left_s - measured_s, hours, len(job.devices), can_probe)
     return replace(plan, left_out={**left_out, **plan.left_out})
 

@@ -52,6 +52,7 @@ class FitResults:
     """The results of all stages of a fit."""
 
     data_name: str
+    task: str
     budget: Budget
     percentile: float  # of the times of calls, which the budget bounds
     settings: Mapping[str, Any]  # the arguments of the fit, as JSON
@@ -66,7 +67,7 @@ class FitResults:
     @property
     def metric(self) -> Metric:
         """That networks and files are compared by."""
-        return find_task().find_metric(self.shipment.metric)
+        return find_task(self.task).find_metric(self.shipment.metric)
 
     @property
     def last_scores(self) -> dict[str, RungScore]:
@@ -142,7 +143,9 @@ def shares_of_budget(
 
 
 def interval(metric: Metric, scores: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The 95 % interval of a score, if it is a percentage of the images."""
+    """The 95 % interval of a score: that of its task, or of a percentage of the images."""
+    if f"{metric.name}_low" in scores:
+        return scores[f"{metric.name}_low"], scores[f"{metric.name}_high"]
     if not metric.percent_of_images or not scores.get("images"):
         return None
     return wilson(scores[metric.name], int(scores["images"]))
@@ -152,9 +155,10 @@ def fit_json(results: FitResults) -> dict[str, Any]:
     """Every number of a fit, for JSON. Results per image are in the files of the rungs."""
     rungs = [asdict(each) for each in results.outcome.scores]
     for each in rungs:
-        del each["correct"]
+        del each["correct"], each["resampled"]
     return {
         "data_name": results.data_name,
+        "task": results.task,
         "budget": results.budget.to_dict() | {"percentile": results.percentile},
         "settings": results.settings,
         "data": asdict(results.data),

@@ -19,6 +19,8 @@ Licence = Literal["permissive", "any"]
 class FitSettings(BudgetSettings):
     """The arguments of `fit`. One that has begun to train is resumed only with the same ones."""
 
+    # What the network is for; by default what the files of the data are for.
+    task: str = ""
     # Which of the measured times of a call the budget bounds: 50 is the median.
     percentile: Percentile = 50
     # On a device that is not here, accept networks whose estimate fits, though the upper end of

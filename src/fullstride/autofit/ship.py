@@ -4,7 +4,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fullstride import tasks
 from fullstride.autofit.budget import CandidateTimes, FitJob
 from fullstride.autofit.finalists import (
     SHIP,
@@ -104,7 +103,7 @@ def ship(
     else:
         timed = estimated(ready, candidate_times.times, job.budget, job.settings.maybe)
         environment = device_of(job.profile)
-    metric = tasks.common_metric([tasks.load(str(folder / bundle_of(outcome.finalists[0])))])
+    metric = job.metric
     best = timed[choose(timed, metric)].file
     notes = doubts(best, job.budget)
     yield from notes
@@ -187,6 +186,7 @@ def as_score(record: FileRecord) -> RungScore:
         epochs=0,
         scores=file.val,
         correct=record.correct,
+        resampled=record.resampled,
         seconds=record.seconds,
     )
 

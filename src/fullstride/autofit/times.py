@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from fullstride.latency.devices import profile_here
 from fullstride.latency.network_times import Estimate, estimates
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
-from fullstride.latency.spec_operators import operators_of
+from fullstride.latency.spec_operators import operators_with_names
 from fullstride.measure.budget import Budget
 from fullstride.measure.operators import Operators
 from fullstride.measure.protocols import BUSY, MEDIANS, ONLINE, Protocol, quiet_times
@@ -47,6 +47,7 @@ from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.report.console_tables import three_digits
+from fullstride.tasks.task import Task
 
 # The files of a candidate are written untrained, timed, and removed.
 
@@ -198,7 +199,9 @@ def time_one(
 
 def files_of(candidate: Candidate, job: FitJob, earlier: UntrainedFiles | None) -> UntrainedFiles:
     """`earlier` are those of the same network. Raises whatever its network raises."""
-    if earlier is not None:
+    task = replace(job.task, **candidate.task_options)
+    has_head = type(task).head is not Task.head  # whose graphs have the sizes of maps in constants
+    if earlier is not None and not has_head:
         pre = earlier.job.metadata.preprocessing
         return earlier.at(candidate.name, at_candidate(pre, candidate))
     net = zoo.create(
@@ -208,9 +211,12 @@ def files_of(candidate: Candidate, job: FitJob, earlier: UntrainedFiles | None) 
         width=candidate.width,
         depth=candidate.depth,
         resolution=candidate.resolution,
+        frames=task.clip[0] or None,
     )
-    pre = at_candidate(zoo.family_preprocessing(net.spec), candidate)
-    return untrained_files(net, candidate.name, pre, len(job.data.classes), INPUT)
+    net.task_head = task.head(net)
+    pre = replace(zoo.family_preprocessing(net.spec), frames=net.spec.frames)
+    pre = at_candidate(pre, candidate)
+    return untrained_files(net, candidate.name, pre, len(job.data.classes), INPUT, task)
 
 
 def at_candidate(pre: Preprocessing, candidate: Candidate) -> Preprocessing:
@@ -318,17 +324,22 @@ def shortlist(
 # Rough times by the latency model, which a few measured ones correct.
 
 
-def operators_of_candidate(candidate: Candidate, classes: int, channels: int) -> Operators:
+def operators_of_candidate(candidate: Candidate, job: FitJob) -> Operators:
     """Of one image. Raises ValueError, in one line, for a network that cannot be built."""
-    side, channels = candidate.resolution, candidate.channels or channels
-    if candidate.model.startswith("timm/"):  # of its own classes, whose layer takes little time
-        operators = find_operators(candidate.model, side) if channels == 3 else None
+    side, channels = candidate.resolution, candidate.channels or job.data.channels
+    task = replace(job.task, **candidate.task_options)
+    head = None if type(task).head is Task.head else task.head
+    # of its own classes, whose layer takes little time
+    if candidate.model.startswith("timm/") and head is None and channels == 3:
+        operators = find_operators(candidate.model, side)
         if operators is not None:
             return operators
     spec = zoo.spec(candidate.model)
     if isinstance(spec, NetSpec):
         spec = spec.scaled(width=candidate.width, depth=candidate.depth)
-    return operators_of(replace(spec, classes=classes, in_channels=channels), side)
+        spec = replace(spec, frames=task.clip[0] or spec.frames)
+    spec = replace(spec, classes=max(1, len(job.data.classes)), in_channels=channels)
+    return operators_with_names(zoo.NamedNetwork(candidate.name, spec, head), side)[0]
 
 
 def estimate_candidates(
@@ -339,9 +350,7 @@ def estimate_candidates(
     results: dict[str, Estimate | str] = {}
     for each in candidates:
         try:
-            networks[each.name] = operators_of_candidate(
-                each, len(job.data.classes), job.data.channels
-            )
+            networks[each.name] = operators_of_candidate(each, job)
         except (ValueError, RuntimeError) as error:  # of layers that do not fit the image
             results[each.name] = str(error).strip().split("\n")[0]
     if networks:
@@ -573,8 +582,9 @@ def shorter(rows: Rows, earlier: Rows) -> Rows:
     return tuple(replace(row, measurements=2) for row in best.values())
 
 
-def network(candidate: Candidate) -> tuple[str, float, float, int]:
-    return candidate.model, candidate.width, candidate.depth, candidate.channels or 0
+def network(candidate: Candidate) -> tuple[str, float, float, int, tuple[tuple[str, Any], ...]]:
+    options = tuple(candidate.task_options.items())
+    return candidate.model, candidate.width, candidate.depth, candidate.channels or 0, options
 
 
 def read_times(path: Path) -> Rows:

@@ -1,6 +1,6 @@
 """The commands that find a network for images and a budget by many trainings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +11,11 @@ from fullstride.commands.flags import Data, SplitFlags
 from fullstride.io.console import print_parts
 from fullstride.search.settings import ScaleSettings, SearchSettings
 from fullstride.study.settings import StudyOptions
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 
 if TYPE_CHECKING:
     from fullstride.study.driver import Study
+    from fullstride.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +39,19 @@ def fit(
 
     Example: fullstride fit photos --budget-ms 5 --out runs/mine
 
+    DATA may also have boxes, masks, depths, several labels, or videos: see --task.
+
     After a stop, the same command goes on where it was.
 
     Args:
         out: The folder of the fit: its trials, the file that ships, fit.json and report.html.
     """
     from fullstride.autofit.fit import FIT as STUDY
+    from fullstride.train.run import task_for
 
     settings.budget()  # before the data are read
-    run(STUDY, data, out, recipe, settings, flags)
+    task = task_for(data, RunOptions(task=settings.task), recipe.changes)
+    run(STUDY, data, out, recipe, replace(settings, task=task.name), flags, task)
 
 
 def search(
@@ -85,11 +90,17 @@ def scale(
 
 
 def run(
-    study: "Study", data: str, out: Path, recipe: RecipeChoice, settings: Any, flags: StudyFlags
+    study: "Study",
+    data: str,
+    out: Path,
+    recipe: RecipeChoice,
+    settings: Any,
+    flags: StudyFlags,
+    task: "Task | None" = None,
 ) -> None:
     from fullstride.study.driver import render_event, run_study
 
-    for event in run_study(study, flags.open(data), out, settings, recipe, flags):
+    for event in run_study(study, flags.open(data, task), out, settings, recipe, flags):
         print_parts(render_event(study, event, out))
 
 

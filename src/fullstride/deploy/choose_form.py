@@ -22,6 +22,7 @@ from fullstride.deploy.export import (
     export,
     find_format,
     make_reference,
+    output_sizes,
     write,
 )
 from fullstride.deploy.exported import (
@@ -55,7 +56,8 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tables.class_names import permutation
 from fullstride.targets.target import Target, TimedFile
-from fullstride.tasks import common_metric
+from fullstride.tasks import common_metric, find_task
+from fullstride.tasks.task import Task
 from fullstride.train.averages import BATCH_NORM
 
 TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
@@ -455,24 +457,35 @@ class UntrainedFiles:
 
 
 def untrained_files(
-    net: Backbone, name: str, pre: Preprocessing, classes: int, input_kind: InputKind
+    net: Backbone,
+    name: str,
+    pre: Preprocessing,
+    classes: int,
+    input_kind: InputKind,
+    task: Task | None = None,
 ) -> UntrainedFiles:
     """The files of a network with fresh weights, whose batch statistics are changed.
 
     `name` is in their metadata, `pre` has the resolution and the channels of the network's input,
-    and `classes` is the number of its outputs.
+    and `classes` is the number of its classes. `task` is that of its head, classification if None.
     """
-    with_typical_statistics(net, torch.randn(IMAGES, *one_input(pre, "normalised")))
+    images, task = torch.randn(IMAGES, *one_input(pre, "normalised")), task or find_task()
+    with_typical_statistics(net, images)
+    with torch.inference_mode():
+        shape = tuple(net(images).shape[1:])
     metadata = Metadata(
         name=name,
         classes=tuple(map(str, range(classes))),
         preprocessing=pre,
         scores={},
+        task=task.name,
+        task_state=task.state(),
+        outputs=output_sizes(shape, classes),
         input_kind=input_kind,
     )
-    images = example(pre, input_kind)
+    inputs = example(pre, input_kind)
     job = ExportJob(
-        fold_batch_norm(net), metadata, images, calibration=(images,), traced_batch=TRACED_BATCH
+        fold_batch_norm(net), metadata, inputs, calibration=(inputs,), traced_batch=TRACED_BATCH
     )
     return UntrainedFiles(job)
 
@@ -483,12 +496,14 @@ def with_typical_statistics(net: nn.Module, images: Tensor) -> None:
 
     Else activations may fade to numbers so small that processors take many times as long.
     """
+    net.eval()  # a head may need targets in training
     for norm in net.modules():
         if isinstance(norm, BATCH_NORM):
             norm.momentum = STATISTICS_SHARE
             if norm.affine:
                 nn.init.ones_(norm.weight)
-    net.train()(images)
+            norm.train()
+    net(images)
     net.eval()
 
 

@@ -172,16 +172,16 @@ def train_network(
     yield from train_to(folder.name, train(*run_at))
     run = prepare(*run_at)
     try:
-        scores, correct = score_run(run)
+        result = score_run(run)
     finally:
         run.close()
-    yield f"{folder.name}: validation {run.metric.text(scores[run.metric.name])}"
+    yield f"{folder.name}: validation {run.metric.text(result.scores[run.metric.name])}"
     return TunedScore(
         spec=json.loads(spec.to_json()),
         seed=training.seed,
-        score=scores[run.metric.name],
-        loss=scores["loss"],
-        correct=correct,
+        score=result.scores[run.metric.name],
+        loss=result.scores["loss"],
+        correct=result.correct,
         epochs=len(run_folder.read_log(run.folder, run.metric)),
         seconds=time.perf_counter() - begin,
     )

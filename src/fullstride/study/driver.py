@@ -26,6 +26,8 @@ from fullstride.study.trials import (
     local_devices,
     run_trials,
 )
+from fullstride.tasks import find_task
+from fullstride.tasks.task import Task
 from fullstride.train.recipes.choice import RecipeChoice
 
 BY_CASE = RecipeChoice()  # the default of the data and the weights
@@ -60,9 +62,16 @@ class StudyJob:
         """The data without the test images, which what chooses cannot have seen."""
         return replace(self.data, test=self.data.test.subset([]))
 
+    @cached_property
+    def task(self) -> Task:
+        """What the networks are for."""
+        return find_task()
+
     def check(self) -> None:
         """Raise ValueError, in one line, for arguments that no stage can work with."""
-        if len(self.data.classes) < 2:
+        if self.task.single_label:
+            self.data.check_one_class()
+        if self.task.single_label and len(self.data.classes) < 2:
             raise ValueError(
                 f"{self.data.name} has one class: to tell apart, give images of two or more"
             )
@@ -175,7 +184,6 @@ def start_study(
     if not isinstance(data, DataSet):
         check_purpose(str(data))
     images = data if isinstance(data, DataSet) else open_data(str(data))
-    images.check_one_class()
     names = {each.name for each in fields(StudyOptions)} & arguments.keys()
     options = StudyOptions(**{name: arguments[name] for name in names})
     settings = study.settings(**{n: value for n, value in arguments.items() if n not in names})

@@ -3,13 +3,15 @@
 import time
 from collections.abc import Generator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, task_of
-from fullstride.tasks.task import Score
+from fullstride.tasks.task import Score, Task
 from fullstride.train import run_folder
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.final_weights import batch_norms, has_probe, of_run, probe_network
@@ -40,16 +42,23 @@ def train_to(
     return reached
 
 
-def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
-    """The scores on the validation split of the network that `run` would have if it ended now.
+@dataclass(frozen=True)
+class PairedScores:
+    """The scores of a network on images, and what compares it with another one on the same ones."""
 
-    And for each image 1 if it is classified correctly, else 0.
-    """
+    scores: Mapping[str, float]
+    # 1 or 0 for each image, in order, whether its class is predicted; "" for other tasks
+    correct: str = ""
+    # the task's metric over resamples of the images, see `bootstrap`; () where `correct` says more
+    resampled: tuple[float | None, ...] = ()
+
+
+def score_run(run: PreparedRun) -> PairedScores:
+    """The scores on the validation split of the network that `run` would have if it ended now."""
     path = run.folder / run_folder.BUNDLE
     if path.is_dir():
         bundle = Bundle.load(path, build_head)
-        task = task_of(bundle)
-        return score_images_of(run, CorrectImages(task.score()), bundle.net.to(run.device))
+        return score_validation(run, task_of(bundle), bundle.net.to(run.device))
     nets = [probe_network(run).net] if has_probe(run) else []
     if (run.folder / run_folder.CHECKPOINT).exists():
         last = final_network(run).net.to(run.device)
@@ -58,17 +67,17 @@ def score_run(run: PreparedRun) -> tuple[Mapping[str, float], str]:
         keeps_statistics = run.recipe.frozen_statistics
         if not keeps_statistics and batch_norms(last, frozen_names(last, run.recipe)):
             nets += [of_run(run, last)]
-    results, failure = [], None
+    results, failure = list[PairedScores](), None
     for net in nets:
         try:
-            results.append(score_images_of(run, CorrectImages(run.task.score()), net))
+            results.append(score_validation(run, run.task, net))
         except FloatingPointError as error:
             failure = error
     if failure is not None and not results:
         raise failure
     if not results:
         raise ValueError(f"{run.config.model} has no linear classifier, and so no linear probe")
-    return max(results, key=lambda result: quality(result[0], run.metric))
+    return max(results, key=lambda result: quality(result.scores, run.metric))
 
 
 class CorrectImages(Score):
@@ -90,18 +99,48 @@ class CorrectImages(Score):
         return self.score.compute()
 
 
-def score_images_of(
-    run: PreparedRun, score: CorrectImages, net: nn.Module
-) -> tuple[dict[str, float], str]:
+def score_validation(run: PreparedRun, task: Task, net: nn.Module) -> PairedScores:
     """The scores of `net` on the validation split of `run`. Unreadable images are not correct."""
     assert run.val is not None
-    scores = finite_scores(*count(net, score, run.val, SINGLE_PROCESS))
-    correct = iter(score.correct)
+    if not task.single_label:
+        score, images = count(net, task.score(), run.val, SINGLE_PROCESS)
+        scores = finite_scores(score, images)
+        return PairedScores(scores, resampled=resampled_of(score, run.metric == task.metric))
+    noting = CorrectImages(task.score())
+    scores = finite_scores(*count(net, noting, run.val, SINGLE_PROCESS))
+    correct = iter(noting.correct)
     names, skipped = run.data.val.names, run.val.skipped
-    return scores, "".join(str(int(name not in skipped and next(correct))) for name in names)
+    flags = "".join(str(int(name not in skipped and next(correct))) for name in names)
+    return PairedScores(scores, flags)
 
 
-# McNemar's exact test tells whether one network is better than another on the same images.
+def resampled_of(score: Score, is_compared: bool) -> tuple[float | None, ...]:
+    """`Score.resampled` as JSON has it: None where a resample says nothing.
+
+    () unless networks are compared by the task's own metric, whose resamples these are.
+    """
+    if not is_compared:
+        return ()
+    return tuple(None if np.isnan(value) else value for value in score.resampled().tolist())
+
+
+# Two networks on the same images: McNemar's exact test where an image is right or wrong, and a
+# bootstrap of the difference elsewhere.
+
+
+def paired_p(one: PairedScores, other: PairedScores) -> float | None:
+    """The two-sided p value of the hypothesis that two networks are equally good.
+
+    None where nothing is known but the scores.
+    """
+    if one.correct and other.correct:
+        return mcnemar(one.correct, other.correct)
+    pairs = zip(one.resampled, other.resampled, strict=True)
+    differences = [a - b for a, b in pairs if a is not None and b is not None]
+    if not differences:
+        return None
+    least = min(sum(sign * each <= 0 for each in differences) for sign in (1, -1))
+    return min(1.0, 2 * least / len(differences))
 
 
 def mcnemar(one: str, other: str) -> float:

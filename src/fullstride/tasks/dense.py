@@ -2,7 +2,7 @@
 
 import colorsys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from fullstride.data.dataset import Images
 from fullstride.data.readers.decode import Size
 from fullstride.data.readers.masks import IGNORED
 from fullstride.data.transforms.crop import (
@@ -28,6 +29,8 @@ from fullstride.tasks.task import Task, full_precision
 
 FROM_NETWORK = (8, 16, 32)  # strides of the maps of a network that P3 to P5 are made of
 Factor = Annotated[float, Bounds(gt=0, le=4)]
+HEAD_WIDTHS: tuple[Mapping[str, int], ...] = tuple({"head_width": each} for each in (64, 128, 256))
+SMALLEST_VIEW, LARGEST_VIEW, SIDE_STEP = 64, 640, 32  # pixels a side; they divide by the last
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,12 @@ class Pyramid(nn.Module):
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         levels = self.levels(OrderedDict((str(i), maps[i]) for i in self.used))
         return [norm(level) for norm, level in zip(self.norms, levels.values(), strict=True)]
+
+
+def sides_around(side: int, shares: Sequence[float]) -> tuple[int, ...]:
+    """Sides of views, which are near so many shares of `side` pixels."""
+    near = (SIDE_STEP * round(share * side / SIDE_STEP) for share in shares)
+    return tuple(sorted({min(max(each, SMALLEST_VIEW), LARGEST_VIEW) for each in near}))
 
 
 # The head for pixels: P3 to P7, summed at stride 4.
@@ -173,8 +182,12 @@ class PixelTask(DenseOptions, Task):
     divides: ClassVar[bool] = False
 
     default_recipe: ClassVar[str] = "dense"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = HEAD_WIDTHS
     view_fit: ClassVar[Fit | None] = "pad"
     scoring_batch: ClassVar[int] = 16
+
+    def view_sides(self, images: Images, longer: int) -> tuple[int, ...]:
+        return sides_around(longer, (1 / 2, 3 / 4, 1))
 
     def train_view(
         self, pre: Preprocessing, augmentation: Augmentation, decoder: Decoder, sides: Sides

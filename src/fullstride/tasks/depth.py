@@ -26,7 +26,7 @@ from fullstride.tasks.dense import (
     on_picture,
     resize,
 )
-from fullstride.tasks.task import Metric, Score, full_precision, mean_over_processes
+from fullstride.tasks.task import Metric, Score, bootstrap, full_precision, mean_over_processes
 
 # The priors: depths that are predicted without the picture, of all pixels and of each row.
 
@@ -114,6 +114,7 @@ class DepthScore(Score):
         self.constant, self.max_depth = constant, max_depth
         self.rows = torch.tensor(tuple(rows), dtype=torch.float32)
         self.sums: dict[str, float] = dict.fromkeys((*SUMS, *PRIORS), 0.0)
+        self.images: list[tuple[int, int]] = []  # of each: valid pixels, and those within `RATIO`
 
     def update(self, metres_n1hw: Tensor, targets_nhw: Tensor) -> None:
         predicted = full_precision(metres_n1hw)[:, 0]
@@ -121,6 +122,10 @@ class DepthScore(Score):
         depth, true = predicted[valid].double(), targets_nhw[valid].double()
         error = (depth - true).abs()
         self.sums["pixels"] += len(true)
+        self.images += [
+            (int(pixels.sum()), within(metres[pixels], targets[pixels], RATIO))
+            for metres, targets, pixels in zip(predicted, targets_nhw, valid, strict=True)
+        ]
         for power in (1, 2, 3):
             self.sums[f"delta{power}"] += within(depth, true, RATIO**power)
         self.sums["mae"] += error.sum().item()
@@ -140,6 +145,18 @@ class DepthScore(Score):
 
     def merge(self, other: Self) -> None:
         self.sums = {name: value + other.sums[name] for name, value in self.sums.items()}
+        self.images += other.images
+
+    def resampled(self) -> np.ndarray:
+        pixels_n, near_n = np.array(self.images).reshape(-1, 2).T
+
+        def weighted(drawn_nb: np.ndarray) -> np.ndarray:
+            pixels_b = pixels_n @ drawn_nb
+            return np.where(
+                pixels_b > 0, 100 * (near_n @ drawn_nb) / np.maximum(pixels_b, 1), np.nan
+            )
+
+        return bootstrap(len(self.images), weighted)
 
     def compute(self) -> dict[str, float]:
         sums, pixels = self.sums, self.sums["pixels"]

@@ -20,16 +20,13 @@ from fullstride.tasks.task import (
     Score,
     Task,
     best_f1_threshold,
+    bootstrap,
     full_precision,
 )
 
-# The average precision of each label, and an interval of their mean.
+# The average precision of each label, and of their mean over resamples of the images.
 #
 # Letters: N images, K labels, B resamples of the images.
-
-
-RESAMPLES = 200
-MAX_BLOCK = 2**23  # numbers of a block of resamples: 32 MiB
 
 
 def average_precisions(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
@@ -47,33 +44,26 @@ def average_precisions(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
     return np.array(precisions)
 
 
-def bootstrap_interval(scores_nk: np.ndarray, has_nk: np.ndarray) -> tuple[float, float] | None:
-    """The 95 % interval of the mean average precision: its percentiles over resamples of images.
+def resampled(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
+    """(B,): the mean average precision over resamples of the images, see `bootstrap`.
 
-    Images are drawn N times with replacement, with the same seed in every call. A resample in which
-    no image has a label leaves that label out. None where resamples say nothing, as with one image.
+    A resample in which no image has a label leaves that label out; it is NaN without any.
     """
-    number = len(scores_nk)
     columns = [
         _Ranking.of(scores_n, has_n)
         for scores_n, has_n in zip(scores_nk.T, has_nk.T, strict=True)
         if has_n.any()
     ]
-    rng, means, step = np.random.default_rng(0), [], max(1, MAX_BLOCK // number)
-    for start in range(0, RESAMPLES, step):
-        size = min(step, RESAMPLES - start)
-        drawn_bn = rng.multinomial(number, np.full(number, 1 / number), size)
-        drawn_nb = np.ascontiguousarray(drawn_bn.T, dtype=np.int32)
-        sums, present = np.zeros(size), np.zeros(size, int)
+
+    def weighted(drawn_nb: np.ndarray) -> np.ndarray:
+        sums_b, present_b = np.zeros(drawn_nb.shape[1]), np.zeros(drawn_nb.shape[1], int)
         for ranking in columns:
             precision_b, images_b = ranking.average_precision(drawn_nb)
-            sums += precision_b
-            present += images_b > 0
-        means += (sums[present > 0] / present[present > 0]).tolist()
-    if len(means) < RESAMPLES / 2 or number < 2:
-        return None
-    low, high = np.percentile(means, (2.5, 97.5))
-    return float(low), float(high)
+            sums_b += precision_b
+            present_b += images_b > 0
+        return np.where(present_b > 0, sums_b / np.maximum(present_b, 1), np.nan)
+
+    return bootstrap(len(scores_nk), weighted)
 
 
 @dataclass(frozen=True)
@@ -296,10 +286,8 @@ class MultiLabelScore(Score):
         probability_nk = torch.from_numpy(logits_nk).sigmoid().numpy()
         return Counts.of(probability_nk >= np.array(thresholds), has_nk)
 
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the mAP, in percent."""
-        limits = bootstrap_interval(*self.arrays())
-        return limits and (100 * limits[0], 100 * limits[1])
+    def resampled(self) -> np.ndarray:
+        return 100 * resampled(*self.arrays())
 
     def by_class(self, names: Sequence[str]) -> list[LabelScore]:
         counts = self.counts(self.thresholds)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Annotated, Any, ClassVar, Self, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from fullstride.data.readers.splits import TEST_SHARE
 from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone, EmbeddingHead, Masks
 from fullstride.tasks.losses import TRIPLET_FORMS, TripletForm, cross_entropy
-from fullstride.tasks.task import Metric, Score, Task, full_precision
+from fullstride.tasks.task import Metric, Score, Task, bootstrap, full_precision
 
 # The head, over the embedding of a classifier.
 
@@ -220,6 +221,20 @@ class RetrievalScore(Score):
     def compute(self) -> dict[str, float]:
         return retrieval_scores(torch.cat(self.embeddings), torch.cat(self.labels))
 
+    def resampled(self) -> np.ndarray:
+        labels = torch.cat(self.labels)
+        queries, recalled_qk, _ = retrieve(torch.cat(self.embeddings), labels)
+        found_q = recalled_qk[:, 0].numpy()
+
+        def weighted(drawn_nb: np.ndarray) -> np.ndarray:
+            drawn_qb = drawn_nb[queries.numpy()]
+            return 100 * (found_q @ drawn_qb) / np.maximum(drawn_qb.sum(0), 1)
+
+        return bootstrap(len(labels), weighted)
+
+    def interval(self) -> None:
+        """None: recall@1 is a percentage of images, whose interval is binomial."""
+
 
 def retrieval_scores(embeddings_nd: Tensor, labels_n: Tensor) -> dict[str, float]:
     """Recall@k for `RECALLS`, and mAP@R, in percent: (N, D), (N,) -> scores by name.
@@ -234,19 +249,31 @@ def retrieval_scores(embeddings_nd: Tensor, labels_n: Tensor) -> dict[str, float
 
     Raises ValueError if there is no query. All are NaN for embeddings that are not finite.
     """
+    if not embeddings_nd.isfinite().all():
+        return {metric.name: nan for metric in METRICS}
+    queries, recalled_qk, precision_q = retrieve(embeddings_nd, labels_n)
+    shares = 100 * recalled_qk.sum(0, dtype=torch.float64) / len(queries)
+    recalls = dict(zip(map(recall_name, RECALLS), shares.tolist(), strict=True))
+    return {**recalls, "map_at_r": 100 * precision_q.double().sum().item() / len(queries)}
+
+
+def retrieve(embeddings_nd: Tensor, labels_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The Q queries, whether each has its class in the `RECALLS` nearest images, and its precision.
+
+    (N, D), (N,) -> indices (Q,), bool (Q, 3), and the mean of the precisions of mAP@R (Q,), see
+    `retrieval_scores`. Embeddings are finite.
+    """
     _, class_n, sizes = labels_n.unique(return_inverse=True, return_counts=True)
     relevant_n = sizes[class_n] - 1
     queries = relevant_n.nonzero()[:, 0]
     if not len(queries):
         raise ValueError("no two of the images are of one class: nothing can be retrieved")
-    if not embeddings_nd.isfinite().all():
-        return {metric.name: nan for metric in METRICS}
     # products of embeddings far from the origin would cancel digits
     x_nd = (embeddings_nd - embeddings_nd.mean(0, dtype=torch.float64)).float()
     half_n = x_nd.square().sum(1) / 2
     most = min(len(x_nd) - 1, max(*RECALLS, int(relevant_n.max())))
     ranks = torch.arange(1, most + 1)
-    recalled, precision = torch.zeros(len(RECALLS)), 0.0
+    recalled, precisions = [], []
     for block in queries.split(max(1, BLOCK_VALUES // len(x_nd))):
         closeness_qn = x_nd[block] @ x_nd.T - half_n  # higher for a smaller distance
         same_qn = class_n[block, None] == class_n
@@ -254,13 +281,11 @@ def retrieval_scores(embeddings_nd: Tensor, labels_n: Tensor) -> dict[str, float
         closeness_qn = closeness_qn.where(~same_qn, lower_qn)
         closeness_qn[torch.arange(len(block)), block] = -torch.inf
         hits_qk = same_qn.gather(1, closeness_qn.topk(most).indices)
-        recalled += torch.stack([hits_qk[:, :k].any(1).sum() for k in RECALLS])
+        recalled.append(torch.stack([hits_qk[:, :k].any(1) for k in RECALLS], 1))
         relevant_q1 = relevant_n[block, None]
         precisions_qk = hits_qk.cumsum(1) / ranks * (hits_qk & (ranks <= relevant_q1))
-        precision += (precisions_qk.sum(1) / relevant_q1[:, 0]).double().sum().item()
-    names = [recall_name(k) for k in RECALLS]
-    recalls = dict(zip(names, (100 * recalled.double() / len(queries)).tolist(), strict=True))
-    return {**recalls, "map_at_r": 100 * precision / len(queries)}
+        precisions.append(precisions_qk.sum(1) / relevant_q1[:, 0])
+    return queries, torch.cat(recalled), torch.cat(precisions)
 
 
 SHOWN = 4  # values of an embedding in a line

@@ -30,6 +30,7 @@ from fullstride.tasks.task import (
     ClassScore,
     Metric,
     Score,
+    bootstrap,
     full_precision,
     mean_over_processes,
 )
@@ -64,20 +65,27 @@ class SegmentScore(Score):
     def __init__(self) -> None:
         # by class (rows) and prediction (columns); before the first batch a 0 for all of them
         self.counts_kk = np.zeros((1, 1), np.int64)
+        # of each image, by class: the pixels that are rightly of it, and in either set
+        self.images: list[np.ndarray] = []  # int64 (2, K)
         self.loss = 0.0  # the sum over pixels
 
     def update(self, logits_nkhw: Tensor, targets_nhw: Tensor) -> None:
         classes = logits_nkhw.shape[1]
         logits, targets = full_precision(logits_nkhw), targets_nhw.long()
         valid = targets != IGNORED
-        pairs = targets[valid] * classes + logits.argmax(1)[valid]
-        counts = pairs.bincount(minlength=classes**2).view(classes, classes)
-        self.counts_kk = self.counts_kk + counts.cpu().numpy()
+        images = len(logits)
+        image = torch.arange(images, device=targets.device)[:, None, None].expand_as(targets)
+        pairs = (image[valid] * classes + targets[valid]) * classes + logits.argmax(1)[valid]
+        counts = pairs.bincount(minlength=images * classes**2).view(images, classes, classes)
+        counts_nkk = counts.cpu().numpy()
+        self.counts_kk = self.counts_kk + counts_nkk.sum(0)
+        self.images += [np.stack((each.diagonal(), _union(each))) for each in counts_nkk]
         loss = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
         self.loss += loss.sum(dtype=torch.float64).item()
 
     def merge(self, other: Self) -> None:
         self.counts_kk = self.counts_kk + other.counts_kk
+        self.images += other.images
         self.loss += other.loss
 
     def compute(self) -> dict[str, float]:
@@ -97,8 +105,17 @@ class SegmentScore(Score):
 
     def sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each class the pixels that are rightly of it, are of it, and in either set."""
-        hits, of_class = self.counts_kk.diagonal(), self.counts_kk.sum(1)
-        return hits, of_class, of_class + self.counts_kk.sum(0) - hits
+        return self.counts_kk.diagonal(), self.counts_kk.sum(1), _union(self.counts_kk)
+
+    def resampled(self) -> np.ndarray:
+        hits_nk, union_nk = np.stack(self.images, 1)
+
+        def weighted(drawn_nb: np.ndarray) -> np.ndarray:
+            hits_kb, union_kb = hits_nk.T @ drawn_nb, union_nk.T @ drawn_nb
+            ious_kb, occurs_b = hits_kb / np.maximum(union_kb, 1), (union_kb > 0).sum(0)
+            return np.where(occurs_b > 0, 100 * ious_kb.sum(0) / np.maximum(occurs_b, 1), np.nan)
+
+        return bootstrap(len(self.images), weighted)
 
     def by_class(self, names: Sequence[str]) -> list[RegionScore]:
         hits, of_class, union = self.sums()
@@ -113,6 +130,11 @@ class SegmentScore(Score):
             )
             for k, name in enumerate(names)
         ]
+
+
+def _union(counts_kk: np.ndarray) -> np.ndarray:
+    """For each class the pixels that are of it or predicted as it."""
+    return counts_kk.sum(0) + counts_kk.sum(1) - counts_kk.diagonal()
 
 
 SAME = 0.99  # of the pixels of an image that predict the same, from which on predictions are equal

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, Self, get_type_hints
@@ -190,9 +190,54 @@ class Score(ABC):
         matrix = self.confusion()
         return matrix.by_class(names) if matrix else ()
 
+    def resampled(self) -> np.ndarray:
+        """(B,): the task's `metric` over each of the `resamples` of the images, see `bootstrap`.
+
+        Empty for a task whose images are compared one by one, such as by a correct class.
+        """
+        return np.zeros(0)
+
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the task's `metric`; None for a percentage of images or without."""
-        return None
+        """The 95 % interval of the task's `metric`: the percentiles of `resampled`.
+
+        None where resamples say nothing, as with one image.
+        """
+        values = self.resampled()
+        known = values[~np.isnan(values)]
+        if len(known) <= RESAMPLES / 2:
+            return None
+        low, high = np.percentile(known, (2.5, 97.5))
+        return float(low), float(high)
+
+
+# Resamples of the images that are scored: what a score would be on other images of their kind.
+#
+# Letters: N images, B resamples.
+
+
+RESAMPLES = 200
+MAX_BLOCK = 2**23  # numbers of a block of resamples: 32 MiB
+
+
+def bootstrap(images: int, weighted: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """(B,): a score of so many images over the resamples, which are the same in every call.
+
+    So two networks are compared on the same resamples of the same images. In a resample images are
+    drawn N times with replacement.
+
+    Args:
+        images: N.
+        weighted: The score where each image is counted so many times: int32 (N, b), of some of the
+            resamples -> (b,), NaN where it is not defined.
+    """
+    if images < 2:
+        return np.full(RESAMPLES, np.nan)
+    rng, step, blocks = np.random.default_rng(0), max(1, MAX_BLOCK // images), []
+    for start in range(0, RESAMPLES, step):
+        size = min(step, RESAMPLES - start)
+        drawn_bn = rng.multinomial(images, np.full(images, 1 / images), size)
+        blocks.append(weighted(np.ascontiguousarray(drawn_bn.T, dtype=np.int32)))
+    return np.concatenate(blocks)
 
 
 @dataclass(frozen=True)
@@ -225,6 +270,8 @@ class Task(ABC):
     # fields of the task that are stored with the weights, such as what is fitted on the validation
     # split
     state_fields: ClassVar[tuple[str, ...]] = ()
+    # what `fit` tries of the task's own options, beside networks and resolutions
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     # images that are scored at once, over all processes: fewer where an image has many outputs
     scoring_batch: ClassVar[int] = 128
     # objects that are predicted for an image at most: by default all of them are shown
@@ -325,6 +372,13 @@ class Task(ABC):
     def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         """The data set at `where` with the task's targets; `classes` has a name for each output."""
         return open_data(where, rule)
+
+    def view_sides(self, images: Images, longer: int) -> tuple[int, ...]:
+        """Pixels a side that views of `images` may have, whose longer sides are about `longer`.
+
+        Empty where any side does that suits the weights.
+        """
+        return ()
 
     def resolution_for(self, images: Images, usual: int) -> int:
         """Pixels a side of the views of `images` where the user sets none.

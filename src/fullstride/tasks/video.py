@@ -1,8 +1,9 @@
 """The task of classifying videos, by networks of clips."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.targets import open_clips
@@ -39,6 +40,7 @@ class Video(VideoOptions, Classify):
     options: ClassVar[type] = VideoOptions
     takes_clips: ClassVar[bool] = True
     default_recipe: ClassVar[str] = "video"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({"frames": 8}, {"frames": 16})
     scoring_batch: ClassVar[int] = 8
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullstride.tasks.task import ClassScore, Score, best_f1_threshold
+from fullstride.tasks.task import ClassScore, Score, best_f1_threshold, bootstrap
 
 # AP50 by the rules of Pascal VOC, with 11 recall points.
 #
@@ -22,7 +22,6 @@ from fullstride.tasks.task import ClassScore, Score, best_f1_threshold
 
 MIN_IOU = 0.5
 POINTS = 11  # recalls 0, 0.1 to 1
-RESAMPLES = 200
 
 
 class Scene(NamedTuple):
@@ -114,26 +113,20 @@ def average_precisions(scenes: Sequence[Scene], classes: int) -> np.ndarray:
     )
 
 
-def bootstrap_interval(scenes: Sequence[Scene], classes: int) -> tuple[float, float] | None:
-    """The 95 % interval of the mean AP50: its percentiles over resamples of the images.
+def resampled(scenes: Sequence[Scene], classes: int) -> np.ndarray:
+    """(B,): the mean AP50, from 0 to 1, over resamples of the images, see `bootstrap`.
 
-    Images are drawn with replacement, with the same seed in every call. A resample without objects
-    of a class leaves the class out. None where resamples say nothing, as with one image.
+    A resample without objects of a class leaves the class out; it is NaN without any.
     """
-    number = len(scenes)
-    if number < 2:
-        return None
-    rng = np.random.default_rng(0)
-    drawn_nb = rng.multinomial(number, np.full(number, 1 / number), RESAMPLES).T
-    all_hits, counts_kb = hits(scenes), object_counts(scenes, classes).T @ drawn_nb
-    rows = [_eleven_points(all_hits, drawn_nb, k, counts_kb[k]) for k in range(classes)]
-    present_kb = counts_kb > 0
-    some_b = present_kb.any(0)
-    if some_b.mean() < 0.5:
-        return None
-    means = np.nansum(np.array(rows), 0)[some_b] / present_kb.sum(0)[some_b]
-    low, high = np.percentile(means, (2.5, 97.5))
-    return float(low), float(high)
+    all_hits, counts_nk = hits(scenes), object_counts(scenes, classes)
+
+    def weighted(drawn_nb: np.ndarray) -> np.ndarray:
+        counts_kb = counts_nk.T @ drawn_nb
+        rows = [_eleven_points(all_hits, drawn_nb, k, counts_kb[k]) for k in range(classes)]
+        present_b = (counts_kb > 0).sum(0)
+        return np.where(present_b > 0, np.nansum(rows, 0) / np.maximum(present_b, 1), np.nan)
+
+    return bootstrap(len(scenes), weighted)
 
 
 def _eleven_points(
@@ -332,10 +325,8 @@ class DetectionScore(Score):
             "absent_classes": float((~present_k).sum()),
         }
 
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of `ap50`, in percent."""
-        limits = bootstrap_interval(self.scenes, self.classes)
-        return limits and (100 * limits[0], 100 * limits[1])
+    def resampled(self) -> np.ndarray:
+        return 100 * resampled(self.scenes, self.classes)
 
     def f1(self) -> float:
         """F1 of the detections that are shown, over the objects of all classes, in percent."""

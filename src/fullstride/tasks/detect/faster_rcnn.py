@@ -22,7 +22,15 @@ from torchvision.ops.poolers import LevelMapper
 
 from fullstride.nets.backbone import Backbone, Masks
 from fullstride.tasks.dense import Pyramid
-from fullstride.tasks.detect.fcos import ANCHOR, detections, locations, rows, suppress, top
+from fullstride.tasks.detect.fcos import (
+    ANCHOR,
+    CANDIDATES_OF_IMAGE,
+    detections,
+    locations,
+    rows,
+    suppress,
+    top,
+)
 from fullstride.tasks.task import full_precision
 
 RATIOS = (0.5, 1.0, 2.0)  # height / width of the anchors of a location
@@ -79,8 +87,10 @@ class FasterRcnnHead(nn.Module):
         width: int = 256,
         convs: int = 4,
         hidden: int = 1024,
+        candidates: int = CANDIDATES_OF_IMAGE,
     ):
         super().__init__()
+        self.candidates = candidates
         self.stride = strides[0]
         self.pyramid = Pyramid(channels, strides, width=width)
         self.rpn = RegionProposalNetwork(
@@ -154,7 +164,8 @@ class FasterRcnnHead(nn.Module):
         probability = probability * present_nr.flatten()[:, None]
         scores_na = torch.where(probability > MIN_SCORE, probability, 0.0).reshape(n, r * k)
         labels_na = torch.arange(k, device=logits.device).repeat(r).expand(n, -1)
-        return detections(boxes.reshape(n, r * k, 4), labels_na, scores_na, iou=MAX_IOU)
+        boxes_na4 = boxes.reshape(n, r * k, 4)
+        return detections(boxes_na4, labels_na, scores_na, iou=MAX_IOU, candidates=self.candidates)
 
     def proposals(self, levels: list[Tensor], h: int, w: int) -> tuple[Tensor, Tensor]:
         """(N, R, 4), the best boxes that may have an object, and (N, R), which rows have one."""

@@ -99,6 +99,7 @@ def assign(
 # exported files: there is no loop over images, and no shape depends on data.
 
 
+CANDIDATES_OF_IMAGE = 1000  # boxes of the highest scores that are compared, at most
 COLUMNS = 6  # of a detection: x1, y1, x2, y2, score, class
 NO_CLASS = -1  # of rows without a detection
 
@@ -147,7 +148,7 @@ def detections(
     scores_na: Tensor,
     *,
     iou: float,
-    candidates: int = 1000,
+    candidates: int = CANDIDATES_OF_IMAGE,
     limit: int = 100,
 ) -> Tensor:
     """(N, `limit`, 6): x1, y1, x2, y2, score and class, sorted by falling score.
@@ -203,8 +204,10 @@ class FcosHead(nn.Module):
         *,
         width: int = 256,
         convs: int = 4,
+        candidates: int = CANDIDATES_OF_IMAGE,
     ):
         super().__init__()
+        self.candidates = candidates
         if width < GROUP_CHANNELS or width % GROUP_CHANNELS:
             raise ValueError(f"head_width {width}: use a multiple of {GROUP_CHANNELS}")
         self.stride = strides[0]
@@ -268,9 +271,8 @@ class FcosHead(nn.Module):
             labels.append(index_nc - place * classes)
             boxes.append(boxes_na4.gather(1, (first + place)[..., None].expand(-1, -1, 4)))
             first += count
-        return detections(
-            torch.cat(boxes, 1), torch.cat(labels, 1), torch.cat(scores, 1), iou=MAX_IOU
-        )
+        parts = (torch.cat(each, 1) for each in (boxes, labels, scores))
+        return detections(*parts, iou=MAX_IOU, candidates=self.candidates)
 
 
 def decode_boxes(predictions: Predictions) -> Tensor:

@@ -27,7 +27,14 @@ from fullstride.io.console import print_note
 from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
-from fullstride.tasks.dense import DenseOptions
+from fullstride.tasks.dense import (
+    HEAD_WIDTHS,
+    LARGEST_VIEW,
+    SIDE_STEP,
+    SMALLEST_VIEW,
+    DenseOptions,
+    sides_around,
+)
 from fullstride.tasks.detect.average_precision import (
     DEFAULT_SCORE,
     DetectionScore,
@@ -114,9 +121,8 @@ def class_colour(index: int) -> tuple[int, int, int]:
 # smallest tenth, unless views would be larger than the pictures or than is usual.
 
 
-MEDIUM, SMALLEST, LARGEST_VIEW = 32, 0.1, 640
-SMALLEST_VIEW = 64  # of 32 pixels, no box has a positive location of FCOS by ATSS
-SIDE_STEP = 32  # pixels, which every side of a view divides by
+# In views of 32 pixels, below `SMALLEST_VIEW`, no box has a positive location of FCOS by ATSS.
+MEDIUM, SMALLEST = 32, 0.1
 MOST_PICTURES = 200  # whose boxes are looked at
 
 
@@ -141,6 +147,9 @@ def side_for_boxes(images: Images) -> int:
     side = min(wanted, float(np.median(sides)), LARGEST_VIEW)
     return max(SMALLEST_VIEW, SIDE_STEP * math.ceil(side / SIDE_STEP))
 
+
+# Boxes that suppression compares: so many for each object of the image that has most.
+PER_OBJECT, LEAST_CANDIDATES, MOST_CANDIDATES = 30, 100, 1000
 
 COCO_METRICS = (
     Metric("ap", "AP", "%"),
@@ -174,6 +183,9 @@ class Detect(DetectOptions, Task):
 
     box_weight: float = 2.0  # of the loss of boxes
     labels: int = 0  # K
+    # boxes of the highest scores that are compared with each other: suppression takes a time that
+    # grows with the square of their number, most of that of a small network for 1,000 of them
+    candidates: Annotated[int, Bounds(ge=1, le=MOST_CANDIDATES)] = MOST_CANDIDATES
     min_score: Annotated[float, Bounds(ge=0, le=1)] = DEFAULT_SCORE  # of boxes that are predicted
 
     name: ClassVar[str] = "detect"
@@ -181,10 +193,12 @@ class Detect(DetectOptions, Task):
     metric: ClassVar[Metric] = Metric("ap50", "AP50", "%")
     other_metrics: ClassVar[tuple[Metric, ...]] = (Metric("f1", "F1", "%"), *COCO_METRICS)
     default_recipe: ClassVar[str] = "dense"
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = HEAD_WIDTHS
     state_fields: ClassVar[tuple[str, ...]] = (
         "detector",
         "head_width",
         "head_convs",
+        "candidates",
         "min_score",
     )
     output_names: ClassVar[tuple[str, str]] = ("detections", "detections")
@@ -211,11 +225,16 @@ class Detect(DetectOptions, Task):
         return replace(self, labels=len(classes))
 
     def for_data(self, data: DataSet) -> Self:
-        return self.for_classes(data.classes)
+        most = max((len(target.boxes) for target in data.train.targets), default=0)
+        candidates = min(max(LEAST_CANDIDATES, PER_OBJECT * most), MOST_CANDIDATES)
+        return replace(self.for_classes(data.classes), candidates=candidates)
 
     def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         """The data set at `where`, whose targets are `Objects`."""
         return open_boxes(where, rule)
+
+    def view_sides(self, images: Images, longer: int) -> tuple[int, ...]:
+        return sides_around(side_for_boxes(images) or longer, (2 / 3, 1, 3 / 2))
 
     def resolution_for(self, images: Images, usual: int) -> int:
         """`usual`, or that of `side_for_boxes` where it is larger, which is said in a line."""
@@ -249,8 +268,14 @@ class Detect(DetectOptions, Task):
         from fullstride.tasks.detect.fcos import FcosHead
 
         kind = FcosHead if self.detector == "fcos" else FasterRcnnHead
-        width, convs = self.head_width, self.head_convs
-        return kind(net.channels, net.strides, net.spec.classes, width=width, convs=convs)
+        return kind(
+            net.channels,
+            net.strides,
+            net.spec.classes,
+            width=self.head_width,
+            convs=self.head_convs,
+            candidates=self.candidates,
+        )
 
     @property
     def training_targets(self) -> bool:
