@@ -19,7 +19,8 @@ from fullstride.autofit.plan import FitPlan
 from fullstride.autofit.ship import Shipment
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.decode import UnreadableImage
-from fullstride.deploy.formats import FORMATS
+from fullstride.deploy.formats import FORMATS, open_file
+from fullstride.deploy.predict import predict
 from fullstride.io.console import printable
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.budget import Budget
@@ -35,10 +36,11 @@ from fullstride.report.page import (
     interval_note,
     learning_values,
     render_template,
+    shown_picture,
     write,
 )
 from fullstride.report.scatter import FilePoint, files_figure
-from fullstride.tasks import find_task
+from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import Metric
 from fullstride.train.run_folder import read_log
 
@@ -234,6 +236,7 @@ PICTURE = "files.png"  # the accuracy of files against their time
 MAX_CURVES = 12  # candidates in the plot of learning curves, as colours and dashes repeat
 MAX_CANDIDATES = 200  # rows
 MAX_NAMES = 10  # of images with a problem
+MAX_WORST = 12  # images with the worst scores
 
 
 def write_results(folder: Path, data: DataSet, results: FitResults) -> Path:
@@ -265,8 +268,9 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         left_out=Counter(results.left_out.values()),
         **learning_values(learning_curves(folder, results), metric),
         split=split,
-        **class_values(shipment.confusion, classes),
+        **class_values(shipment.confusion, classes, shipment.class_table),
         cards=mistakes(folder, data, results),
+        worst=worst_images(folder, data, results),
         plan_rows=plan_rows(results),
         facts=data_facts(results),
         problems=data_problems(results),
@@ -417,6 +421,37 @@ def mistakes(folder: Path, data: DataSet, results: FitResults) -> list[dict[str,
         names = printable(each.truth), printable(each.predicted)
         shown = card(Prediction(pixels, *names, each.probability))
         cards.append(shown | {"name": printable(each.image)})
+    return cards
+
+
+def worst_images(folder: Path, data: DataSet, results: FitResults) -> list[dict[str, Any]]:
+    """The images with the worst scores: the truth and the prediction, drawn or as words."""
+    shipment = results.shipment
+    if not shipment.worst:
+        return []
+    images = data.test if shipment.test_split else data.val
+    index = {name: number for number, name in enumerate(images.names)}
+    model = open_file(folder / shipment.model, trust=True)
+    task, cards = task_of(model), []
+    for each in shipment.worst[:MAX_WORST]:
+        try:
+            picture = images.picture(index[each.image])
+            truth = task.truth(images.targets[index[each.image]], model.classes)
+        except (KeyError, UnreadableImage):
+            continue
+        (prediction,) = predict(model, picture)
+        both = truth, prediction.guesses
+        drawn = [task.draw(picture, guesses, model.classes) for guesses in both]
+        is_drawn = None not in drawn
+        words = [", ".join(map(printable, map(str, guesses))) or "nothing" for guesses in both]
+        cards.append(
+            {
+                "pictures": [shown_picture(each or picture) for each in drawn[: 1 + is_drawn]],
+                "words": [] if is_drawn else words,
+                "score": each.score,
+                "name": printable(each.image),
+            }
+        )
     return cards
 
 

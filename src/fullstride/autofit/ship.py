@@ -17,11 +17,12 @@ from fullstride.autofit.finalists import (
     measured,
 )
 from fullstride.autofit.halving import TRIALS, Outcome, RungScore, tie
-from fullstride.deploy.comparison import Mistake, score_model
+from fullstride.deploy.comparison import ImageScore, Mistake, score_model
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.io.records import Record
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import BUSY
+from fullstride.report.page import ClassTable, worst_classes
 from fullstride.report.shift import shift_lines
 from fullstride.tasks.task import ConfusionMatrix, Metric
 from fullstride.train.scoring import SplitScores, quality
@@ -46,7 +47,9 @@ class Shipment:
     metric: str = "top1"  # that files are compared by
     # of the shipped file on the test images, or on the validation split where there is no test
     confusion: ConfusionMatrix | None = None
+    class_table: ClassTable = ()  # on the same images
     mistakes: tuple[Mistake, ...] = ()  # the most confident ones first
+    worst: tuple[ImageScore, ...] = ()  # of tasks without one class for each image
     skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable ones, and why
     notes: tuple[str, ...] = ()  # what a user must know, a line each
 
@@ -65,7 +68,9 @@ class FinalScores:
     scores: Mapping[str, float]
     skipped: Mapping[str, str]
     confusion: ConfusionMatrix | None
+    class_table: ClassTable
     mistakes: tuple[Mistake, ...]
+    worst: tuple[ImageScore, ...]
 
 
 TEST_SCORES = Record(FinalScores, "the scores of the file that ships", ("path", "scores"))
@@ -126,7 +131,9 @@ def ship(
         model=model,
         metric=metric.name,
         confusion=test.confusion,
+        class_table=test.class_table,
         mistakes=test.mistakes,
+        worst=test.worst,
         skipped=test.skipped,
         notes=tuple(notes),
     )
@@ -230,6 +237,8 @@ def final_scores(job: FitJob, file: ShippedFile) -> FinalScores:
         scores=result.evaluation.scores,
         skipped=result.evaluation.skipped,
         confusion=result.evaluation.score.confusion(),
+        class_table=worst_classes(result.evaluation.score.by_class(job.data.classes)),
         mistakes=result.mistakes,
+        worst=result.worst,
     )
     return TEST_SCORES.save(path, scores)

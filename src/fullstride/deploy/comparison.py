@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -188,12 +189,21 @@ class Mistake:
 
 
 @dataclass(frozen=True)
+class ImageScore:
+    """An image, and the metric of the task on it alone."""
+
+    image: str  # its name in the data
+    score: float
+
+
+@dataclass(frozen=True)
 class ModelScores:
     """What a model achieves on a set of images, and on which."""
 
     evaluation: Evaluation
     correct: str  # 1 or 0 for each image, in order; 0 for one that cannot be read
     mistakes: tuple[Mistake, ...]  # the most confident ones first
+    worst: tuple[ImageScore, ...]  # of tasks without one class for each image, the worst first
 
 
 def score_model(
@@ -206,18 +216,20 @@ def score_model(
     """Score `model` on `images`, whose targets are those of its task, by its classes.
 
     `views` are the result of `load_views` for an equal preprocessing. At most `mistakes` wrong
-    predictions are listed. Raises ValueError where no image can be read, and FloatingPointError
-    where a score is not finite.
+    predictions are listed, or so many of the images with the worst scores. Raises ValueError where
+    no image can be read, and FloatingPointError where a score is not finite.
     """
     task = task_of(model).uncalibrated()
     skipped: dict[str, str] = {}
     score, correct = task.score(), ["0"] * len(images)
     wrong: list[tuple[float, int, int]] = []
+    alone: list[ImageScore] = []
     samples = readable(model, images, skipped) if views is None else views
     for batch, rows in batches(model, samples):
         labels = task.collate([sample.target for sample in batch])
         score.update(task.invert(torch.from_numpy(rows)), labels)
         if not task.single_label:
+            alone += scores_alone(task, images, batch, rows) if mistakes else []
             continue
         predicted = rows.argmax(1)
         for row, ((index, _, target), guess) in enumerate(
@@ -238,7 +250,21 @@ def score_model(
             Mistake(images.names[index], names[images.targets[index]], names[guess], probability)
             for probability, index, guess in first
         ),
+        tuple(sorted(alone, key=lambda each: task.metric.rank(each.score))[:mistakes]),
     )
+
+
+def scores_alone(
+    task: Task, images: Images, samples: Sequence[Sample], rows: np.ndarray
+) -> Iterator[ImageScore]:
+    """The score of each image alone, where it has one: an image without objects has none."""
+    for sample, outputs in zip(samples, rows, strict=True):
+        score = task.score()
+        score.update(task.invert(torch.from_numpy(outputs[None])), task.collate([sample.target]))
+        with suppress(ValueError):
+            value = score.compute()[task.metric.name]
+            if math.isfinite(value):
+                yield ImageScore(images.names[sample.number], value)
 
 
 def evaluate(

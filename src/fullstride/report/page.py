@@ -15,6 +15,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from fullstride.data.dataset import DataSet
+from fullstride.io.console import printable
 from fullstride.io.writing import PAGE, atomic_write
 from fullstride.report import plots
 from fullstride.report.console_tables import (
@@ -32,6 +33,7 @@ from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric
 TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
 MAX_CLASS_ROWS = 50
 DATA_FILES = (".json", ".csv", ".tsv", ".parquet")  # suffixes of files that are whole data sets
+ClassTable = tuple[tuple[str, ...], ...]  # the header, and a row of cells for each class
 THUMBNAIL = 256  # pixels a side that a picture is reduced to, so that the page stays small
 
 
@@ -102,6 +104,8 @@ def render(content: Content) -> str:
     metric = entries[0].metric
     best = most_accurate(trained) if trained else None
     points, data = plot_points(entries)
+    confusion = content.confusion
+    rows = content.by_class or (confusion.by_class(content.classes) if confusion else ())
     curves = {entry.name: entry.log for entry in entries if entry.log}
     return render_template(
         "results.html",
@@ -115,7 +119,7 @@ def render(content: Content) -> str:
         interval_note=interval_note(metric, [entry.interval for entry in entries]),
         latency_plot=Markup(plots.score_latency(points, metric, data)) if points else "",
         **learning_values(curves, metric),
-        **class_values(content.confusion, content.classes, content.by_class),
+        **class_values(content.confusion, content.classes, worst_classes(rows)),
         cards=[card(prediction) for prediction in content.predictions],
         environment=content.environment,
         notes=content.notes,
@@ -149,21 +153,22 @@ def learning_values(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) ->
 
 
 def class_values(
-    confusion: ConfusionMatrix | None,
-    classes: tuple[str, ...],
-    by_class: Sequence[ClassScore] = (),
+    confusion: ConfusionMatrix | None, classes: tuple[str, ...], worst: ClassTable
 ) -> dict[str, Any]:
-    """What templates show of classes: the confusion, and at most `MAX_CLASS_ROWS` of the worst.
-
-    These are the classes that occur with the lowest F1, of `by_class` or else of `confusion`.
-    """
-    rows = by_class or (confusion.by_class(classes) if confusion else ())
-    worst = sorted((row for row in rows if row.f1 is not None), key=lambda row: row.f1 or 0.0)
+    """What templates show of classes: the confusion, and the table of the worst ones."""
     plot = ""
     if confusion and len(classes) <= plots.MAX_CLASSES:
         plot = Markup(plots.heat_map(confusion, classes))
-    shown = worst[:MAX_CLASS_ROWS]
-    return {"confusion_plot": plot, "class_rows": shown, "classes": classes}
+    return {"confusion_plot": plot, "class_table": worst, "classes": classes}
+
+
+def worst_classes(rows: Sequence[ClassScore]) -> ClassTable:
+    """At most `MAX_CLASS_ROWS` of the classes that occur, the lowest F1 first; () without any."""
+    worst = sorted((row for row in rows if row.f1 is not None), key=lambda row: row.f1 or 0.0)
+    if not worst:
+        return ()
+    cells = (map(printable, class_cells(row)) for row in worst[:MAX_CLASS_ROWS])
+    return tuple(class_columns(worst)), *map(tuple, cells)
 
 
 @cache
@@ -176,7 +181,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (count, ms, percent, three_digits, times, class_columns, class_cells)
+    filters = (count, ms, percent, three_digits, times)
     environment.filters |= {each.__name__: each for each in filters}
     return environment
 
@@ -233,16 +238,20 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f} ×" if ratio < 10 else f"{ratio:.0f} ×"
 
 
+def shown_picture(image: Image.Image) -> dict[str, Any]:
+    """An image as templates show it: reduced, as a data URI."""
+    pixelated, small, out = max(image.size) < TINY, image.copy(), io.BytesIO()
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    small.save(out, "png")
+    uri = "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    return {"uri": uri, "pixelated": pixelated}
+
+
 def card(prediction: Prediction) -> dict[str, Any]:
     """The values that the template shows of one prediction, with the picture as a data URI."""
     image = Image.fromarray(np.squeeze(prediction.picture))
-    pixelated = max(image.size) < TINY
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    out = io.BytesIO()
-    image.save(out, "png")
     return {
-        "uri": "data:image/png;base64," + base64.b64encode(out.getvalue()).decode(),
-        "pixelated": pixelated,
+        **shown_picture(image),
         "truth": prediction.truth,
         "predicted": prediction.predicted,
         "probability": prediction.probability,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule
 from fullstride.data.readers.decode import Size
-from fullstride.data.readers.masks import MILLIMETRES, UnreadableImage
+from fullstride.data.readers.masks import MILLIMETRES, DepthFile, UnreadableImage
 from fullstride.data.targets import open_depths
 from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone
@@ -298,6 +298,9 @@ class Depth(DepthOptions, PixelTask):
     ) -> tuple[DepthMap, ...]:
         """The depths of the pixels of the picture, without the view's padding."""
         return (DepthMap.of(on_picture(guesses[0].map, size, pre, 0)),)
+
+    def truth(self, target: DepthFile, classes: Sequence[str]) -> tuple[DepthMap, ...]:
+        return (DepthMap.of(target.read()),)
 
     def draw(
         self, picture: Image.Image, guesses: tuple[DepthMap, ...], classes: Sequence[str]

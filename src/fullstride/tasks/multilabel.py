@@ -463,6 +463,9 @@ class MultiLabel(MultiLabelOptions, Task):
         """The labels whose probability is not below the threshold; of none the most probable."""
         return [self._guesses(row, classes, top) for row in outputs]
 
+    def truth(self, target: tuple[int, ...], classes: Sequence[str]) -> tuple[LabelGuess, ...]:
+        return tuple(LabelGuess(classes[label], 1.0, DEFAULT) for label in target)
+
     def _guesses(
         self, probability_k: Tensor, classes: Sequence[str], top: int
     ) -> tuple[LabelGuess, ...]:

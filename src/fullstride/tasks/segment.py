@@ -242,6 +242,9 @@ class Segment(SegmentOptions, PixelTask):
         map_hw = on_picture(regions.map, size, pre, IGNORED)
         return (Regions.of(map_hw, regions.classes.tolist(), len(regions.percent)),)
 
+    def truth(self, target: MaskFile, classes: Sequence[str]) -> tuple[Regions, ...]:
+        return (Regions.of(target.read(), classes, len(classes)),)
+
     def draw(
         self, picture: Image.Image, guesses: tuple[Regions, ...], classes: Sequence[str]
     ) -> Image.Image:

@@ -203,10 +203,10 @@ class Score(ABC):
         None where resamples say nothing, as with one image.
         """
         values = self.resampled()
-        known = values[~np.isnan(values)]
-        if len(known) <= RESAMPLES / 2:
+        values = values[~np.isnan(values)]
+        if len(values) <= RESAMPLES / 2:
             return None
-        low, high = np.percentile(known, (2.5, 97.5))
+        low, high = np.percentile(values, (2.5, 97.5))
         return float(low), float(high)
 
 
@@ -483,6 +483,10 @@ class Task(ABC):
         `guesses` is an entry of `decode`; the view was made by `pre`, see `view_geometry`.
         """
         return guesses
+
+    def truth(self, target: Any, classes: Sequence[str]) -> tuple[Any, ...]:
+        """What `place` would return of a perfect prediction, for drawings; () for other tasks."""
+        return ()
 
     def draw(
         self, picture: Image.Image, guesses: tuple[Any, ...], classes: Sequence[str]

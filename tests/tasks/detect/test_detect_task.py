@@ -292,7 +292,7 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_head(trained, rectangl
     whole, resumed = (tasks.load(each) for each in (folder, tmp_path / "run"))
     state = resumed.net.state_dict()
     assert all(torch.equal(v, state[name]) for name, v in whole.net.state_dict().items())
-    assert whole.task_state.keys() == {"head_width", "head_convs", "min_score"}
+    assert whole.task_state.keys() == {"head_width", "head_convs", "candidates", "min_score"}
     assert resumed.task_state == whole.task_state
     scores = score_bundle(whole, rectangles.test, "cpu").scores
     saved = json.loads((folder / "scores.json").read_text())["splits"]["test"]["scores"]

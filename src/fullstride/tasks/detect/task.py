@@ -340,6 +340,10 @@ class Detect(DetectOptions, Task):
             placed.append(replace(guess, box=(x1, y1, x2, y2)))
         return tuple(placed)
 
+    def truth(self, target: Objects, classes: Sequence[str]) -> tuple[Box, ...]:
+        pairs = zip(target.labels, target.boxes, strict=True)
+        return tuple(Box(classes[label], 1.0, box) for label, box in pairs)
+
     def draw(
         self, picture: Image.Image, guesses: tuple[Box, ...], classes: Sequence[str]
     ) -> Image.Image:

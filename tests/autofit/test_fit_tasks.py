@@ -1,0 +1,219 @@
+"""`fit` for boxes, masks, depths, several labels, products and clips."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from detections import write_rectangles
+
+from fullstride import cli
+from fullstride.autofit.budget import FitJob
+from fullstride.autofit.candidates import Pictures, list_candidates
+from fullstride.autofit.fit import FIT, fit
+from fullstride.autofit.halving import RungScore, rank
+from fullstride.autofit.settings import FitSettings
+from fullstride.data.dataset import open_data
+from fullstride.deploy.formats import open_file
+from fullstride.deploy.predict import predict
+from fullstride.examples.files import write_motion, write_scenes
+from fullstride.study.driver import run_study
+from fullstride.study.scores import PairedScores, paired_p
+from fullstride.study.settings import StudyOptions
+from fullstride.tasks import TASKS, find_task
+from fullstride.train.recipes.choice import RecipeChoice
+
+DRY = StudyOptions(device="cpu", workers=0, dry_run=True)
+HOW = StudyOptions(device="cpu", workers=0)
+COUNTS = {"train": 24, "val": 12, "test": 12}
+EXAMPLES = {
+    "detect": "digits",
+    "segment": "digits",
+    "multilabel": "digits",
+    "depth": "floor",
+    "video": "motion",
+    "retrieval": "",
+}
+NETWORKS = dict.fromkeys(EXAMPLES, "genet_tiny") | {"video": "resnet3d_rs_tiny"}
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    """Folders of example data by kind."""
+    root = tmp_path_factory.mktemp("examples")
+    write_scenes(root / "digits", COUNTS, 64)
+    write_scenes(root / "floor", COUNTS, 64, kind="floor")
+    write_motion(root / "motion", COUNTS, 32)
+    return root
+
+
+def settings_of(name: str, **changes) -> FitSettings:
+    side = 64 if find_task(name).has_places else 32
+    return FitSettings(
+        task=name,
+        budget_ms=1000,
+        weights="none",
+        candidates=(NETWORKS[name],),
+        resolutions=(side,),
+        **changes,
+    )
+
+
+def data_of(name: str, examples):
+    task = find_task(name)
+    if name == "retrieval":
+        data = task.open_data("digits")
+        few = [data.train.targets.index(label) for label in sorted({*data.train.targets})]
+        more = [each + 1 for each in few]
+        return replace(data, train=data.train.subset([*few, *more, *range(40)]))
+    return task.open_data(str(examples / EXAMPLES[name]))
+
+
+def test_every_task_of_the_package_is_fitted_here():
+    assert {*EXAMPLES} | {"classify"} == {*TASKS}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_plan_for_a_device_that_is_not_here_counts_the_head_of_the_task(name, examples, tmp_path):
+    """Of a classifier of the same network at the same side, the head takes more time."""
+    settings = settings_of(name, target="rtx4090")
+    recipe = RecipeChoice(changes={"epochs": 1.0})
+    events = [*run_study(FIT, data_of(name, examples), tmp_path, settings, recipe, DRY)]
+    (*_, plan) = (event.result for event in events if not event.line)
+    task = find_task(name)
+    times = json.loads((tmp_path / "times.json").read_text())["result"]
+    ms = {each["candidate"]: each["ms"] for each in times}
+    assert {*plan.candidates} <= {*ms}
+    assert len(ms) == len(task.variants)
+    if task.has_places:
+        widths = [ms[f"genet_tiny-64-hw{width}"] for width in (64, 128, 256)]
+        assert widths == sorted(widths)
+        assert widths[0] < widths[2]
+
+
+def test_files_of_tasks_without_one_class_are_not_in_int8(tmp_path):
+    data = open_data("digits")
+    for name, has_int8 in (("classify", True), ("detect", False)):
+        settings = FitSettings(task=name, budget_ms=1, formats=("onnx",))
+        job = FitJob(folder=tmp_path, data=data, settings=settings)
+        job.__dict__["task"] = find_task(name)  # these images have no boxes
+        assert (("onnx", "int8") in job.labels) is has_int8
+
+
+def test_an_option_that_the_user_sets_is_not_varied(tmp_path):
+    recipe = RecipeChoice(changes={"task_options": {"head_width": 32}})
+    settings = FitSettings(task="segment", budget_ms=1)
+    job = FitJob(folder=tmp_path, data=open_data("digits"), settings=settings, recipe=recipe)
+    job.__dict__["task"] = replace(find_task("segment"), head_width=32)
+    assert job.variants == ({},)
+    job.__dict__["recipe"] = RecipeChoice()
+    assert [each["head_width"] for each in job.variants] == [64, 128, 256]
+
+
+def result(steps):
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def test_clips_have_networks_of_clips_with_random_weights():
+    pictures = Pictures(classes=4, channels=3, side=64, takes_clips=True, variants=({"frames": 8},))
+    candidates = result(list_candidates(pictures))
+    assert {each.model for each in candidates} == {"resnet3d_rs_tiny"}
+    assert {each.task_options["frames"] for each in candidates} == {8}
+    assert all(each.name.endswith("-f8") and not each.weights for each in candidates)
+
+
+@pytest.mark.parametrize("name", ["detect", "segment"])
+def test_the_sides_of_views_follow_the_boxes_or_the_pictures(name, examples):
+    data = data_of(name, examples)
+    sides = find_task(name).view_sides(data.train, 64)
+    assert sides == ({"detect": (64, 96), "segment": (64,)}[name])
+    assert all(side % 32 == 0 for side in find_task(name).view_sides(data.train, 1000))
+    assert find_task("classify").view_sides(data.train, 64) == ()
+
+
+def test_networks_are_compared_by_the_same_resamples():
+    """One is better by a point or two in all resamples, the other in half of them."""
+    scores = {
+        "better": [50.0 + number for number in range(20)],
+        "same": [49.0 + number + 2 * (number % 2) for number in range(20)],
+        "worse": [48.0 + number for number in range(20)],
+    }
+    best, same, worse = (
+        RungScore(
+            candidate=name,
+            rung=1,
+            epochs=1,
+            scores={"ap50": 60 - 0.1 * place},
+            resampled=tuple(values),
+            seconds=1.0,
+        )
+        for place, (name, values) in enumerate(scores.items())
+    )
+    assert paired_p(best, same) == pytest.approx(1.0)
+    assert paired_p(best, worse) == paired_p(worse, best) == 0
+    assert paired_p(PairedScores({}), PairedScores({})) is None
+    ms = {"better": 3.0, "same": 2.0, "worse": 1.0}
+    names, ties = rank([best, same, worse], ms, find_task("detect").metric)
+    assert names == ["same", "better", "worse"]
+    assert [tie[:2] for tie in ties] == [("same", "better")]
+
+
+def test_the_data_say_what_they_are_for_and_an_unclear_case_is_one_line(examples, tmp_path, capsys):
+    write_rectangles(tmp_path / "boxes", COUNTS, 64)
+    words = ["--budget-ms", "1000", "--weights", "none", "--candidates", "genet_tiny", "--dry-run"]
+    words += ["--resolutions", "64", "--target", "rtx4090", "--epochs", "1", "--device", "cpu"]
+    out = tmp_path / "fit"
+    assert cli.main(["fit", str(tmp_path / "boxes"), "--out", str(out), *words]) == 0
+    assert "detect" in capsys.readouterr().err
+    assert json.loads((out / "fit_config.json").read_text())["settings"]["task"] == "detect"
+    unclear = str(examples / "digits")
+    assert cli.main(["fit", unclear, "--out", str(tmp_path / "other"), *words]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.strip().splitlines()
+    assert "--task detect" in line
+    assert "--task segment" in line
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_fit_of_every_task_ends_in_a_file_that_predicts(name, examples, tmp_path):
+    data = data_of(name, examples)
+    options = {"head_width": 32} if find_task(name).has_places else {}
+    recipe = RecipeChoice(changes={"epochs": 1.0, "batch_size": 8, "task_options": options})
+    settings = settings_of(name, formats=("onnx",), precisions=("fp32",))
+    *_, last = run_study(FIT, data, tmp_path, settings, recipe, HOW)
+    shipment = last.result.shipment
+    model = open_file(tmp_path / shipment.model)
+    assert model.task == name
+    metric = find_task(name).metric
+    told = json.loads((tmp_path / "fit.json").read_text())
+    assert told["task"] == name
+    assert 0 <= told["shipment"]["test"][metric.name] <= 100
+    page = (tmp_path / "report.html").read_text()
+    assert metric.label in page
+    has_worst = name not in ("video", "retrieval")
+    assert ("The images with the worst scores" in page) is has_worst
+    if not model.preprocessing.frames:
+        (prediction,) = predict(model, data.test.picture(0))
+        assert not prediction.unreadable
+
+
+@pytest.mark.slow
+def test_from_python_the_task_is_that_of_the_data(tmp_path):
+    write_rectangles(tmp_path / "boxes", COUNTS, 64)
+    events = fit(
+        tmp_path / "boxes",
+        tmp_path / "fit",
+        budget_ms=1000,
+        weights="none",
+        candidates=("genet_tiny",),
+        resolutions=(64,),
+        target="rtx4090",
+        device="cpu",
+        dry_run=True,
+    )
+    assert [*events][-1].stage == "plan"
