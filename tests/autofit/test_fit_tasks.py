@@ -166,11 +166,11 @@ def test_the_data_say_what_they_are_for_and_an_unclear_case_is_one_line(examples
     words = ["--budget-ms", "1000", "--weights", "none", "--candidates", "genet_tiny", "--dry-run"]
     words += ["--resolutions", "64", "--target", "rtx4090", "--epochs", "1", "--device", "cpu"]
     out = tmp_path / "fit"
-    assert cli.main(["fit", str(tmp_path / "boxes"), "--out", str(out), *words]) == 0
+    assert cli.run(["fit", str(tmp_path / "boxes"), "--out", str(out), *words]) == 0
     assert "detect" in capsys.readouterr().err
     assert json.loads((out / "fit_config.json").read_text())["settings"]["task"] == "detect"
     unclear = str(examples / "digits")
-    assert cli.main(["fit", unclear, "--out", str(tmp_path / "other"), *words]) == 2
+    assert cli.run(["fit", unclear, "--out", str(tmp_path / "other"), *words]) == 2
     captured = capsys.readouterr()
     (line,) = captured.err.strip().splitlines()
     assert "--task detect" in line
