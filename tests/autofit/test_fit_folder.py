@@ -155,10 +155,10 @@ def test_a_stage_that_cannot_be_read_is_one_line(tmp_path, text):
 )
 def test_settings_that_cannot_be_met_are_refused(settings, hint):
     with pytest.raises(ValueError, match=hint) as error:
-        FitSettings(**settings).budget()
+        FitSettings(**settings).budgets()
     assert "\n" not in str(error.value)
 
 
 def test_a_budget_as_a_rate_is_the_same_budget():
-    assert FitSettings(images_per_s=2000, call_batch=64).budget().ms_per_image == 0.5
-    assert json.loads(json.dumps(FitSettings(budget_ms=0.5).budget().to_dict()))["batch"] == 1
+    assert FitSettings(images_per_s=2000, call_batch=64).budgets()[0].ms_per_image == 0.5
+    assert json.loads(json.dumps(FitSettings(budget_ms=0.5).budgets()[0].to_dict()))["batch"] == 1

@@ -32,6 +32,7 @@ from fullstride.autofit.plan import (
     FEW,
     MOST_COST,
     FitPlan,
+    Means,
     Rung,
     TrainingTime,
     TrialCost,
@@ -282,7 +283,7 @@ def times_of(candidates, ms) -> CandidateTimes:
         CandidateTime(candidate=each.name, format="onnx", precision="fp32", ms=ms[each.name])
         for each in candidates
     )
-    budget = FitSettings(budget_ms=5).budget()
+    budget = FitSettings(budget_ms=5).budgets()[0]
     return CandidateTimes(candidates=tuple(candidates), times=times, budget=budget)
 
 
@@ -395,7 +396,7 @@ def test_a_fit_that_was_stopped_in_its_probes_makes_none_again(probed, data, tmp
 def test_a_plan_with_released_weights_begins_with_probes_and_costs_no_more(data):
     for count in range(1, 15):
         costs = [cost(f"c{number}", step_s=0.1 + number / 90) for number in range(count)]
-        plan = plan_of(costs, 12, can_probe=True)
+        plan = plan_of(costs, 12, Means(can_probe=True))
         assert plan.rungs[0].epochs == 0
         assert plan.rungs[0].candidates == count
         assert plan.rungs[-1].epochs == 12

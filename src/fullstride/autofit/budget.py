@@ -70,8 +70,14 @@ class FitJob(StudyJob):
         )
 
     @cached_property
+    def budgets(self) -> tuple[Budget, ...]:
+        """Each gets a file; the largest first."""
+        return self.settings.budgets()
+
+    @property
     def budget(self) -> Budget:
-        return self.settings.budget()
+        """The largest one."""
+        return self.budgets[0]
 
     @cached_property
     def profile(self) -> Profile | None:
@@ -122,7 +128,7 @@ class FitJob(StudyJob):
                 )
         super().check()
         settings = self.settings
-        _ = self.budget, self.profile, settings.limit_hours
+        _ = self.budgets, self.profile, settings.limit_hours
         find_specs(settings.candidates)
         check_source(settings.source_of_weights)
         if settings.is_measured:
@@ -217,6 +223,10 @@ class CandidateTimes:
         """The times within a share of the budget, the shortest first."""
         limit = replace(self.budget, ms_per_image=share * self.budget.ms_per_image)
         return within_budget(self.times, limit, maybe=self.maybe)
+
+    def of(self, budget: Budget) -> "CandidateTimes":
+        """The same times, compared with another budget."""
+        return replace(self, budget=budget)
 
     @cached_property
     def by_name(self) -> dict[str, Candidate]:

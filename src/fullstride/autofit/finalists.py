@@ -98,7 +98,7 @@ def forms(settings: FitSettings, times: Sequence[CandidateTime]) -> list[tuple[s
         ]
     ms = {(each.format, each.precision): each.ms for each in times if each.ms is not None}
 
-    limit = SLACK * settings.budget().ms_per_image
+    limit = SLACK * settings.budgets()[0].ms_per_image
 
     def fastest(precision: Precision) -> float:
         return min(value for (_, other), value in ms.items() if other == precision)

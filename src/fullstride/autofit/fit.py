@@ -123,7 +123,8 @@ def compare_with_budget(job: FitJob, done: Results) -> Generator[str, None, Cand
         budget=job.budget,
         maybe=job.settings.maybe,
     )
-    assert candidate_times.affordable
+    for budget in job.budgets:
+        assert candidate_times.of(budget).affordable
     save_png(budget_figure(candidate_times), job.folder / BOUGHT)
     yield from ()
     return candidate_times

@@ -164,6 +164,7 @@ def run_halving(
        first. If the first is within the budget in int8 only, the best one that is in float goes on
        too while there is a place, and the one of another family is in float if one is.
     3. The finalists are the first of the last rung, at most three, by the same two rules.
+    4. Of several budgets these are the rules for each of them, with the candidates within it.
 
     After a stop, the same call goes on: scores of `rungs/K/NAME.json` are read, no step that has a
     checkpoint is repeated, and the outcome has the same bits.
@@ -183,8 +184,11 @@ def run_halving(
         scores += here
         ranked, by_time = rank(here, candidate_times.ms, metric)
         ties += by_time
-        keep = rung.keep if rung is not plan.rungs[-1] else FINALISTS
-        names = tuple(survivors(ranked, keep, families, candidate_times.in_float))
+        chosen = set[str]()
+        for each in map(candidate_times.of, job.budgets):
+            if inside := [name for name in ranked if name in each.ms]:
+                chosen |= {*survivors(inside, rung.keep, families, each.in_float)}
+        names = tuple(name for name in ranked if name in chosen)
         yield f"rung {rung.number}: {', '.join(names)}"
     return Outcome(
         scores=tuple(scores), finalists=names, ties=tuple(dict.fromkeys(ties)), failures=failures

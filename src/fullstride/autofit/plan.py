@@ -1,8 +1,9 @@
 """Plans the rungs of successive halving within the hours that a user has."""
 
+import itertools
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -160,7 +161,7 @@ class Rung:
     number: int  # from 1
     epochs: int  # since the start of training; 0: a linear probe
     candidates: int
-    keep: int
+    keep: int  # for each budget
 
     @property
     def end(self) -> str:
@@ -217,7 +218,9 @@ def make_plan(
     """
     hours = job.settings.limit_hours
     left_s = math.inf if hours is None else 3600 * hours - spent_s
-    order = by_promise(candidate_times.affordable, candidate_times.ms)
+    order = in_turn(
+        by_promise(each.affordable, each.ms) for each in map(candidate_times.of, job.budgets)
+    )
     times, left_out, measured_s = yield from measure_all(job, order, left_s)
     if not times:
         name, why = next(iter(left_out.items()))
@@ -234,7 +237,8 @@ def make_plan(
     ]
     case = case_of(job.data, task=job.task)
     can_probe = case.can_probe and all(each.candidate.weights for each in costs)
-    plan = plan_within(costs, left_s - measured_s, hours, len(job.devices), can_probe)
+    how = Means(devices=len(job.devices), can_probe=can_probe, budgets=len(job.budgets))
+    plan = plan_within(costs, left_s - measured_s, hours, how)
     return replace(plan, left_out={**left_out, **plan.left_out})
 
 
@@ -259,6 +263,12 @@ def measure_all(
         else:
             times[candidate.name] = each
     return times, left_out, measured_s
+
+
+def in_turn(orders: Iterable[Sequence[Candidate]]) -> list[Candidate]:
+    """The first of each order, then the second ones, and so on, each once."""
+    rows = itertools.zip_longest(*orders)
+    return list({each.name: each for row in rows for each in row if each is not None}.values())
 
 
 def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list[Candidate]:
@@ -288,19 +298,27 @@ class TrialCost:
     ship_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What the form of a plan depends on, beside the costs."""
+
+    devices: int = 1
+    can_probe: bool = False  # whether the first rung may be a linear probe
+    budgets: int = 1
+
+
+ALONE = Means()
+
+
 def plan_within(
-    costs: Sequence[TrialCost],
-    left_s: float,
-    hours: float | None = None,
-    devices: int = 1,
-    can_probe: bool = False,
+    costs: Sequence[TrialCost], left_s: float, hours: float | None = None, how: Means = ALONE
 ) -> FitPlan:
     """The plan of the first candidates of `costs`, the most promising ones, in `left_s` seconds."""
     whole = max(each.time.epochs for each in costs)
     reason = f"there is no time for it within {hours or 0:g} hours"
 
     def within(chosen: Sequence[TrialCost], epochs: int) -> FitPlan:
-        plan = plan_of(chosen, epochs, devices, can_probe)
+        plan = plan_of(chosen, epochs, how)
         others = (each.candidate.name for each in costs if each not in chosen)
         return replace(plan, left_out=dict.fromkeys(others, reason))
 
@@ -322,44 +340,56 @@ def plan_within(
     )
 
 
-def plan_of(
-    costs: Sequence[TrialCost], epochs: int, devices: int = 1, can_probe: bool = False
-) -> FitPlan:
+def plan_of(costs: Sequence[TrialCost], epochs: int, how: Means = ALONE) -> FitPlan:
     """The plan by which all of `costs` begin, with finalists of so many epochs."""
     times = {each.candidate.name: each.time for each in costs}
-    rungs = choose_rungs(costs, epochs, devices, can_probe)
-    finalists = min(FINALISTS, rungs[-1].candidates)
+    rungs = choose_rungs(costs, epochs, how)
+    finalists = min(how.budgets * rungs[-1].keep, rungs[-1].candidates)
     return FitPlan(
         candidates=tuple(times),
         left_out={},
         epochs=epochs,
         rungs=rungs,
         epoch_s={name: each.epoch_s for name, each in times.items()},
-        train_s=training_seconds(rungs, [*times.values()], devices),
+        train_s=training_seconds(rungs, [*times.values()], how.devices),
         ship_s=sum(sorted((each.ship_s for each in costs), reverse=True)[:finalists]),
-        all_s=sum(each.seconds(epochs) for each in times.values()) / devices,
+        all_s=sum(each.seconds(epochs) for each in times.values()) / how.devices,
         steps={name: each.steps for name, each in times.items()},
     )
 
 
-def choose_rungs(
-    costs: Sequence[TrialCost], epochs: int, devices: int = 1, can_probe: bool = False
-) -> tuple[Rung, ...]:
+def choose_rungs(costs: Sequence[TrialCost], epochs: int, how: Means = ALONE) -> tuple[Rung, ...]:
     """The rungs for candidates that train so many epochs at the end.
 
     The first of several forms that costs no more than a third of training all to the end, whichever
     candidates go on; else the cheapest. At least two go on to the last rung where there are two
-    families, or some candidates that are within the budget in int8 only.
+    families, or some candidates that are within the budget in int8 only. For several budgets the
+    rungs are those of one, see `for_budgets`.
     """
     families = {each.candidate.family for each in costs}
     is_mixed = len({each.is_float for each in costs}) > 1
     last = 1 + (len(families) > 1 or is_mixed)
     times = [each.time for each in costs]
-    all_s = training_seconds((whole_rung(len(costs), epochs),), times, devices)
-    forms = [*(probings if can_probe else halvings)(len(costs), epochs, min(last, len(costs)))]
-    seconds = [training_seconds(form, times, devices) for form in forms]
+    all_s = training_seconds((whole_rung(len(costs), epochs),), times, how.devices)
+    forms = [*(probings if how.can_probe else halvings)(len(costs), epochs, min(last, len(costs)))]
+    seconds = [training_seconds(form, times, how.devices) for form in forms]
     within = (form for form, each in zip(forms, seconds, strict=True) if each <= MOST_COST * all_s)
-    return next(within, forms[seconds.index(min(seconds))])
+    return for_budgets(next(within, forms[seconds.index(min(seconds))]), how.budgets)
+
+
+def for_budgets(rungs: tuple[Rung, ...], budgets: int) -> tuple[Rung, ...]:
+    """Rungs from which fewer go on for each of several budgets, and more in all.
+
+    Of three budgets two thirds of those of one go on for each, as budgets share candidates.
+    """
+    if budgets == 1:
+        return rungs
+    result, count = [], rungs[0].candidates
+    for rung in rungs:
+        keep = min(rung.keep, math.ceil(rung.keep / budgets) + 1)
+        result.append(replace(rung, candidates=count, keep=keep))
+        count = min(count, budgets * keep)
+    return tuple(result)
 
 
 def whole_rung(count: int, epochs: int) -> Rung:

@@ -16,7 +16,7 @@ from fullstride.autofit.data_report import DataReport
 from fullstride.autofit.finalists import ShippedFile
 from fullstride.autofit.halving import TRIALS, Outcome, RungScore
 from fullstride.autofit.plan import FitPlan
-from fullstride.autofit.ship import Shipment
+from fullstride.autofit.ship import Shipment, SmallerBudget
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.deploy.formats import FORMATS, open_file
@@ -211,6 +211,17 @@ def time_line(results: FitResults) -> str:
     return f"{ms_of(file.ms)} an image, estimated{span} ({where}); {limit}"
 
 
+def smaller_line(ships: SmallerBudget, results: FitResults, folder: Path) -> str:
+    """The file of another budget, its score and its time."""
+    file, metric = results.shipment.files[ships.best], results.metric
+    scores, split = (ships.test, "test") if ships.test else (file.val, "val")
+    time = "no estimate of its time" if file.ms is None else f"{ms_of(file.ms)} an image"
+    return (
+        f"within {ships.budget_ms:g} ms: {file.candidate} as {file.format} {file.precision}, "
+        f"{split} {metric.text(scores[metric.name])}, {time}: {folder / ships.model}"
+    )
+
+
 def ms_of(value: float) -> str:
     return f"{three_digits(value)} ms"
 
@@ -223,6 +234,7 @@ def closing_lines(results: FitResults, folder: Path) -> list[str]:
     return [
         headline(results),
         time_line(results),
+        *(smaller_line(each, results, folder) for each in shipment.smaller),
         *shipment.notes,
         f"{model}: {shipment.file.size_mib:.1f} MiB; all numbers and pictures: {folder / PAGE}",
         f"fullstride predict {model} PICTURES{trust}",
@@ -259,6 +271,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         results=results,
         shipment=shipment,
         headline=headline(results),
+        smaller=[smaller_line(each, results, Path()) for each in shipment.smaller],
         time_line=time_line(results),
         files_plot=Markup(plots.svg(figure(results), description(results))),
         files=files,

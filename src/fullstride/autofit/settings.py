@@ -1,14 +1,14 @@
 """The settings of a fit: the budget, where it holds, and what may be tried."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
 from fullstride.io.records import Bounds
-from fullstride.measure.budget import time_limit_s
+from fullstride.measure.budget import Budget, find_budget, required_budget, time_limit_s
 from fullstride.nets.efficiency import Precision
-from fullstride.study.settings import BudgetSettings
+from fullstride.study.settings import TargetSettings
 
 NO_WEIGHTS = "none"
 Percentile = Literal[50, 90, 95, 99]
@@ -16,9 +16,11 @@ Licence = Literal["permissive", "any"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitSettings(BudgetSettings):
+class FitSettings(TargetSettings):
     """The arguments of `fit`. One that has begun to train is resumed only with the same ones."""
 
+    # The time that a call may take, divided by its images, in ms. Of several each gets a file.
+    budget_ms: tuple[Annotated[float, Bounds(gt=0)], ...] = ()
     # What the network is for; by default what the files of the data are for.
     task: str = ""
     # Which of the measured times of a call the budget bounds: 50 is the median.
@@ -46,6 +48,21 @@ class FitSettings(BudgetSettings):
     # Leave out training images that show the same as images that networks are scored on, and
     # images that are in two classes.
     drop_duplicates: bool = False
+
+    def __post_init__(self) -> None:
+        given: Any = self.budget_ms  # in Python it may be a number, a list or None too
+        if not isinstance(given, tuple):
+            values = given if isinstance(given, list) else () if given is None else (given,)
+            object.__setattr__(self, "budget_ms", tuple(values))
+        super().__post_init__()
+        find_budget(next(iter(self.budget_ms), None), self.images_per_s, self.call_batch)
+
+    def budgets(self) -> tuple[Budget, ...]:
+        """The limits of the time of a call, the largest first. Raises ValueError without any."""
+        return tuple(
+            required_budget(ms, self.images_per_s, self.call_batch)
+            for ms in sorted({*self.budget_ms}, reverse=True) or (None,)
+        )
 
     @property
     def limit_hours(self) -> float | None:

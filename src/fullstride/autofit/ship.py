@@ -1,7 +1,9 @@
 """Chooses the file that ships among those of the finalists, and scores it on the test images."""
 
+import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from fullstride.autofit.budget import CandidateTimes, FitJob
@@ -15,6 +17,7 @@ from fullstride.autofit.finalists import (
     export_finalist,
     forms,
     measured,
+    read_record,
 )
 from fullstride.autofit.halving import TRIALS, Outcome, RungScore, tie
 from fullstride.deploy.comparison import ImageScore, Mistake, score_model
@@ -34,6 +37,16 @@ TEST = "test.json"  # in the folder of the files
 
 
 @dataclass(frozen=True, kw_only=True)
+class SmallerBudget:
+    """What ships for another budget than the largest one."""
+
+    budget_ms: float
+    best: int  # index in the files of the shipment
+    model: str  # the file, relative to the folder of the fit
+    test: Mapping[str, Any]  # as in `Shipment`
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shipment:
     """All files of the finalists, and the one that ships with its test scores."""
 
@@ -50,6 +63,7 @@ class Shipment:
     class_table: ClassTable = ()  # on the same images
     mistakes: tuple[Mistake, ...] = ()  # the most confident ones first
     worst: tuple[ImageScore, ...] = ()  # of tasks without one class for each image
+    smaller: tuple[SmallerBudget, ...] = ()  # the largest first
     skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable ones, and why
     notes: tuple[str, ...] = ()  # what a user must know, a line each
 
@@ -85,8 +99,9 @@ def ship(
     measured last; of ties (see `choose`) the fastest. Where noise may decide what is within the
     budget, files are measured again. If none is then, the fastest ships, and a note says so. Only
     the file that ships is scored on the test images, after the choice. Its copy in the folder is
-    called model. Forms that were too slow before training are not
-    exported. For a device that is not here the times are estimates.
+    called model, or of several budgets model-2ms and so on, each the best file within one. Forms
+    that were too slow before training are not exported. For a device that is not here the times are
+    estimates.
 
     Files, their scores and their times are stored in the folder at once and read by a later call.
 
@@ -111,14 +126,30 @@ def ship(
     metric = job.metric
     best = timed[choose(timed, metric)].file
     notes = doubts(best, job.budget)
+    test = final_scores(job, best, TEST)
+    smaller = []
+    for budget in job.budgets[1:]:
+        number = choose(within(timed, budget, job.settings.maybe), metric)
+        file = timed[number].file
+        notes += doubts(replace(file, within=is_within(file, budget, job.settings.maybe)), budget)
+        scores = test
+        if file is not best:
+            scores = final_scores(job, file, f"test-{budget.ms_per_image:g}ms.json")
+        ships = SmallerBudget(
+            budget_ms=budget.ms_per_image,
+            best=number,
+            model=model_name(file, budget),
+            test=scores.scores if scores.split == "test" else {},
+        )
+        smaller.append(ships)
+        copy_export(folder / file.path, folder / ships.model, file.format)
     yield from notes
-    test = final_scores(job, best)
     if test.split == "test" and test.confusion:
         by_class = tuple(test.confusion.by_class(job.data.classes))
         scores = SplitScores(test.scores, test.skipped, by_class, test.confusion)
         run = (folder / bundle_of(best.candidate)).parent
         notes += shift_lines(run, job.data, scores, device)
-    model = MODEL + FORMATS[best.format].suffix
+    model = model_name(best, job.budget if smaller else None)
     copy_export(folder / best.path, folder / model, best.format)
     files = [each.file for each in timed] + [each.file for each in records if each.file.failure]
     return Shipment(
@@ -134,9 +165,58 @@ def ship(
         class_table=test.class_table,
         mistakes=test.mistakes,
         worst=test.worst,
+        smaller=tuple(smaller),
         skipped=test.skipped,
         notes=tuple(notes),
     )
+
+
+def model_name(file: ShippedFile, budget: Budget | None = None) -> str:
+    """Of the copy of a file that ships, which names one of several budgets."""
+    limit = f"-{budget.ms_per_image:g}ms" if budget else ""
+    return f"{MODEL}{limit}{FORMATS[file.format].suffix}"
+
+
+def is_within(file: ShippedFile, budget: Budget, maybe: bool = False) -> bool:
+    ms = file.ms if maybe else file.upper_ms
+    return ms is not None and ms <= budget.ms_per_image
+
+
+def within(records: Sequence[FileRecord], budget: Budget, maybe: bool = False) -> list[FileRecord]:
+    """The same records, whose files say whether they are within another budget."""
+    return [
+        replace(each, file=replace(each.file, within=is_within(each.file, budget, maybe)))
+        for each in records
+    ]
+
+
+def pick(
+    folder: Path, shipment: Shipment, metric: Metric, budget_ms: float, maybe: bool = False
+) -> tuple[str, str]:
+    """Copy the best file within a time to the folder of a fit that has ended, without training.
+
+    `maybe` is that of the settings of the fit.
+    Returns the name of the copy, and a line on it: its validation score, as the test images have
+    chosen nothing. Raises ValueError, in one line, where no file is within the time.
+    """
+    budget = Budget(ms_per_image=budget_ms)
+    stored = [
+        (file, read_record(folder, file.candidate, file.format, file.precision))
+        for file in shipment.files
+        if not file.failure
+    ]
+    records = [replace(record, file=file) for file, record in stored if record]
+    file = records[choose(within(records, budget, maybe), metric)].file
+    if not is_within(file, budget, maybe):
+        raise ValueError(
+            f"no file of {folder} is within {budget_ms:g} ms: the fastest, {file.path}, takes "
+            f"{file.upper_ms or math.inf:.3g} ms an image"
+        )
+    name = model_name(file, budget)
+    copy_export(folder / file.path, folder / name, file.format)
+    score = metric.text(file.val[metric.name])
+    form = f"{file.candidate} as {file.format} {file.precision}"
+    return name, f"{form}: validation {score}, {file.ms:.3g} ms an image"
 
 
 def bundle_of(candidate: str) -> str:
@@ -219,12 +299,12 @@ def doubts(file: ShippedFile, budget: Budget) -> list[str]:
     return notes
 
 
-def final_scores(job: FitJob, file: ShippedFile) -> FinalScores:
+def final_scores(job: FitJob, file: ShippedFile, name: str) -> FinalScores:
     """The scores of the file that ships on the test images, or the validation images without any.
 
-    They are stored at once, as the test images are read only once.
+    They are stored by a name at once, as the test images are read only once.
     """
-    path = job.folder / SHIP / TEST
+    path = job.folder / SHIP / name
     stored = TEST_SCORES.find(path)
     if stored and stored.path == file.path:
         return stored

@@ -1,5 +1,6 @@
 """Measures or estimates how long each candidate takes as the file that would ship."""
 
+import itertools
 import json
 import math
 import time
@@ -321,6 +322,16 @@ def shortlist(
     return tuple(each for each in candidates if each.name in names)
 
 
+def shortlists(
+    candidates: Sequence[Candidate], ms: Mapping[str, float], budgets: Sequence[Budget]
+) -> tuple[Candidate, ...]:
+    """The candidates on the `shortlist` of any of the budgets, of several on shorter ones."""
+    most = math.ceil(2 * MOST_TRIED / (1 + len(budgets)))
+    chosen = [shortlist(candidates, ms, budget, most) for budget in budgets]
+    names = {each.name for each in itertools.chain(*chosen)}
+    return tuple(each for each in candidates if each.name in names)
+
+
 # Rough times by the latency model, which a few measured ones correct.
 
 
@@ -460,7 +471,7 @@ def most_promising(
         for each in within_budget(times, budget, maybe=maybe)
     }
     inside = [each for each in candidates if each.name in ms]
-    names = {each.name for each in shortlist(inside, ms, budget)}
+    names = {each.name for each in shortlists(inside, ms, job.budgets)}
     if len(names) < len(inside):
         yield f"{len(names)} of the {len(inside)} candidates that fit are tried: {PROMISING}"
     reason = f"within the budget, but {len(names)} others are more promising"
@@ -482,7 +493,7 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         times |= yield from measured_in_turn(anchors(candidates, ms), job, by_model)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
         ms = corrected(ms, quick)
-        chosen = shortlist(candidates, ms, job.budget)
+        chosen = shortlists(candidates, ms, job.budgets)
         names = times.keys() | {each.name for each in chosen}
         yield f"{len(names)} of {len(candidates)} candidates are measured: {PROMISING}"
         for each in candidates:
@@ -490,7 +501,9 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
                 times[each.name] = (unmeasured(each, job, len(names)),)
     rest = [each for each in chosen if each.name not in times]
     times |= yield from measured_in_turn(rest, job, by_model)
-    near = [each for each in chosen if is_near(times[each.name], job.budget)]
+    near = [
+        each for each in chosen if any(is_near(times[each.name], budget) for budget in job.budgets)
+    ]
     if near:
         yield f"{len(near)} near the budget are measured again, as noise may have slowed them"
         times |= yield from measured_in_turn(near, job, {}, again=True)

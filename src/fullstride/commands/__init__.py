@@ -49,8 +49,7 @@ GROUPS = {
 # The flags that `--help` describes beside the required ones, by parameters and fields;
 # `--help-all` describes all. Commands that are not named have few.
 USUAL = {
-    "fit": "budget_ms images_per_s target hours weights licence recipe_name epochs "
-    "executor dry_run",
+    "fit": "task budget_ms target hours weights licence recipe_name epochs executor dry_run",
     "train": "recipe_name epochs batch_size lr resolution weights device task val",
     "validate": "data split device per_class tta out resolution",
     "predict": "top json call_batch device tta out draw nearest",

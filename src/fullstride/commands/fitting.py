@@ -33,7 +33,12 @@ FIT, SEARCH, SCALE, FLAGS = FitSettings(), SearchSettings(), ScaleSettings(), St
 
 
 def fit(
-    data: Data, out: Path, recipe: RecipeChoice, settings: Fit = FIT, flags: Flags = FLAGS
+    data: Data,
+    out: Path,
+    recipe: RecipeChoice,
+    settings: Fit = FIT,
+    flags: Flags = FLAGS,
+    pick: float | None = None,
 ) -> None:
     """Find, train and ship the most accurate network that takes a given time per image.
 
@@ -45,13 +50,19 @@ def fit(
 
     Args:
         out: The folder of the fit: its trials, the file that ships, fit.json and report.html.
+        pick: Copy the best of the files that takes at most so many ms per image to model-PICKms,
+            too.
     """
     from fullstride.autofit.fit import FIT as STUDY
+    from fullstride.autofit.ship import pick as pick_file
     from fullstride.train.run import task_for
 
-    settings.budget()  # before the data are read
+    settings.budgets()  # before the data are read
     task = task_for(data, RunOptions(task=settings.task), recipe.changes)
-    run(STUDY, data, out, recipe, replace(settings, task=task.name), flags, task)
+    results = run(STUDY, data, out, recipe, replace(settings, task=task.name), flags, task)
+    if pick is not None and not flags.dry_run:
+        name, line = pick_file(out, results.shipment, results.metric, pick, settings.maybe)
+        print_parts([line, str(out / name)])
 
 
 def search(
@@ -97,11 +108,15 @@ def run(
     settings: Any,
     flags: StudyFlags,
     task: "Task | None" = None,
-) -> None:
+) -> Any:
+    """Print the events of a study, and return its last result."""
     from fullstride.study.driver import render_event, run_study
 
+    result = None
     for event in run_study(study, flags.open(data, task), out, settings, recipe, flags):
         print_parts(render_event(study, event, out))
+        result = event.result
+    return result
 
 
 def analyse_scale(

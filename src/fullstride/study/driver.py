@@ -277,10 +277,14 @@ def differences(saved: StudyConfig, config: StudyConfig) -> dict[str, str]:
         return {"data": "its images or labels are others"}
     before, now = saved.arguments, config.arguments
     return {
-        name: f"{name} is {before.get(name)!r} there and {now.get(name)!r} now"
+        name: f"{name} is {in_words(before.get(name))} there and {in_words(now.get(name))} now"
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     }
+
+
+def in_words(value: Any) -> str:
+    return ", ".join(map(repr, value)) or "none" if isinstance(value, list) else repr(value)
 
 
 @dataclass(frozen=True)

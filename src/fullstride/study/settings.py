@@ -15,12 +15,10 @@ from fullstride.measure.budget import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetSettings:
-    """The time that a network may take, and where it must keep to it."""
+class TargetSettings:
+    """Where a network must keep to the time that it may take."""
 
-    # The time that a call may take, divided by its images, in ms.
-    budget_ms: Annotated[float, Bounds(gt=0)] | None = None
-    # The budget as a rate instead.
+    # The budget as a rate instead of a time.
     images_per_s: Annotated[float, Bounds(gt=0)] | None = None
     # Images of a call.
     call_batch: Annotated[int, Bounds(ge=1, le=MOST_IMAGES)] = 1
@@ -31,6 +29,27 @@ class BudgetSettings:
 
     def __post_init__(self) -> None:
         check_bounds(self, "--")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether times are measured on this machine."""
+        return self.target == HERE
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether times are measured, on this machine or on another one."""
+        return self.is_here or is_elsewhere(self.target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetSettings(TargetSettings):
+    """The time that a network may take, and where it must keep to it."""
+
+    # The time that a call may take, divided by its images, in ms.
+    budget_ms: Annotated[float, Bounds(gt=0)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         find_budget(self.budget_ms, self.images_per_s)
 
     def budget(self) -> Budget:
@@ -42,16 +61,6 @@ class BudgetSettings:
         """The ms that an image may take; None without a budget."""
         budget = find_budget(self.budget_ms, self.images_per_s)
         return budget and budget.ms_per_image
-
-    @property
-    def is_here(self) -> bool:
-        """Whether times are measured on this machine."""
-        return self.target == HERE
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether times are measured, on this machine or on another one."""
-        return self.is_here or is_elsewhere(self.target)
 
 
 @dataclass(frozen=True, kw_only=True)

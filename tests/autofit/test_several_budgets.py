@@ -1,0 +1,116 @@
+"""Several budgets of one fit share its trainings, and each gets a file."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.fit import FIT
+from fullstride.autofit.plan import Means, TrainingTime, TrialCost, for_budgets, in_turn, plan_of
+from fullstride.autofit.settings import FitSettings
+from fullstride.autofit.ship import pick
+from fullstride.data.dataset import open_data
+from fullstride.deploy.formats import open_file
+from fullstride.study.driver import run_study
+from fullstride.study.settings import StudyOptions
+from fullstride.tasks import find_task
+from fullstride.train.recipes.choice import RecipeChoice
+
+
+def cost(name: str) -> TrialCost:
+    time = TrainingTime(candidate=name, epochs=18, steps=10, step_s=0.1)
+    candidate = Candidate(model=name, resolution=16, family=name[0])
+    return TrialCost(candidate=candidate, time=time, is_float=True, ship_s=1.0)
+
+
+COSTS = [cost(f"{family}{number}") for family in "ab" for number in range(10)]
+
+
+@pytest.mark.parametrize("budgets", [2, 3])
+def test_more_candidates_go_on_for_several_budgets_and_trainings_are_shared(budgets):
+    one, several = (plan_of(COSTS, 18, Means(budgets=count)) for count in (1, budgets))
+    assert [each.epochs for each in one.rungs] == [each.epochs for each in several.rungs]
+    counts = [each.candidates for each in several.rungs]
+    assert counts == sorted(counts, reverse=True)
+    pairs = list(zip(one.rungs, several.rungs, strict=True))
+    assert all(first.candidates <= second.candidates for first, second in pairs)
+    assert all(2 <= second.keep <= first.keep for first, second in pairs)
+    assert one.train_s < several.train_s <= 1.6 * one.train_s
+
+
+def test_one_budget_has_the_rungs_that_it_had():
+    rungs = plan_of(COSTS, 18).rungs
+    assert for_budgets(rungs, 1) == rungs
+
+
+def test_the_most_promising_of_each_budget_come_in_turn():
+    a, b, c = (each.candidate for each in COSTS[:3])
+    assert in_turn([[a, b, c], [b, c], [c]]) == [a, b, c]
+    assert in_turn([[c, a], [b]]) == [c, b, a]
+
+
+def test_budgets_are_sorted_and_may_be_a_number_a_list_or_a_rate():
+    assert [each.ms_per_image for each in FitSettings(budget_ms=(2, 10, 5)).budgets()] == [10, 5, 2]
+    assert FitSettings(budget_ms=[2, 2]).budgets() == FitSettings(budget_ms=2).budgets()
+    assert FitSettings(images_per_s=500).budgets() == FitSettings(budget_ms=2).budgets()
+    with pytest.raises(ValueError, match="give one"):
+        FitSettings(images_per_s=500, budget_ms=(1, 2))
+
+
+HOW = StudyOptions(device="cpu", workers=0)
+SETTINGS = FitSettings(
+    target="rtx4090",
+    maybe=True,
+    weights="none",
+    candidates=("genet_tiny", "resnet_rs_tiny", "tresnet_tiny"),
+    resolutions=(16, 32),
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A fit of two budgets: all candidates are within the larger, and half within the smaller."""
+    data = open_data("digits")
+    images = {split: getattr(data, split).subset(range(96)) for split in ("train", "val", "test")}
+    data, folder = replace(data, **images), tmp_path_factory.mktemp("fit") / "mine"
+    recipe = RecipeChoice(changes={"epochs": 1.0, "batch_size": 32})
+    dry = replace(HOW, dry_run=True)
+    [*run_study(FIT, data, folder, replace(SETTINGS, budget_ms=9), recipe, dry)]
+    times = json.loads((folder / "times.json").read_text())["result"]
+    ms = sorted(each["ms"] for each in times)
+    settings = replace(SETTINGS, budget_ms=(9, (ms[2] + ms[3]) / 2))
+    *_, last = run_study(FIT, data, folder, settings, recipe, HOW)
+    return folder, settings, last.result
+
+
+@pytest.mark.slow
+def test_each_budget_gets_the_best_file_within_it(whole):
+    folder, settings, results = whole
+    large, small = settings.budgets()
+    shipment = results.shipment
+    assert shipment.model == "model-9ms.onnx"
+    (ships,) = shipment.smaller
+    file = shipment.files[ships.best]
+    assert file.ms <= small.ms_per_image < large.ms_per_image
+    inside = [each for each in shipment.files if each.ms and each.ms <= small.ms_per_image]
+    assert file.val["top1"] >= max(each.val["top1"] for each in inside) - 0.25
+    for name in (shipment.model, ships.model):
+        assert open_file(folder / name).task == "classify"
+    assert ships.test["images"] == 96
+    told = json.loads((folder / "fit.json").read_text())["shipment"]["smaller"]
+    assert [each["model"] for each in told] == [ships.model]
+    assert f"within {small.ms_per_image:g} ms" in (folder / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_file_within_another_time_is_copied_without_training(whole):
+    folder, settings, results = whole
+    metric, files = find_task().metric, results.shipment.files
+    fastest, slowest = (end(each.ms for each in files if each.ms) for end in (min, max))
+    name, line = pick(folder, results.shipment, metric, 2 * slowest, maybe=True)
+    best = results.shipment.file
+    assert (folder / name).read_bytes() == (folder / best.path).read_bytes()
+    assert best.candidate in line
+    with pytest.raises(ValueError, match="no file of"):
+        pick(folder, results.shipment, metric, 0.5 * fastest, maybe=True)
