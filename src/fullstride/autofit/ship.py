@@ -127,22 +127,8 @@ def ship(
     best = timed[choose(timed, metric)].file
     notes = doubts(best, job.budget)
     test = final_scores(job, best, TEST)
-    smaller = []
-    for budget in job.budgets[1:]:
-        number = choose(within(timed, budget, job.settings.maybe), metric)
-        file = timed[number].file
-        notes += doubts(replace(file, within=is_within(file, budget, job.settings.maybe)), budget)
-        scores = test
-        if file is not best:
-            scores = final_scores(job, file, f"test-{budget.ms_per_image:g}ms.json")
-        ships = SmallerBudget(
-            budget_ms=budget.ms_per_image,
-            best=number,
-            model=model_name(file, budget),
-            test=scores.scores if scores.split == "test" else {},
-        )
-        smaller.append(ships)
-        copy_export(folder / file.path, folder / ships.model, file.format)
+    smaller, others = for_smaller_budgets(job, timed, best, test)
+    notes += others
     yield from notes
     if test.split == "test" and test.confusion:
         by_class = tuple(test.confusion.by_class(job.data.classes))
@@ -169,6 +155,31 @@ def ship(
         skipped=test.skipped,
         notes=tuple(notes),
     )
+
+
+def for_smaller_budgets(
+    job: FitJob, timed: Sequence[FileRecord], best: ShippedFile, test: FinalScores
+) -> tuple[list[SmallerBudget], list[str]]:
+    """Choose, score and copy a file for each budget but the largest, and what does not hold of it.
+
+    `best` is that of the largest budget, and `test` has its scores.
+    """
+    chosen, notes, maybe = [], list[str](), job.settings.maybe
+    for budget in job.budgets[1:]:
+        number = choose(within(timed, budget, maybe), job.metric)
+        file, scores = timed[number].file, test
+        notes += doubts(replace(file, within=is_within(file, budget, maybe)), budget)
+        if file is not best:
+            scores = final_scores(job, file, f"test-{budget.ms_per_image:g}ms.json")
+        ships = SmallerBudget(
+            budget_ms=budget.ms_per_image,
+            best=number,
+            model=model_name(file, budget),
+            test=scores.scores if scores.split == "test" else {},
+        )
+        chosen.append(ships)
+        copy_export(job.folder / file.path, job.folder / ships.model, file.format)
+    return chosen, notes
 
 
 def model_name(file: ShippedFile, budget: Budget | None = None) -> str:
