@@ -50,9 +50,9 @@ class FitSettings(TargetSettings):
     drop_duplicates: bool = False
 
     def __post_init__(self) -> None:
-        given: Any = self.budget_ms  # in Python it may be a number, a list or None too
-        if not isinstance(given, tuple):
-            values = given if isinstance(given, list) else () if given is None else (given,)
+        limits: Any = self.budget_ms  # in Python it may be a number, a list or None too
+        if not isinstance(limits, tuple):
+            values = limits if isinstance(limits, list) else () if limits is None else (limits,)
             object.__setattr__(self, "budget_ms", tuple(values))
         super().__post_init__()
         find_budget(next(iter(self.budget_ms), None), self.images_per_s, self.call_batch)
