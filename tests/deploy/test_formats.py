@@ -77,7 +77,7 @@ def export_bundle(bundle, pictures):
 def written(export_bundle, tmp_path_factory):
     """One file of each format that takes seconds to write."""
     folder = tmp_path_factory.mktemp("written")
-    names = [name for name in FORMATS if name != "aoti"]
+    names = [name for name in FORMATS if name != "aoti" and not FORMATS[name].missing()]
     return {
         name: export_bundle(folder / f"{name}{FORMATS[name].suffix}", name).path for name in names
     }

@@ -61,7 +61,7 @@ from fullstride.tasks.task import Task
 from fullstride.train.averages import BATCH_NORM
 
 TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
-CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt")  # formats that `fastest` compares
+CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt", "executorch")  # that `fastest` compares
 Label = tuple[str, Precision]  # of a file: format and precision
 
 

@@ -82,7 +82,8 @@ def export(
             network stays as it was if that raises FloatingPointError); then layers fall back to
             float, the most sensitive first.
         reference: The result of `make_reference` for the same arguments; computed if None.
-        progress: Called with one line at each stage of an int8 export.
+        progress: Called with one line at each stage of an int8 export, and about operators that a
+            runtime computes slowly.
     """
     precision = options.precision or "fp32"
     kind = find_format(options.format, precision)
@@ -107,6 +108,7 @@ def export(
             return model, compare(rows, expected.outputs, images.labels, task)
 
         job = export_job(bundle, expected, options, calibration)
+        job = replace(job, progress=progress)
         if precision == "int8":
             search = Int8Search(attempt, job, max_drop, progress)
             search.run(finetune, calibration)
@@ -214,6 +216,12 @@ def check_arguments(
         raise ValueError(
             f"{bundle.name} takes clips, which files do not resize: use --with-preprocessing, or "
             "leave both out"
+        )
+    if kind.one_size and (any_size or pictures):
+        flag = "any-size" if any_size else "with-resize"
+        raise ValueError(
+            f"{kind.name} files take images of one size, without --{flag}: leave it out, or use "
+            "--format onnx"
         )
     if any_size and pictures:
         raise ValueError("a file that resizes takes pictures of any size: leave --any-size out")

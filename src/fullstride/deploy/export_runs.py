@@ -131,7 +131,7 @@ def int8_finetuning(
     return finetune
 
 
-FORMAT_OF_SUFFIX = {"": "openvino", ".onnx": "onnx"}
+FORMAT_OF_SUFFIX = {"": "openvino", ".onnx": "onnx", ".pte": "executorch"}
 
 
 def export_runs(
@@ -195,7 +195,7 @@ def export_runs(
 
 
 def format_by_suffix(out: Path) -> str:
-    """onnx for a file that ends in .onnx, and openvino, the fastest on CPUs, for a folder."""
+    """The format of files with this suffix; openvino, the fastest on CPUs, for a folder."""
     if out.suffix not in FORMAT_OF_SUFFIX:
         raise ValueError(f"--out {out} does not say which format: say it by --format")
     return FORMAT_OF_SUFFIX[out.suffix]

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,6 +126,7 @@ class ExportJob:
     traced_batch: int | None = None
     # ONNX graphs of `net` by type and `any_size`, shared by the files that are made of them
     graphs: dict[tuple[torch.dtype, bool], Any] = field(default_factory=dict, compare=False)
+    progress: Callable[[str], None] = lambda line: None  # called with what a writer has to say
 
     @property
     def dynamic_sides(self) -> tuple[int, ...]:

@@ -35,11 +35,14 @@ class ExportOptions:
 class ShipSettings:
     """Which file is made of trained networks, and by which images it is judged."""
 
-    # See docs/shipping.md. auto: the fastest format and precision of openvino, onnx, aoti and
-    # tensorrt, of those that run here. By default onnx for an --out that ends in .onnx, and
-    # openvino, the fastest on CPUs, for a folder.
+    # See docs/shipping.md. auto: the fastest format and precision of openvino, onnx, aoti, tensorrt
+    # and executorch, of those that run here. By default the format of files that end as --out
+    # does: onnx, or executorch for .pte; and openvino, the fastest on CPUs, for a folder.
     format: (
-        Literal["onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server", "auto"] | None
+        Literal[
+            "onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server", "executorch", "auto"
+        ]
+        | None
     ) = None
     # By default fp32, and any of them for auto.
     precision: Precision | None = None

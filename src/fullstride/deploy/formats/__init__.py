@@ -8,7 +8,14 @@ from pathlib import Path
 import torch
 
 from fullstride.deploy.exported import ExportedModel, ExportedModule
-from fullstride.deploy.formats import onnx, openvino, tensorrt, torch_export, triton_server
+from fullstride.deploy.formats import (
+    executorch,
+    onnx,
+    openvino,
+    tensorrt,
+    torch_export,
+    triton_server,
+)
 from fullstride.deploy.formats.base import Format
 from fullstride.io.writing import Output, check_regular, read_regular
 
@@ -26,6 +33,7 @@ FORMATS: dict[str, Format] = {
         torch_export.PT2,
         tensorrt.TENSORRT,
         triton_server.TRITON_SERVER,
+        executorch.EXECUTORCH,
     )
 }
 
@@ -58,7 +66,12 @@ def _is_exported_folder(path: Path) -> bool:
 
 def is_exported_path(word: str) -> bool:
     """Whether `word` names an exported file rather than a network, even if it cannot be read."""
-    return detect_format(Path(word)) is not None or Path(word).suffix in (".onnx", ".xml", ".pt2")
+    return detect_format(Path(word)) is not None or Path(word).suffix in (
+        ".onnx",
+        ".xml",
+        ".pt2",
+        ".pte",
+    )
 
 
 def open_file(

@@ -22,6 +22,7 @@ class Format:
     missing: Callable[[], str]  # why it cannot be written or run here, in one line; "" if it can
     files: tuple[str, ...] = ()  # patterns of the paths in its folder
     runs_code: bool = False  # whether opening a file may run code in it
+    one_size: bool = False  # whether its files take images of the network's resolution alone
 
 
 def missing_package(package: str, extra: str = "export") -> ValueError:

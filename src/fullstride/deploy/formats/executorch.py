@@ -1,0 +1,130 @@
+"""Writes and opens one .pte file for ExecuTorch, computed by XNNPACK, in fp32 or int8."""
+
+# pyright: reportMissingImports=false
+
+import json
+from collections import Counter
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fullstride.deploy.exported import ExportedModel, Metadata
+from fullstride.deploy.formats import mobile
+from fullstride.deploy.formats.base import Format, missing_package, quiet, unreadable_file
+from fullstride.deploy.job import ExportJob
+from fullstride.io.console import without_native_lines
+from fullstride.io.writing import open_regular
+
+METADATA = "metadata"  # the method of a file that returns its metadata as bytes of JSON
+MAGIC = slice(4, 8), b"ET12"  # where a file has which bytes
+
+
+def write(job: ExportJob, path: Path) -> None:
+    text = json.dumps(job.metadata.to_strings()).encode()
+    constants = {METADATA: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
+    with quiet("torch"), quiet(""):
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.exir import to_edge_transform_and_lower
+        from executorch.exir.dialects.edge._ops import EdgeOpOverload
+
+        program = mobile.program(job)
+        if job.metadata.precision == "int8":
+            program = quantize(program, job)
+        lowered = to_edge_transform_and_lower(
+            program, partitioner=[XnnpackPartitioner()], constant_methods=constants
+        )
+        targets = [node.target for node in lowered.exported_program().graph.nodes]
+        data = lowered.to_executorch().buffer  # modifies the graph
+    calls = [each._schema.name for each in targets if isinstance(each, EdgeOpOverload)]
+    if left := Counter(name.removeprefix("aten::") for name in calls):
+        counts = ", ".join(f"{count} {name}" for name, count in left.most_common())
+        job.progress(f"operators that XNNPACK does not compute: {counts}")
+    path.write_bytes(data)
+
+
+def quantize(program: torch.export.ExportedProgram, job: ExportJob) -> torch.export.ExportedProgram:
+    """The program in int8, except for `job.metadata.float_layers` and what is not of the network.
+
+    Weights have a scale for each output channel, activations the range of the calibration images.
+    """
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    def in_int8(node: torch.fx.Node) -> bool:
+        stack = [*(node.meta.get("nn_module_stack") or {}).values()]
+        path = str(stack[-1][0]) if stack else ""
+        return path.startswith("net") and path.removeprefix("net.") not in job.metadata.float_layers
+
+    quantizer = XNNPACKQuantizer().set_filter_function(in_int8)
+    quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
+    module = prepare_pt2e(program.module(), quantizer)
+    for images in job.calibration:
+        for image in torch.from_numpy(images).split(1):
+            module(image)
+    assert program.example_inputs is not None
+    images, _ = program.example_inputs
+    return torch.export.export(convert_pt2e(module), images)
+
+
+def open_file(path: Path, threads: int) -> ExportedModel:
+    if reason := missing():
+        raise ValueError(reason)
+    with quiet("torch"), quiet(""), without_native_lines():
+        from executorch.extension.pybindings import portable_lib
+
+        try:
+            module = portable_lib._load_for_executorch(str(path))
+            text = module.run_method(METADATA, [])[0].numpy().tobytes()
+            strings = json.loads(text)
+        except Exception as error:  # of several types
+            raise unreadable_file(path, error) from None
+        set_threads(portable_lib, threads)
+    metadata = Metadata.from_strings(strings if isinstance(strings, dict) else {}, path)
+
+    def infer(images: np.ndarray) -> np.ndarray:
+        set_threads(portable_lib, threads)
+        # contiguous arrays, as the runtime reads other strides as another layout
+        return module.forward([torch.from_numpy(np.ascontiguousarray(images))])[0].numpy().copy()
+
+    runtime = f"ExecuTorch {version('executorch')}, {threads} threads"
+    return ExportedModel(path, metadata, mobile.one_by_one(infer), runtime)
+
+
+def set_threads(library: Any, threads: int) -> None:
+    """The threads of XNNPACK belong to the process, and each file asks for its own number."""
+    if library._threadpool_get_thread_count() != threads:
+        library._unsafe_reset_threadpool(threads)
+
+
+def detect(path: Path) -> bool:
+    if path.suffix != ".pte" or not path.is_file():
+        return False
+    where, magic = MAGIC
+    with open_regular(path) as file:
+        return file.read(8)[where] == magic
+
+
+def missing() -> str:
+    """Without an import, which takes seconds."""
+    if find_spec("executorch") is None:
+        return str(missing_package("executorch", "executorch"))
+    return ""
+
+
+EXECUTORCH = Format(
+    name="executorch",
+    suffix=".pte",
+    precisions=("fp32", "int8"),
+    write=write,
+    open=open_file,
+    detect=detect,
+    missing=missing,
+    one_size=True,
+)

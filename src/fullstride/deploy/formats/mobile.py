@@ -1,0 +1,108 @@
+"""Rewrites networks for the runtimes of phones and boards, which run few operators well.
+
+Their files take one image of one size a call. The graph has the same outputs up to rounding:
+operators that these runtimes lack, or compute outside of their kernels, become others.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fullstride.deploy.exported import Infer
+from fullstride.deploy.job import ExportJob
+from fullstride.nets.layers import SpaceToDepth
+
+aten = torch.ops.aten
+
+
+def program(job: ExportJob) -> torch.export.ExportedProgram:
+    """The float32 graph of the job's module for one image, of operators that run well."""
+    channels = job.metadata.preprocessing.channels
+    one = replace(job, net=with_patch_convolutions(job.net, channels), example=job.example[:1])
+    return one.program(batch=1).run_decompositions(DECOMPOSITIONS)
+
+
+def one_by_one(infer: Infer) -> Infer:
+    """Outputs of a batch by a function of one image, which gets and returns a batch of one."""
+    return lambda images: np.concatenate([infer(images[i : i + 1]) for i in range(len(images))])
+
+
+def with_patch_convolutions(net: nn.Module, channels: int) -> nn.Module:
+    """A copy of `net` whose space-to-depth, ours and timm's, of an image is a convolution."""
+    from timm.layers.space_to_depth import SpaceToDepth as TimmSpaceToDepth
+
+    net = copy.deepcopy(net)
+    for name, module in [*net.named_modules()]:
+        if isinstance(module, SpaceToDepth | TimmSpaceToDepth):
+            net.set_submodule(name, PatchConvolution(channels))
+    return net
+
+
+class PatchConvolution(nn.Module):
+    """`SpaceToDepth` as a convolution with constant weights: (N, C, H, W) -> (N, 16C, H/4, W/4).
+
+    Runtimes lack the transpose of six dimensions that moves the pixels.
+    """
+
+    weight: Tensor
+
+    def __init__(self, channels: int):
+        super().__init__()
+        p = SpaceToDepth.patch
+        # output (row, column, c) is the pixel of channel c at this row and column of a patch
+        weight = torch.eye(p * p * channels).view(-1, p, p, channels).permute(0, 3, 1, 2)
+        self.register_buffer("weight", weight.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        p = SpaceToDepth.patch
+        if x.shape[2] % p or x.shape[3] % p:
+            x = F.pad(x, (0, -x.shape[3] % p, 0, -x.shape[2] % p))
+        return F.conv2d(x, self.weight, stride=p)
+
+
+def pad(x: Tensor, padding: list[int], mode: str = "constant", value: float | None = None) -> Any:
+    """Reflection of one pixel on each side, as slices and a concatenation."""
+    if mode != "reflect" or list(padding) != [1, 1, 1, 1]:
+        return NotImplemented
+    x = torch.cat([x[:, :, 1:2], x, x[:, :, -2:-1]], 2)
+    return torch.cat([x[..., 1:2], x, x[..., -2:-1]], 3)
+
+
+def avg_pool2d(
+    x: Tensor,
+    kernel: list[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0, 0),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor: int | None = None,
+) -> Any:
+    """Of 2 x 2 pixels that do not overlap; at an odd end the last pixels are averages alone."""
+    pairs = {tuple(kernel), tuple(stride or kernel)} == {(2, 2)}
+    if not (pairs and ceil_mode and not any(padding) and divisor is None):
+        return NotImplemented
+    if x.shape[2] % 2:
+        x = torch.cat([x, x[:, :, -1:]], 2)
+    if x.shape[3] % 2:
+        x = torch.cat([x, x[..., -1:]], 3)
+    return aten.avg_pool2d.default(x, [2, 2], [2, 2])
+
+
+def mean(x: Tensor, dims: list[int] | None, keepdim: bool = False, **types: Any) -> Any:
+    """Of rows and columns, with their dimensions kept."""
+    if keepdim or x.ndim != 4 or sorted(dim % 4 for dim in dims or ()) != [2, 3]:
+        return NotImplemented
+    return aten.mean.dim(x, [2, 3], True, **types).flatten(1)
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.pad.default: pad,
+    aten.avg_pool2d.default: avg_pool2d,
+    aten.mean.dim: mean,
+}

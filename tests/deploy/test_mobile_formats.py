@@ -1,0 +1,308 @@
+"""Files for phones and boards, by real runtimes where these are installed, and by stand-ins.
+
+A stand-in has the functions of a package that are used here, and computes with PyTorch. It shows
+what is asked of the package, and not that the package takes the graphs.
+"""
+
+import sys
+from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from io import BytesIO
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from bundles import COLOUR, GRAY, make_bundle, small_bundle
+from torch import nn
+
+from fullstride.data.dataset import open_data
+from fullstride.deploy import choose_form
+from fullstride.deploy.comparison import ComparisonImages
+from fullstride.deploy.export import export, export_job, make_reference
+from fullstride.deploy.export_runs import format_by_suffix
+from fullstride.deploy.formats import FORMATS, detect_format, executorch, mobile, open_file
+from fullstride.deploy.predict import inputs, probabilities
+from fullstride.deploy.settings import ExportOptions
+from fullstride.measure.protocols import ONLINE
+
+HAS_EXECUTORCH = find_spec("executorch") is not None
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    digits = open_data("digits").test
+    return [digits.picture(index).resize((40 + 3 * index, 50)) for index in range(4)]
+
+
+def job_of(bundle, pictures, **options):
+    options = ExportOptions(input_kind="pixels", **options)
+    reference = make_reference(bundle, ComparisonImages(pictures), "pixels")
+    return export_job(bundle, reference, options, pictures), reference.outputs
+
+
+def operators(program) -> set[str]:
+    return {
+        node.target._schema.name.removeprefix("aten::")
+        for node in program.graph.nodes
+        if node.op == "call_function"
+    }
+
+
+# Maps of 40 pixels become 10, 5, 3 and 2, and those of 32 become 8, 4, 2 and 1.
+@pytest.mark.parametrize("pre", [COLOUR, GRAY, replace(COLOUR, resolution=38)])
+@pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny"])
+def test_the_graph_of_common_operators_has_the_same_outputs(name, pre, pictures):
+    job, expected = job_of(make_bundle(name, pre), pictures)
+    program = mobile.program(job)
+    module, images = program.module(), torch.from_numpy(np.concatenate([job.example]))
+    rows = torch.cat([module(each) for each in images.split(1)])
+    assert rows.detach().numpy() == pytest.approx(expected, abs=1e-6)
+    before = operators(job.program(batch=1))
+    if name == "tresnet_tiny":
+        assert {"pad", "permute"} <= before
+        assert not any("reflect" in node.args for node in program.graph.nodes)
+    for node in program.graph.nodes:
+        if "aten.avg_pool2d" in str(node.target):
+            assert len(node.args) == 3  # no ceil_mode
+        if "aten.mean.dim" in str(node.target):
+            assert node.args[2]  # keeps its dimensions
+
+
+@pytest.mark.parametrize("side", [40, 38])
+def test_space_to_depth_of_ours_and_of_timm_is_a_convolution(side):
+    from timm.layers.space_to_depth import SpaceToDepth
+
+    from fullstride.nets.layers import SpaceToDepth as Ours
+
+    x = torch.randn(2, 3, side, side)
+    for layer in [Ours(), SpaceToDepth()] if side % 4 == 0 else [Ours()]:
+        net = nn.Sequential(layer, nn.ReLU())
+        other = mobile.with_patch_convolutions(net, 3)
+        assert isinstance(other[0], mobile.PatchConvolution)
+        assert torch.equal(other(x), net(x))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.AvgPool2d(3, 2, ceil_mode=True, count_include_pad=False),
+        nn.AvgPool2d(2, 1, ceil_mode=True),
+        nn.AvgPool2d(2, 2, padding=1, ceil_mode=True),
+        nn.ReflectionPad2d(2),
+        nn.ConstantPad2d(1, 2.0),
+    ],
+)
+def test_other_operators_stay_as_they_are(layer):
+    x = torch.randn(1, 3, 9, 9)
+    program = torch.export.export(layer, (x,)).run_decompositions(mobile.DECOMPOSITIONS)
+    assert torch.equal(program.module()(x), layer(x))
+    assert not {"cat", "slice"} & operators(program)
+
+
+class FakeModule:
+    """What ExecuTorch loads: the methods of a file by their names."""
+
+    def __init__(self, path: str):
+        data = open(path, "rb").read()  # noqa: PTH123, SIM115
+        extra = {"metadata": ""}
+        if len(data) < 100:
+            raise RuntimeError("Failed to load\nerror: 0x23")
+        self.module = torch.export.load(BytesIO(data[8:]), extra_files=extra).module()
+        self.metadata = torch.tensor([*extra["metadata"].encode()], dtype=torch.uint8)
+
+    def run_method(self, name, arguments):
+        assert (name, arguments) == ("metadata", [])
+        return [self.metadata]
+
+    def forward(self, arguments):
+        (images,) = arguments
+        assert len(images) == 1
+        assert images.is_contiguous()
+        return [self.module(images).detach()]
+
+
+class FakeQuantizer:
+    """Of XNNPACK: records which convolutions it would compute in int8."""
+
+    def set_filter_function(self, filter):
+        self.filter = filter
+        return self
+
+    def set_global(self, config):
+        assert config == {"is_per_channel": True}
+
+
+def stand_in(monkeypatch, modules):
+    """Let modules with these members, by their names, be imported."""
+    for name in modules:
+        parts = name.split(".")
+        for parent in (".".join(parts[:end]) for end in range(1, len(parts))):
+            package = SimpleNamespace(__spec__=ModuleSpec(parent, None), __path__=[])
+            monkeypatch.setitem(sys.modules, parent, package)
+    for name, members in modules.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**members))
+
+
+@pytest.fixture
+def fake_executorch(monkeypatch):
+    """The layers in int8, the images of each call of calibration, and the threads over time."""
+    seen = SimpleNamespace(layers=[], images=[], threads=[8])
+
+    def lower(program, partitioner, constant_methods):
+        archive, text = BytesIO(), bytes(constant_methods["metadata"].tolist()).decode()
+        torch.export.save(program, archive, extra_files={"metadata": text})
+        data = SimpleNamespace(buffer=b"....ET12" + archive.getvalue())
+        return SimpleNamespace(exported_program=lambda: program, to_executorch=lambda: data)
+
+    def prepare(module, quantizer):
+        seen.layers = [
+            [*node.meta["nn_module_stack"].values()][-1][0]
+            for node in module.graph.nodes
+            if "conv2d" in str(node.target) and quantizer.filter(node)
+        ]
+        module.register_forward_pre_hook(lambda _, images: seen.images.append(len(images[0])))
+        return module
+
+    fake = {
+        "executorch.backends.xnnpack.partition.xnnpack_partitioner": dict(XnnpackPartitioner=list),
+        "executorch.exir": dict(to_edge_transform_and_lower=lower),
+        "executorch.exir.dialects.edge._ops": dict(EdgeOpOverload=torch._ops.OpOverload),
+        "executorch.backends.xnnpack.quantizer.xnnpack_quantizer": dict(
+            XNNPACKQuantizer=FakeQuantizer, get_symmetric_quantization_config=dict
+        ),
+        "torchao.quantization.pt2e.quantize_pt2e": dict(
+            prepare_pt2e=prepare, convert_pt2e=lambda module: module
+        ),
+        "executorch.extension.pybindings": dict(
+            portable_lib=SimpleNamespace(
+                _load_for_executorch=FakeModule,
+                _threadpool_get_thread_count=lambda: seen.threads[-1],
+                _unsafe_reset_threadpool=seen.threads.append,
+            )
+        ),
+    }
+    stand_in(monkeypatch, fake)
+    monkeypatch.setattr(executorch, "version", lambda package: "1.0")
+    return seen
+
+
+def test_a_stand_in_of_executorch_is_asked_for_the_graph_and_gives_its_outputs(
+    fake_executorch, pictures, tmp_path
+):
+    bundle, path, lines = make_bundle("tresnet_tiny", COLOUR), tmp_path / "net.pte", []
+    options = ExportOptions(format="executorch", input_kind="pixels", threads=3)
+    result = export(bundle, path, ComparisonImages(pictures), options, progress=lines.append)
+    assert result.runtime == "ExecuTorch 1.0, 3 threads"
+    assert fake_executorch.threads == [8, 3]
+    (line,) = lines
+    assert line.startswith("operators that XNNPACK does not compute: 33 conv2d, 16 slice")
+    model = open_file(path)
+    assert (detect_format(path), model.metadata) == ("executorch", result.metadata)
+    assert probabilities(model, pictures) == pytest.approx(
+        probabilities(bundle, pictures), abs=1e-6
+    )
+
+
+def test_layers_of_a_stand_in_stay_in_float_where_int8_loses_too_much(
+    fake_executorch, pictures, tmp_path
+):
+    job, _ = job_of(small_bundle(), pictures, precision="int8")
+    executorch.write(job, tmp_path / "net.pte")
+    assert fake_executorch.layers == ["net.0", "net.3", "net.4"]
+    assert fake_executorch.images[: len(pictures)] == [1] * len(pictures)
+    metadata = replace(job.metadata, float_layers=("3",))
+    executorch.write(replace(job, metadata=metadata), tmp_path / "net.pte")
+    assert fake_executorch.layers == ["net.0", "net.4"]
+
+
+def test_what_is_no_file_of_executorch_is_refused_in_one_line(fake_executorch, tmp_path):
+    path = tmp_path / "net.pte"
+    path.write_bytes(b"....ET12 and no more")
+    with pytest.raises(ValueError, match=r"^.*net.pte cannot be read, [^\n]*: error: 0x23$"):
+        open_file(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="net.pte is not an exported file"):
+        open_file(path)
+
+
+@pytest.mark.parametrize(
+    ("how", "flag"), [(dict(any_size=True), "any-size"), (dict(input_kind="pictures"), "with-res")]
+)
+def test_files_of_one_size_are_not_asked_for_others(fake_executorch, pictures, how, flag, tmp_path):
+    bundle, options = small_bundle(), ExportOptions(format="executorch", **how)
+    with pytest.raises(ValueError, match=f"^executorch files [^\n]* --{flag}[^\n]* onnx$"):
+        export(bundle, tmp_path / "net.pte", ComparisonImages(pictures), options)
+
+
+def test_a_runtime_that_is_missing_is_one_line_with_its_extra(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(executorch, "find_spec", lambda name: None)
+    path = tmp_path / "net.pte"
+    line = r"^executorch is not installed: pip install 'fullstride\[executorch\]'$"
+    options = ExportOptions(format=format_by_suffix(path))
+    with pytest.raises(ValueError, match=line):
+        export(small_bundle(), path, ComparisonImages(pictures), options)
+    path.write_bytes(b"....ET12")
+    with pytest.raises(ValueError, match=line):
+        open_file(path)
+    assert "executorch" not in choose_form.data_formats()
+
+
+def test_an_installed_runtime_is_an_entrant_of_auto_and_of_fit(fake_executorch):
+    assert "executorch" in choose_form.data_formats()
+    assert ("executorch", "int8") in choose_form.runnable()
+
+
+# By the real runtimes.
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_EXECUTORCH, reason="executorch is not installed")
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("int8", 0.02)])
+def test_xnnpack_computes_all_of_a_tresnet(precision, tolerance, pictures, tmp_path):
+    bundle, path, lines = make_bundle("tresnet_tiny", COLOUR), tmp_path / "net.pte", []
+    options = ExportOptions(format="executorch", precision=precision, max_drop=100)
+    export(
+        bundle,
+        path,
+        ComparisonImages(pictures),
+        options,
+        calibration=pictures,
+        progress=lines.append,
+    )
+    assert not [line for line in lines if "XNNPACK" in line]
+    rows, expected = probabilities(open_file(path), pictures), probabilities(bundle, pictures)
+    assert rows == pytest.approx(expected, abs=tolerance)
+    assert (precision == "fp32") is bool(np.abs(rows - expected).max() < 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_EXECUTORCH, reason="executorch is not installed")
+def test_auto_measures_a_file_of_executorch_beside_another(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", "executorch"))
+    monkeypatch.setattr(choose_form, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
+    lines, options = [], ExportOptions(precision="fp32", input_kind="pixels")
+    result = choose_form.fastest(
+        small_bundle(), tmp_path / "net", ComparisonImages(pictures), options, progress=lines.append
+    )
+    timed = {line.split(":")[0] for line in lines if " ms an image" in line}
+    assert timed == {"onnx fp32", "executorch fp32"}
+    assert result.path.suffix == FORMATS[result.format].suffix
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_EXECUTORCH, reason="executorch is not installed")
+def test_damaged_files_of_executorch_are_one_line(pictures, tmp_path):
+    path = tmp_path / "net.pte"
+    options = ExportOptions(format="executorch")
+    export(small_bundle(), path, ComparisonImages(pictures), options)
+    data = path.read_bytes()
+    for end in (8, 100, len(data) // 2):
+        path.write_bytes(data[:end])
+        with pytest.raises(ValueError, match=r"^[^\n]*net.pte cannot be read[^\n]*$"):
+            open_file(path)
+    path.write_bytes(data)
+    (x,) = inputs("normalised", small_bundle().preprocessing, pictures[:1])
+    with pytest.raises(ValueError, match="does not take inputs of"):
+        open_file(path).run(x[..., :16])
