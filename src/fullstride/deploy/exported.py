@@ -1,7 +1,7 @@
 """Defines what is in an exported file: a network, and metadata about its inputs and outputs."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from reprlib import repr as shortened
@@ -182,6 +182,27 @@ class ExportedModel:
 
 
 Model = Bundle | ExportedModel  # what predicts
+
+
+def check_graph_sizes(
+    path: Path, metadata: Metadata, source: Sequence[Any], result: Sequence[Any]
+) -> None:
+    """Raise ValueError where the sizes in a graph are not those of its metadata.
+
+    `source` and `result` are the sizes of its input and its output, the batch first: what is no
+    number, or below 1, may be any size. A graph may not know the number of its sizes: ().
+    """
+    names = ("input", source, metadata.input_shape()), ("output", result, metadata.output_shape)
+    for noun, batch_and_sizes, expected in names:
+        sizes = [size if isinstance(size, int) and size > 0 else 0 for size in batch_and_sizes[1:]]
+        pairs = zip(sizes, expected, strict=False)
+        differs = any(a != b for a, b in pairs if a and b) or len(sizes) != len(expected)
+        if batch_and_sizes and differs:
+            here, there = (" x ".join(map(str, each)) for each in (sizes, expected))
+            raise ValueError(
+                f"{path} was changed: its {noun} has {here} numbers, and its metadata says {there} "
+                "(0 is any size); export it again"
+            )
 
 
 def has_shape(outputs: np.ndarray, sizes: tuple[int, ...]) -> bool:

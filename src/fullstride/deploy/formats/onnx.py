@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fullstride.deploy.exported import ExportedModel, Infer, Metadata
+from fullstride.deploy.exported import ExportedModel, Infer, Metadata, check_graph_sizes
 from fullstride.deploy.formats.base import Format, missing_package, quiet, unreadable_file
 from fullstride.deploy.formats.onnx_int8 import quantize
 from fullstride.deploy.job import ExportJob
@@ -139,6 +139,8 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     except Exception as error:  # of several types, which its documentation does not name
         raise unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
+    (source,), (result,) = session.get_inputs(), session.get_outputs()
+    check_graph_sizes(path, metadata, source.shape, result.shape)
     device = "the GPU" if gpu else f"{threads} threads"
     return ExportedModel(path, metadata, infer, f"ONNX Runtime {onnxruntime.__version__}, {device}")
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from fullstride.deploy.exported import ExportedModel, Metadata
+from fullstride.deploy.exported import ExportedModel, Metadata, check_graph_sizes
 from fullstride.deploy.formats import onnx
 from fullstride.deploy.formats.base import Format, missing_package, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
@@ -118,6 +118,11 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     except Exception as error:
         raise unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
+    source, result = (
+        [0 if side.is_dynamic else side.get_length() for side in each.partial_shape]
+        for each in (model.inputs[0], model.outputs[0])
+    )
+    check_graph_sizes(path, metadata, source, result)
     options = {
         "INFERENCE_PRECISION_HINT": HINTS[metadata.precision],
         "INFERENCE_NUM_THREADS": threads,

@@ -96,7 +96,11 @@ def exported_model(
             return module(contiguous(images).to(metadata.device)).cpu().numpy()
 
     device = f"{threads} threads" if metadata.device == "cpu" else metadata.device
-    return ExportedModel(path, metadata, infer, f"PyTorch {torch.__version__} {backend}, {device}")
+    runtime = f"PyTorch {torch.__version__} {backend}, {device}"
+    model = ExportedModel(path, metadata, infer, runtime)
+    kind = np.float32 if metadata.input_kind == "normalised" else np.uint8
+    model.run(np.zeros((1, *metadata.input_shape()), kind))  # its sizes are those of the metadata
+    return model
 
 
 def contiguous(images: np.ndarray) -> Tensor:
