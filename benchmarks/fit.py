@@ -3,6 +3,8 @@
     python benchmarks/fit.py digits --out benchmarks/fit_digits.json --work FOLDER
     python benchmarks/fit.py fashion --data FOLDER --out benchmarks/fit_fashion.json --work FOLDER
     python benchmarks/fit.py elpv --data FOLDER --out benchmarks/fit_elpv.json --work FOLDER
+    python benchmarks/fit.py multilabel --budgets 3 --out benchmarks/fit_multilabel.json --work ...
+    python benchmarks/fit.py detect|segment --budgets 3 --formats onnx --out ... --work FOLDER
 
 The reference: every candidate is trained to the end by the same recipe and exported in every form,
 all files are measured in turn, and each is scored on the test images. Then six budgets, from the
@@ -10,7 +12,8 @@ fastest candidate to the slowest, are each given to a fit of its own, which meas
 file is measured again in fresh processes, and its test score is compared with that of the best file
 of the reference within the budget (regret), with a random choice of candidate, the largest that
 fits, and the default network alone. The cost is the seconds of the fit's plan and training, as a
-share of training all candidates to the end, whether they fit or not.
+share of training all candidates to the end, whether they fit or not. A last fit has all budgets at
+once, and its files are compared in the same way.
 
 WORK has all runs, so that a stopped benchmark goes on; the JSON and the table are written after
 each fit. DATA has Fashion-MNIST's four IDX files, or the wheels of elpv-dataset and
@@ -30,7 +33,16 @@ from pathlib import Path
 from typing import Any
 
 from fit_cases import CASES, Case, lite_weights, open_case
-from fit_regret import FitRow, Reference, ReferenceFile, budgets, table
+from fit_regret import (
+    HEAD,
+    FitRow,
+    Reference,
+    ReferenceFile,
+    budgets,
+    markdown,
+    table,
+    table_row,
+)
 
 from fullstride.autofit.budget import CandidateTimes, FitJob
 from fullstride.autofit.finalists import read_record
@@ -78,9 +90,10 @@ class Job:
     workers: int | None
     device: str
 
-    def settings(self, budget_ms: float) -> FitSettings:
+    def settings(self, *budgets_ms: float) -> FitSettings:
         return FitSettings(
-            budget_ms=budget_ms,
+            task=self.case.task,
+            budget_ms=budgets_ms,
             weights=self.weights,
             licence="any",  # the files of these weights state none
             candidates=self.case.networks,
@@ -89,9 +102,9 @@ class Job:
             precisions=self.precisions,
         )
 
-    def events(self, folder: Path, budget_ms: float, **how: Any) -> Iterator[Any]:
+    def events(self, folder: Path, *budgets_ms: float, **how: Any) -> Iterator[Any]:
         options = StudyOptions(device=self.device, workers=self.workers, **how)
-        settings = self.settings(budget_ms)
+        settings = self.settings(*budgets_ms)
         yield from run_study(FIT, self.data, folder, settings, self.recipe, options)
 
 
@@ -143,7 +156,11 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
             yield f"{file.path}: test {test:.2f}"
             files.append(
                 ReferenceFile(
-                    file=file, correct=record.correct, test=test, params=params[file.candidate]
+                    file=file,
+                    correct=record.correct,
+                    resampled=record.resampled,
+                    test=test,
+                    params=params[file.candidate],
                 )
             )
         return Reference(
@@ -192,6 +209,42 @@ def one_fit(folder: Path, job: Job, budget_ms: float) -> Generator[str, None, Fi
     )
 
 
+def fit_together(
+    folder: Path, job: Job, budgets_ms: Sequence[float]
+) -> Generator[str, None, list[FitRow]]:
+    """One fit with all budgets: a row for each, of which each has the seconds of the whole."""
+    results: FitResults | None = None
+    for event in job.events(folder, *budgets_ms):
+        results = event.result
+        if event.line:
+            yield event.line
+    assert results is not None
+    shipment, rows = results.shipment, []
+    largest = max(budgets_ms), shipment.best, shipment.model, shipment.test
+    smaller = [(each.budget_ms, each.best, each.model, each.test) for each in shipment.smaller]
+    epochs = {each.candidate: each.epochs for each in results.outcome.scores}
+    for budget_ms, best, model, test in sorted([largest, *smaller]):
+        again = measured_again(folder / model)
+        check: Check = yield from run_stage(folder, f"check_{budget_ms:g}", Check, again)
+        file = shipment.files[best]
+        rows.append(
+            FitRow(
+                budget_ms=budget_ms,
+                candidate=file.candidate,
+                format=file.format,
+                precision=file.precision,
+                ms=file.ms or 0.0,
+                again_ms=check.ms,
+                val=file.val[shipment.metric],
+                test=test[shipment.metric],
+                seconds=results.seconds["plan"] + results.seconds["training"],
+                epochs=epochs,
+                load=check.load,
+            )
+        )
+    return rows
+
+
 def measured_again(path: Path) -> Generator[str, None, Check]:
     yield f"measuring {path} again, {AGAIN} times"
     spawn = get_context("spawn")
@@ -206,14 +259,30 @@ def file_ms(path: Path) -> float:
     return call_time(row).ms
 
 
-def write(out: Path, head: dict[str, Any], reference: Reference, rows: Sequence[FitRow]) -> str:
+def write(
+    out: Path,
+    head: dict[str, Any],
+    reference: Reference,
+    rows: Sequence[FitRow],
+    together: Sequence[FitRow] = (),
+) -> str:
     """Write the JSON and the table beside it; returns the table."""
     result = {"environment": asdict(Environment.here()), **head}
     result |= {"reference": asdict(reference), "fits": [asdict(row) for row in rows]}
+    result["together"] = [asdict(row) for row in together]
     with atomic_write(out, OUTPUT) as temporary:
         temporary.write_text(json.dumps(result, indent=1) + "\n")
-    metric = find_task().find_metric(reference.metric)
-    text = table(reference, rows, metric, CASES[head["case"]].default)
+    case = CASES[head["case"]]
+    metric = find_task(case.task).find_metric(reference.metric)
+    text = table(reference, rows, metric, case.default)
+    if together:
+        alone_s = max(row.seconds for row in rows)
+        lines = [table_row(reference, row, metric, case.default) for row in together]
+        text += "\n\n" + markdown([HEAD, *lines])
+        text += (
+            f"\n\nOne fit with all budgets; its plan and training took "
+            f"{together[0].seconds / alone_s:.2f} times as long as those of the longest fit above."
+        )
     environment = result["environment"]
     text += (
         f"\n{environment['device']}, torch {environment['torch']}, threads "
@@ -279,6 +348,9 @@ def main(words: Sequence[str] | None = None) -> None:
         rows.append(yield_lines(one_fit(args.work / f"{budget_ms:g}ms", job, budget_ms)))
         text = write(args.out, head, reference, rows)
         print(text, flush=True)
+    if len(head["budgets"]) > 1 and len(rows) == len(head["budgets"]):
+        together = yield_lines(fit_together(args.work / "together", job, head["budgets"]))
+        print(write(args.out, head, reference, rows, together), flush=True)
 
 
 def yield_lines(work: Generator[str, None, Any]) -> Any:

@@ -10,6 +10,8 @@ from defaults import find_file
 from PIL import Image
 
 from fullstride.data.dataset import DataSet, SplitRule, open_data
+from fullstride.examples.files import write_scenes
+from fullstride.tasks import find_task
 
 TINY = ("genet_tiny", "resnet_rs_tiny", "tresnet_tiny")
 LITE = tuple(f"tf_efficientnet_lite{number}" for number in (0, 1, 2))
@@ -20,6 +22,7 @@ class Case:
     networks: tuple[str, ...]  # from scratch; none: those of the files of weights
     resolutions: tuple[int, ...]
     default: str  # the network that a user would take without a comparison
+    task: str = "classify"
 
 
 CASES = {
@@ -27,6 +30,12 @@ CASES = {
     "fashion": Case(networks=TINY, resolutions=(16, 24, 32), default="resnet_rs_tiny"),
     "elpv": Case(networks=(), resolutions=(128, 192, 224), default=LITE[0]),
 }
+TWO = ("genet_tiny", "resnet_rs_tiny")
+CASES |= {
+    task: Case(networks=TWO, resolutions=sides, default="resnet_rs_tiny", task=task)
+    for task, sides in (("detect", (96,)), ("segment", (96,)), ("multilabel", (48, 64, 96)))
+}
+SCENES = {"train": 600, "val": 200, "test": 300}  # of the example data, for the tasks
 # Of elpv's 2,624 photographs: a tenth would leave 255 test images, of which one is 0.4 points.
 ELPV_SPLITS = SplitRule(val=0.25, test=0.4)
 
@@ -35,6 +44,10 @@ def open_case(name: str, source: Path | None, work: Path, train_images: int | No
     """The images of a case; of a large training set every k-th one."""
     if name == "digits":
         return open_data("digits")
+    if (task := CASES[name].task) != "classify":
+        counts = SCENES | ({"train": train_images} if train_images else {})
+        write_scenes(work / "scenes", counts)
+        return find_task(task).open_data(str(work / "scenes"))
     if source is None:
         raise ValueError(f"{name} needs --data FOLDER, see --help")
     if name == "elpv":

@@ -22,9 +22,10 @@ class ReferenceFile:
     """A file of a candidate that was trained to the end."""
 
     file: ShippedFile  # with its time and its validation
-    correct: str  # 1 or 0 for each image of the validation split, in order
+    correct: str  # as in `FileRecord`
     test: float  # the score on the test images
     params: int  # of the network
+    resampled: tuple[float | None, ...] = ()  # as in `FileRecord`
 
     @property
     def ms(self) -> float:
@@ -90,7 +91,12 @@ def chosen(files: Sequence[ReferenceFile], metric: Metric, *, ties: bool = True)
     tied."""
     if ties:
         records = [
-            FileRecord(file=replace(each.file, within=True), correct=each.correct, seconds=0.0)
+            FileRecord(
+                file=replace(each.file, within=True),
+                correct=each.correct,
+                resampled=each.resampled,
+                seconds=0.0,
+            )
             for each in files
         ]
         return files[choose(records, metric)]
@@ -181,11 +187,9 @@ HEAD += ("val", "ties", "rest", "cost", "by epochs", "random", "largest", "defau
 def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default: str) -> str:
     """The fits as Markdown, with their sum in sentences."""
     cells = [HEAD, *(table_row(reference, row, metric, default) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [cells[0], tuple("-" * width for width in widths), *cells[1:]]
     return "\n".join(
         [
-            *("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines),
+            markdown(cells),
             "",
             *summary(reference, rows, metric),
             "",
@@ -205,6 +209,13 @@ def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default:
             ),
         ]
     )
+
+
+def markdown(cells: Sequence[Sequence[str]]) -> str:
+    """A table, whose first row is the header."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [cells[0], tuple("-" * width for width in widths), *cells[1:]]
+    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
 
 
 def table_row(reference: Reference, row: FitRow, metric: Metric, default: str) -> tuple[str, ...]:
