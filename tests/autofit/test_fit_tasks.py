@@ -1,7 +1,14 @@
 """`fit` for boxes, masks, depths, several labels, products and clips."""
 
 import json
+import random
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 import pytest
 from detections import write_rectangles
@@ -200,6 +207,76 @@ def test_a_fit_of_every_task_ends_in_a_file_that_predicts(name, examples, tmp_pa
     if not model.preprocessing.frames:
         (prediction,) = predict(model, data.test.picture(0))
         assert not prediction.unreadable
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
+from fullstride.train.loop import Trainer
+from test_fit_tasks import fit_two
+step = Trainer.step
+folder = Path(sys.argv[4])
+def printed(*args):
+    if (folder / "plan.json").exists():  # steps before are those that are measured
+        print("step", flush=True)
+    return step(*args)
+Trainer.step = printed
+fit_two(sys.argv[2], Path(sys.argv[3]), folder)
+"""
+
+
+def fit_two(name: str, examples: Path, folder: Path) -> None:
+    """A fit of two candidates, whose times are estimates, which are the same in each run."""
+    options = {"head_width": 32} if find_task(name).has_places else {}
+    changes = {"epochs": 3.0, "batch_size": 8, "task_options": options}
+    settings = settings_of(name, target="rtx4090")
+    settings = replace(settings, candidates=("genet_tiny", "resnet_rs_tiny"))
+    recipe = RecipeChoice(changes=changes)
+    for _ in run_study(FIT, data_of(name, examples), folder, settings, recipe, HOW):
+        pass
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    """The weights of bundles, the scores of rungs without their seconds, and what ships."""
+    bits = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.glob("trials/*/bundle/*.safetensors")
+    }
+    scores = {str(path): json.loads(path.read_text()) for path in folder.glob("rungs/*/*.json")}
+    told = json.loads((folder / "fit.json").read_text())["shipment"]
+    files = [(each["path"], each["val"]) for each in told["files"]]
+    rest = {Path(path).name: {**each, "seconds": 0} for path, each in scores.items()}
+    return {"bits": bits, "scores": rest, "ships": (told["best"], files, told["test"])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["detect", "multilabel"])
+def test_a_fit_that_is_killed_at_any_moment_ends_in_the_same_bits(name, examples, tmp_path):
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    words = [sys.executable, str(tmp_path / "fit.py"), str(Path(__file__).parent), name]
+    words += [str(examples)]
+    rng, steps, kills = random.Random(0), 0, 0
+    whole = subprocess.run([*words, str(tmp_path / "whole")], capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    for number in (2, 14):
+        command = [*words, str(tmp_path / "killed")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            lines = list(takewhile(bool, (process.stdout.readline() for _ in range(number))))
+            time.sleep(rng.uniform(0, 0.5))
+            process.kill()
+            steps += len(lines) + len(process.stdout.readlines())
+            kills += process.wait() != 0
+    last = subprocess.run([*words, str(tmp_path / "killed")], capture_output=True, text=True)
+    assert last.returncode == 0, last.stderr
+    assert kills == 2
+    assert results_of(tmp_path / "killed") == results_of(tmp_path / "whole")
+    # what is repeated are the steps since the last checkpoint, which each epoch has
+    total, per_epoch = len(whole.stdout.splitlines()), COUNTS["train"] // 8
+    assert total <= steps + len(last.stdout.splitlines()) <= total + kills * per_epoch
 
 
 @pytest.mark.slow
