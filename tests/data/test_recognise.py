@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import fullstride
 from fullstride import cli
 from fullstride.data.recognise import check_purpose, recognise
+from fullstride.data.targets import open_labels
+from fullstride.examples.files import write_scenes
 
 XML = (
     "<annotation><size><width>9</width><height>7</height></size><object><name>cat</name><bndbox>"
@@ -134,15 +135,13 @@ def test_data_for_several_tasks_are_refused_with_a_flag_for_each(tmp_path, more,
     assert "\n" not in str(caught.value)
 
 
-def test_fit_refuses_masks_and_train_says_that_it_learns_them(tmp_path, capsys):
+def test_a_study_of_scaling_refuses_masks_and_train_says_that_it_learns_them(tmp_path, capsys):
     maps(tmp_path / "data", "masks")
     where, out = str(tmp_path / "data"), str(tmp_path / "out")
-    assert cli.run(["fit", where, "--budget-ms", "5", "--out", out]) == 2
+    assert cli.run(["study", "scale", where, "--models", "genet_tiny", "--out", out]) == 2
     error = capsys.readouterr().err
     assert "--task segment" in error
     assert error.count("\n") == 1
-    with pytest.raises(ValueError, match="--task segment"):
-        fullstride.fit(where, out, budget_ms=5)
     command = ["train", where, "--model", "genet_tiny", "--out", out, "--recipe.score", "none"]
     assert cli.run(command) == 2
     said, error = capsys.readouterr().err.splitlines()
@@ -151,3 +150,16 @@ def test_fit_refuses_masks_and_train_says_that_it_learns_them(tmp_path, capsys):
     # the given task wins
     assert cli.run([*command, "--task", "classify"]) == 2
     assert "the task classify has" in capsys.readouterr().err
+
+
+def test_shards_are_packed_by_the_task_of_the_data_and_boxes_are_refused(tmp_path, capsys):
+    counts = {"train": 6, "val": 2, "test": 2}
+    write_scenes(tmp_path / "scenes", counts, 32)
+    labels, shards = str(tmp_path / "scenes" / "train" / "labels.csv"), tmp_path / "shards"
+    assert cli.run(["data", "pack", labels, str(shards)]) == 0
+    assert "multilabel" in capsys.readouterr().err
+    assert any(len(each) != 1 for each in open_labels(str(shards)).train.targets)
+    boxes = ["data", "pack", str(tmp_path / "scenes"), str(tmp_path / "b"), "--task", "detect"]
+    assert cli.run(boxes) == 2
+    assert "neither classes nor labels" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()

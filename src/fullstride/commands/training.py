@@ -28,7 +28,7 @@ def pack(
     shard_mib: int = 256,
     group: str = "",
     keep_duplicates: bool = False,
-    task: str = "classify",
+    task: str = "",
 ) -> None:
     """Write a data set as tar shards: a few large files in place of many small ones.
 
@@ -43,13 +43,14 @@ def pack(
         shard_mib: Size of a shard.
         group: As for `train`: the shards keep the splits of these groups.
         keep_duplicates: As for `train`.
-        task: What the images are for: with multilabel the shards have all labels of an image.
+        task: What the images are for, by default what the files of the data are for: with
+            multilabel the shards have all labels of an image.
     """
     from fullstride.data.dataset import SplitRule
     from fullstride.data.pack import Encoding, pack
-    from fullstride.tasks import find_task
+    from fullstride.train.run import task_for
 
-    images = find_task(task).open_data(
+    images = task_for(data, RunOptions(task=task), {}).open_data(
         data, SplitRule(group=group, keep_duplicates=keep_duplicates)
     )
     encoding = Encoding(jpegs.long_side, jpegs.quality, jpegs.background)

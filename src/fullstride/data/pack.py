@@ -26,6 +26,7 @@ from fullstride.data.readers.decode import (
     image_format,
 )
 from fullstride.data.readers.folder import VIDEOS
+from fullstride.data.readers.listing import Objects
 from fullstride.data.readers.shards import BLOCK, Index, Member, Shard, write_index
 from fullstride.data.transforms.crop import TEST_OVERSAMPLING
 from fullstride.io.writing import Output, atomic_write
@@ -90,7 +91,8 @@ def pack(
         raise ValueError(f"{str(out)!r} would be inside of the data: give a folder outside")
     if shard_mib < 1:
         raise ValueError(f"shards of {shard_mib} MiB: use 1 or more")
-    if any(data.labels(split) is None for split in SPLITS):
+    has_boxes = any(isinstance(target, Objects) for target in data.train.targets)
+    if has_boxes or any(data.labels(split) is None for split in SPLITS):
         raise ValueError(
             f"the targets of {data.where!r} are neither classes nor labels, which shards store: "
             "give other data, or another task"
