@@ -26,15 +26,19 @@ from fullstride.autofit.budget import (
     timed_candidates,
     within_budget,
 )
-from fullstride.autofit.candidates import Candidate, Pictures, list_candidates
-from fullstride.autofit.settings import FitSettings
-from fullstride.autofit.times import (
+from fullstride.autofit.candidates import (
     MOST_OF_FAMILY,
     MOST_TRIED,
+    Candidate,
+    Pictures,
+    list_candidates,
+    shortlist,
+)
+from fullstride.autofit.settings import FitSettings
+from fullstride.autofit.times import (
     corrected,
     estimate_candidates,
     read_times,
-    shortlist,
     time_candidates,
 )
 from fullstride.data.dataset import open_data

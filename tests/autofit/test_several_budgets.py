@@ -6,12 +6,14 @@ from dataclasses import replace
 import pytest
 
 from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.finalists import FileRecord, FileTimes, ShippedFile, in_doubt
 from fullstride.autofit.fit import FIT
 from fullstride.autofit.plan import Means, TrainingTime, TrialCost, for_budgets, in_turn, plan_of
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.ship import pick
 from fullstride.data.dataset import open_data
 from fullstride.deploy.formats import open_file
+from fullstride.measure.protocols import CallTime
 from fullstride.study.driver import run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks import find_task
@@ -56,6 +58,35 @@ def test_budgets_are_sorted_and_may_be_a_number_a_list_or_a_rate():
     assert FitSettings(images_per_s=500).budgets() == FitSettings(budget_ms=2).budgets()
     with pytest.raises(ValueError, match="give one"):
         FitSettings(images_per_s=500, budget_ms=(1, 2))
+
+
+def test_files_near_any_of_the_budgets_are_measured_again():
+    """One is above the smaller budget by noise, one above the larger, and one above neither."""
+    ms = {"small": 2.1, "middle": 5.0, "large": 10.2}
+    times = FileTimes(
+        times={name: CallTime(ms=each, low=0.9 * each, high=2 * each) for name, each in ms.items()},
+        measurements=1,
+        environment={},
+    )
+    records = [
+        FileRecord(
+            file=ShippedFile(
+                candidate=name,
+                path=name,
+                format="onnx",
+                precision="fp32",
+                ms=None,
+                val={},
+                within=False,
+            ),
+            correct="",
+            seconds=0.0,
+        )
+        for name in ms
+    ]
+    budgets = FitSettings(budget_ms=(2, 10)).budgets()
+    assert in_doubt(times, records, (), budgets) == ["small", "large"]
+    assert in_doubt(times, records, (), budgets[:1]) == ["large"]
 
 
 HOW = StudyOptions(device="cpu", workers=0)

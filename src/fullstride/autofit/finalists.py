@@ -282,25 +282,24 @@ def measured(
     again, up to `MEASUREMENTS` times, and each keeps its shortest time. `times` are those of the
     candidates, untrained.
     """
-    budget = job.budget
     path, paths = job.folder / SHIP / TIMES, [each.file.path for each in records]
     stored = FILE_TIMES.find(path)
     if stored is not None and set(stored.times) != set(paths):
         stored = None
-    again = paths if stored is None else in_doubt(stored, records, times, budget)
+    again = paths if stored is None else in_doubt(stored, records, times, job.budgets)
     while again and (stored is None or stored.measurements < MEASUREMENTS):
         if stored is not None:
             yield "once more, as the budget may have been missed by noise:"
             time.sleep(PAUSE_S)
-        yield f"measuring {len(again)} files in turn, batch {budget.batch}"
+        yield f"measuring {len(again)} files in turn, batch {job.budget.batch}"
         stored = combine(stored, measure_files(job, again))
         stored = FILE_TIMES.save(path, stored)
-        again = in_doubt(stored, records, times, budget)
+        again = in_doubt(stored, records, times, job.budgets)
     assert stored is not None
     timed = []
     for each in records:
         own = stored.times[each.file.path]
-        within = own.ms <= budget.ms_per_image
+        within = own.ms <= job.budget.ms_per_image
         timed.append(replace(each, file=replace(each.file, **asdict(own), within=within)))
     return timed, stored.environment
 
@@ -309,23 +308,25 @@ def in_doubt(
     measured: FileTimes,
     records: Sequence[FileRecord],
     times: Sequence[CandidateTime],
-    budget: Budget,
+    budgets: Sequence[Budget],
 ) -> list[str]:
-    """The paths of files beyond the budget that may be within it.
+    """The paths of files beyond one of the budgets that may be within it.
 
     Their quiet rounds are, or their candidates were before the training and they are near it.
     """
-    limit = budget.ms_per_image
     within = {
-        (each.candidate, each.format, each.precision) for each in within_budget(times, budget)
+        budget: {(row.candidate, row.format, row.precision) for row in within_budget(times, budget)}
+        for budget in budgets
     }
 
-    def may_fit(file: ShippedFile) -> bool:
-        own = measured.times[file.path]
-        was = (file.candidate, file.format, file.precision) in within
+    def may_fit(file: ShippedFile, budget: Budget) -> bool:
+        own, limit = measured.times[file.path], budget.ms_per_image
+        was = (file.candidate, file.format, file.precision) in within[budget]
         return own.ms > limit and (own.low <= limit or (was and own.ms <= NOISE * limit))
 
-    return [each.file.path for each in records if may_fit(each.file)]
+    return [
+        each.file.path for each in records if any(may_fit(each.file, budget) for budget in budgets)
+    ]
 
 
 def measure_files(job: FitJob, paths: Sequence[str]) -> FileTimes:

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from fullstride.autofit.budget import CandidateTimes, FitJob
-from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.times import expected_top1
+from fullstride.autofit.candidates import Candidate, expected_top1
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
 from fullstride.io.records import Record

@@ -205,9 +205,9 @@ def pick(
 ) -> tuple[str, str]:
     """Copy the best file within a time to the folder of a fit that has ended, without training.
 
-    `maybe` is that of the settings of the fit.
-    Returns the name of the copy, and a line on it: its validation score, as the test images have
-    chosen nothing. Raises ValueError, in one line, where no file is within the time.
+    `maybe` is that of the settings of the fit. Returns the name of the copy, and a line with its
+    validation score, as the test images have chosen nothing. Raises ValueError, in one line, where
+    no file is within the time.
     """
     budget = Budget(ms_per_image=budget_ms)
     stored = [
