@@ -36,8 +36,12 @@ def looked_at(page: str, width: int, dark: bool, folder: Path) -> dict[str, str]
         f'<iframe srcdoc="{html.escape(free)}" style="width: {width}px; height: 900px"></iframe>'
     )
     (folder / "frame.html").write_text(f"<!DOCTYPE html>{LOOK}<style>*{{border: 0}}</style>{frame}")
-    words = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    words += [f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr"]
+    words = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    words += [
+        "--hide-scrollbars",
+        f"--user-data-dir={folder / 'profile'}",
+        "--enable-logging=stderr",
+    ]
     words += ["--window-size=1400,1000", f"--blink-settings=preferredColorScheme={int(not dark)}"]
     words += ["--virtual-time-budget=4000", "--dump-dom", (folder / "frame.html").as_uri()]
     result = subprocess.run(words, capture_output=True, text=True, timeout=120)
