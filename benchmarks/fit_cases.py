@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from defaults import find_file
+from fit_cutouts import write_cutouts
 from PIL import Image
 
 from fullstride.data.dataset import DataSet, SplitRule, open_data
@@ -29,6 +30,7 @@ CASES = {
     "digits": Case(networks=TINY, resolutions=(16, 24, 32), default="resnet_rs_tiny"),
     "fashion": Case(networks=TINY, resolutions=(16, 24, 32), default="resnet_rs_tiny"),
     "elpv": Case(networks=(), resolutions=(128, 192, 224), default=LITE[0]),
+    "cutouts": Case(networks=(), resolutions=(96, 128, 160), default=LITE[0], task="detect"),
 }
 TWO = ("genet_tiny", "resnet_rs_tiny")
 CASES |= {
@@ -44,12 +46,15 @@ def open_case(name: str, source: Path | None, work: Path, train_images: int | No
     """The images of a case; of a large training set every k-th one."""
     if name == "digits":
         return open_data("digits")
-    if (task := CASES[name].task) != "classify":
-        counts = SCENES | ({"train": train_images} if train_images else {})
+    task, counts = CASES[name].task, SCENES | ({"train": train_images} if train_images else {})
+    if task != "classify" and name != "cutouts":
         write_scenes(work / "scenes", counts)
         return find_task(task).open_data(str(work / "scenes"))
     if source is None:
         raise ValueError(f"{name} needs --data FOLDER, see --help")
+    if name == "cutouts":
+        write_cutouts(source, work / "cutouts", counts)
+        return find_task(task).open_data(str(work / "cutouts"))
     if name == "elpv":
         return open_data(str(photographs(source, work / "photographs")), ELPV_SPLITS)
     file = find_file(source, "train-images-idx3-ubyte*", "Debian's dataset-fashion-mnist")

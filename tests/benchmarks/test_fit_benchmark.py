@@ -3,13 +3,18 @@
 from dataclasses import replace
 from importlib import import_module
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from fullstride.autofit.finalists import ShippedFile
 from fullstride.deploy.exported import Precision
 from fullstride.tasks import find_task
 
 fit_regret = import_module("fit_regret")
+fit_cutouts = import_module("fit_cutouts")
+
+COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0))
 
 TOP1 = find_task().find_metric("top1")
 IMAGES = 1000  # of the validation split, so that one of them is a tenth of a point
@@ -122,3 +127,27 @@ def test_the_table_has_a_row_for_each_budget_and_counts_what_holds():
     assert by_name[1]["regret"] == "+1.00"
     assert by_name[1]["cost"] == "0.25"
     assert "1 of 2; by the first of the measurements 0." in text
+
+
+def test_the_boxes_of_cutouts_enclose_what_differs_from_the_background(tmp_path):
+    for number, (name, colour) in enumerate(zip(fit_cutouts.CLASSES, COLOURS, strict=True)):
+        folder = tmp_path / "stamps" / name
+        folder.mkdir(parents=True)
+        for index in range(8):
+            image = Image.new("RGBA", (30 + number, 20 + index), (0, 0, 0, 0))
+            image.paste((*colour, 255), (5, 4, 25, 16))  # with a transparent border
+            image.save(folder / f"{index}.png")
+    folder = tmp_path / "cutouts"
+    fit_cutouts.write_cutouts(tmp_path, folder, {"train": 4, "val": 1, "test": 4})
+    data = find_task("detect").open_data(str(folder))
+    assert data.classes == fit_cutouts.CLASSES
+    counts = [0, 0]
+    for index, target in enumerate(data.train.targets):
+        pixels = np.asarray(data.train.picture(index).convert("RGB")).astype(int)
+        for (left, top, right, bottom), label in zip(target.boxes, target.labels, strict=True):
+            inside = pixels[round(top) : round(bottom), round(left) : round(right)]
+            near = (abs(inside - COLOURS[label]) < 60).all(2)  # after JPEG
+            counts[0] += 1
+            counts[1] += near.mean() > 0.6
+    assert counts[0] >= 4
+    assert counts[1] == counts[0]
