@@ -1,5 +1,6 @@
 """`fit` for boxes, masks, depths, several labels, products and clips."""
 
+import html
 import json
 import random
 import subprocess
@@ -200,8 +201,12 @@ def test_a_fit_of_every_task_ends_in_a_file_that_predicts(name, examples, tmp_pa
     told = json.loads((tmp_path / "fit.json").read_text())
     assert told["task"] == name
     assert 0 <= told["shipment"]["test"][metric.name] <= 100
-    page = (tmp_path / "report.html").read_text()
+    page = html.unescape((tmp_path / "report.html").read_text())
     assert metric.label in page
+    others = find_task(name).metrics(metric)[1:]
+    scores = [each for each in others if each.name in told["shipment"]["test"]]
+    assert all(each.text(told["shipment"]["test"][each.name], 1) in page for each in scores)
+    assert name != "detect" or {"ap_small", "ap_medium"} & {each.name for each in scores}
     has_worst = name not in ("video", "retrieval")
     assert ("The images with the worst scores" in page) is has_worst
     if not model.preprocessing.frames:

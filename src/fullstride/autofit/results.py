@@ -195,6 +195,13 @@ def headline(results: FitResults) -> str:
     )
 
 
+def other_scores(results: FitResults) -> str:
+    """The scores of the file that ships on the images of the headline, but for the one there."""
+    scores = results.shipment.test or results.shipment.file.val
+    metrics = find_task(results.task).metrics(results.metric)[1:]
+    return ", ".join(each.text(scores[each.name], 1) for each in metrics if each.name in scores)
+
+
 def time_line(results: FitResults) -> str:
     """The time of the file that ships, how it was determined, and the budget."""
     shipment, budget = results.shipment, results.budget
@@ -271,6 +278,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         results=results,
         shipment=shipment,
         headline=headline(results),
+        other_scores=other_scores(results),
         smaller=[smaller_line(each, results, Path()) for each in shipment.smaller],
         time_line=time_line(results),
         files_plot=Markup(plots.svg(figure(results), description(results))),
