@@ -135,9 +135,9 @@ def test_nothing_is_written_to_a_folder_of_something_else(tmp_path, digits, what
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"stage": "candidates", "result": 3}'])
-def test_a_stage_that_cannot_be_read_is_one_line(tmp_path, text):
+def test_a_stage_that_cannot_be_read_is_one_line_that_says_to_delete_it(tmp_path, text):
     (tmp_path / "candidates.json").write_text(text)
-    with pytest.raises(ValueError, match=r"candidates\.json") as error:
+    with pytest.raises(ValueError, match=r"candidates\.json.*; delete it") as error:
         saved_stage(tmp_path, "candidates", tuple[Candidate, ...])
     assert "\n" not in str(error.value)
 

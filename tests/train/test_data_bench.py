@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rectangles import write_rectangles
 
 from fullstride import cli
 from fullstride.data.dataset import DataSet, open_data
@@ -276,3 +277,12 @@ def test_bad_input_exits_2_with_one_line_before_anything_is_measured(words, text
 def test_missing_images_are_refused_in_one_line(tmp_path, capsys):
     assert cli.run(["data", "bench", str(tmp_path / "nowhere"), "--model", "genet_tiny"]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_the_task_is_that_of_the_data(tmp_path, capsys):
+    boxes = str(write_rectangles(tmp_path / "boxes", {"train": 8, "val": 4, "test": 4}, 64))
+    words = ["data", "bench", boxes, "--model", "genet_tiny", "--workers", "0", "--seconds", "0.1"]
+    out = tmp_path / "bench.json"
+    assert cli.run([*words, "--device", "cpu", "--out", str(out)]) == 0
+    assert "the task is detect" in capsys.readouterr().err
+    assert json.loads(out.read_text())["resolution"] == 64  # that in which boxes can be learned

@@ -32,7 +32,7 @@ from fullstride.deploy.choose_form import (
 )
 from fullstride.deploy.exported import ExportedModel, Precision
 from fullstride.deploy.formats.base import last_line
-from fullstride.io.records import from_json, read_json
+from fullstride.io.records import deletable, from_json, read_json
 from fullstride.io.writing import atomic_write, json_output, remove, scratch_folder
 from fullstride.latency.devices import profile_here
 from fullstride.latency.network_times import Estimate, estimates
@@ -517,7 +517,8 @@ def network(candidate: Candidate) -> tuple[str, float, float, int, tuple[tuple[s
 
 def read_times(path: Path) -> Rows:
     """What `time_candidates` stored. Raises ValueError, in one line, for anything else."""
-    return from_json(Rows, read_json(path), str(path))
+    with deletable():
+        return from_json(Rows, read_json(path), str(path))
 
 
 def summary(rows: Rows) -> str:

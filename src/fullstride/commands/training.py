@@ -209,6 +209,7 @@ def bench_data(
     seconds: float = 5,
     device: Device = "auto",
     out: Path | None = None,
+    task: str = "",
 ) -> None:
     """Measure whether the GPU will wait for images: the data path and training steps, each alone.
 
@@ -223,8 +224,8 @@ def bench_data(
         seconds: About how long each of the measurements takes.
         device: Where to train.
         out: A JSON file for all samples, the recipe and the environment.
+        task: What the images are for, by default what the files of the data are for.
     """
-    from fullstride.data.dataset import open_data
     from fullstride.io.writing import check_output
     from fullstride.measure.environment import Environment, choose_device
     from fullstride.report.console_lines import data_bench_lines
@@ -232,13 +233,15 @@ def bench_data(
     from fullstride.train import timing
     from fullstride.train.compute import on_device
     from fullstride.train.recipes.choice import case_of
+    from fullstride.train.run import task_for
 
     check_output(out, timing.DATA_BENCH)
-    images, place = open_data(data), choose_device(device)
-    report_ignored(images.ignored)
-    numbers = on_device(recipe.resolve(case_of(images)).recipe, place)
+    purpose = task_for(data, RunOptions(task=task), recipe.changes)
+    images, place = purpose.open_data(data), choose_device(device)
+    report_ignored(images.ignored, images.notes)
+    numbers = on_device(recipe.resolve(case_of(images, task=purpose)).recipe, place)
     bench = timing.bench_data(
-        model, images, numbers, workers=workers, device=place, seconds=seconds
+        model, images, numbers, task=purpose, workers=workers, device=place, seconds=seconds
     )
     console().print(data_bench_table(bench))
     environment = Environment.here(place)

@@ -7,7 +7,8 @@
 import csv
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -153,14 +154,24 @@ class Record(Generic[T]):
         return from_json(self.kind, read_json(path, self.hint), str(path))
 
     def find(self, path: Path) -> T | None:
-        """As `load`, but None where there is no such file."""
-        return self.load(path) if path.exists() else None
+        """A file that is made again if it is not there: as `load`, but then None."""
+        with deletable():
+            return self.load(path) if path.exists() else None
 
     def save(self, path: Path, value: T) -> T:
         """Write the file whole or not at all. Returns what a later `load` returns."""
         with atomic_write(path, self.output) as temporary:
             temporary.write_text(to_json(value))
         return self.load(path)
+
+
+@contextmanager
+def deletable() -> Iterator[None]:
+    """What is raised about a file that is made again also says so."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}; delete it, and the same command makes it again") from None
 
 
 class _MisfitError(Exception):

@@ -13,7 +13,7 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.readers.splits import SplitRule
 from fullstride.data.recognise import check_purpose
 from fullstride.io.locks import hold
-from fullstride.io.records import Record, from_json, to_json
+from fullstride.io.records import Record, deletable, from_json, to_json
 from fullstride.io.writing import check_output
 from fullstride.study.executors import find_executor
 from fullstride.study.settings import StudyOptions
@@ -253,7 +253,8 @@ def create_or_resume(study: Study, job: StudyJob) -> str:
         changes=job.recipe.changes,
     )
     config = from_json(StudyConfig, to_json(config), str(path))  # its tuples are lists in a file
-    if saved := study.record.find(path):
+    if path.exists():
+        saved = study.record.load(path)
         changes = differences(saved, config)
         if not changes:
             return ""
@@ -308,7 +309,8 @@ def saved_stage(folder: Path, name: str, kind: Any) -> Any:
     """The result of a stage that has ended; None before."""
     path = folder / f"{name}.json"
     saved = STAGE_RECORD.find(path)
-    return saved and from_json(kind, saved.result, f"{path}: result")
+    with deletable():
+        return saved and from_json(kind, saved.result, f"{path}: result")
 
 
 def run_stage(folder: Path, name: str, kind: Any, work: Work) -> Work:

@@ -25,7 +25,7 @@ from fullstride.io.locks import (
     find_holder,
     hold,
 )
-from fullstride.io.records import from_json, read_json, to_json
+from fullstride.io.records import deletable, from_json, read_json, to_json
 from fullstride.io.writing import (
     Output,
     atomic_write,
@@ -90,9 +90,10 @@ class TrialKind:
         """The result of `trial`, a `Failure`, or None if it has not ended."""
         if not trial.result.exists():
             return None
-        data = read_json(trial.result)
-        has_failed = isinstance(data, Mapping) and data.keys() == {"failure"}
-        return from_json(Failure if has_failed else self.result_type, data, str(trial.result))
+        with deletable():
+            data = read_json(trial.result)
+            has_failed = isinstance(data, Mapping) and data.keys() == {"failure"}
+            return from_json(Failure if has_failed else self.result_type, data, str(trial.result))
 
     def write(self, trial: Trial, result: Any) -> None:
         with atomic_write(trial.result, self.output) as temporary:

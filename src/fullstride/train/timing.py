@@ -167,7 +167,7 @@ def bench_data(
         raise ValueError(f"seconds {seconds:g}: use a number above 0")
     device = find_device(device)
     recipe = on_device(recipe, device)
-    task = (task or find_task()).for_data(data)
+    task = (task or find_task()).with_options(recipe).for_data(data)
     net, pre = initial_network(model, task, data, recipe)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     net = fused_form.padded(net, model) if recipe.pad_channels else net
