@@ -405,17 +405,16 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         ms = {
             name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
         }
-        times |= yield from measured_in_turn(anchors(candidates, ms), job, by_model)
+        few = anchors(candidates, ms)
+        times |= yield from measured_in_turn(few, job, {}, quick=True)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
-        ms = corrected(ms, quick)
-        chosen = shortlists(candidates, ms, job.budgets)
-        names = times.keys() | {each.name for each in chosen}
-        yield f"{len(names)} of {len(candidates)} candidates are measured: {PROMISING}"
+        chosen = shortlists(candidates, corrected(ms, quick), job.budgets)
+        reason = f"by estimates {len(chosen)} others are more promising"
+        yield f"{len(chosen)} of {len(candidates)} candidates are tried: {PROMISING}"
         for each in candidates:
-            if each.name not in names:
-                times[each.name] = (unmeasured(each, job, len(names)),)
-    rest = [each for each in chosen if each.name not in times]
-    times |= yield from measured_in_turn(rest, job, by_model)
+            rows = times.get(each.name) or (unmeasured(each, job),)
+            times[each.name] = tuple(replace(row, left_out=reason) for row in rows)
+    times |= yield from measured_in_turn(chosen, job, by_model)
     near = [
         each for each in chosen if any(is_near(times[each.name], budget) for budget in job.budgets)
     ]
@@ -436,8 +435,8 @@ def near_forms(rows: Rows, budget: Budget) -> list[CandidateTime]:
     return [row for row in rows if row.ms and row.ms <= NOISE * budget.ms_per_image]
 
 
-def unmeasured(candidate: Candidate, job: FitJob, others: int) -> CandidateTime:
-    """The row of a candidate that is not on the shortlist."""
+def unmeasured(candidate: Candidate, job: FitJob) -> CandidateTime:
+    """The row of a candidate without a time."""
     format, precision = quickly_written(job.labels)
     return CandidateTime(
         candidate=candidate.name,
@@ -445,7 +444,6 @@ def unmeasured(candidate: Candidate, job: FitJob, others: int) -> CandidateTime:
         precision=precision,
         ms=None,
         measured=False,
-        left_out=f"not measured: by estimates {others} others are more promising",
     )
 
 
@@ -454,14 +452,15 @@ def measured_in_turn(
     job: FitJob,
     by_model: dict[str, list[Rows]],
     *,
+    quick: bool = False,
     again: bool = False,
 ) -> Generator[str, None, dict[str, Rows]]:
     """The times of each by its name, stored or measured.
 
     Candidates of the same network at other resolutions follow each other, to share a graph.
-    `by_model` has the times of each model, and gets those of `candidates`. If `again`, the forms
-    that noise may have put beyond the budget are measured once more, and each keeps its shortest
-    time.
+    `by_model` has the times of each model, and gets those of `candidates`. If `quick`, the first
+    form alone is timed. If `again`, the forms that noise may have put beyond the budget are
+    measured once more, and each keeps its shortest time.
     """
     folder, times = job.folder / "times", dict[str, Rows]()
     same: dict[tuple, Rows] = {}  # inputs of the same network and size
@@ -474,7 +473,7 @@ def measured_in_turn(
             stored = read_times(path) if path.exists() else ()
             others, labels = by_model.setdefault(candidate.model, []), job.labels
             due = again and stored and stored[0].measurements < 2
-            if stored and not due and has_all(job, stored, others):
+            if stored and not due and (quick or has_all(job, stored, others)):
                 times[candidate.name] = same[place] = stored
                 others.append(stored)
                 yield f"{candidate.name}: {title}, as measured before"
@@ -487,11 +486,13 @@ def measured_in_turn(
             else:
                 if again:
                     others, labels = [], [form(row) for row in near_forms(stored, job.budget)]
+                labels = [quickly_written(labels)] if quick else labels
                 rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)
                 earlier = earlier[0], files or earlier[1]
             if again:
                 rows = shorter(rows, stored)
-            rows = tuple(replace(row, budget_ms=job.budget.ms_per_image) for row in rows)
+            budget_ms = 0.0 if quick else job.budget.ms_per_image
+            rows = tuple(replace(row, budget_ms=budget_ms) for row in rows)
             with atomic_write(path, CANDIDATE_TIMES) as temporary:
                 temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1))
             times[candidate.name] = same[place] = rows

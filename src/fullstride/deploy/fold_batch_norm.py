@@ -15,7 +15,9 @@ from fullstride.nets import fused_form
 from fullstride.nets.backbone import input_shape
 from fullstride.nets.blocks import has_branches, merge_branches
 from fullstride.nets.network import Network
+from fullstride.nets.timm_wrapper import TimmNetwork
 
+SMALL = 64  # pixels a side
 TOLERANCE = 1e-9  # largest difference of an output / largest output, in float64
 
 
@@ -66,10 +68,16 @@ def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
 
 
 def noise(net: nn.Module) -> Tensor:
-    """One random image, or clip, of a size that `net` takes."""
+    """One random image, or clip, that `net` takes: a small one if it can be.
+
+    Depthwise convolutions are slow in float64: at 224 pixels folding EfficientNet-like networks
+    took longer than exporting them.
+    """
     spec = getattr(net, "spec", None)
-    side = 64 if isinstance(net, Network) else None
-    shape = input_shape(spec, side) if spec else (3, 224, 224)
+    is_small = isinstance(net, Network) or (
+        isinstance(net, TimmNetwork) and not net.refusal(SMALL, SMALL)
+    )
+    shape = input_shape(spec, SMALL if is_small else None) if spec else (3, 224, 224)
     return torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
 
 

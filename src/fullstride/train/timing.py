@@ -451,7 +451,7 @@ def time_run(run: PreparedRun, build_s: float) -> RunTimes:
 def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
     """Seconds of a step with its wait for images, and of the first one."""
     # steps are timed once the batches that workers prepared during their start are used up
-    when = TimedSteps(untimed=1 + 2 * run.workers, untimed_s=WARM_UP_S, steps=2, seconds=MEASURE_S)
+    when = TimedSteps(untimed=1 + 2 * run.workers, untimed_s=WARM_UP_S, steps=1, seconds=MEASURE_S)
     times, total = list[float](), max(1, learner.divergence.total)
     timed = TimedBatches(run.batches, lambda step_s, *_: times.append(step_s), when)
     keeping = keep_freed_memory(learner.device)  # as training does
