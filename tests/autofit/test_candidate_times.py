@@ -3,6 +3,7 @@
 import io
 import itertools
 import math
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -36,8 +37,10 @@ from fullstride.autofit.candidates import (
 )
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.times import (
+    FEWEST_TRIED,
     corrected,
     estimate_candidates,
+    most_tried,
     read_times,
     time_candidates,
 )
@@ -249,6 +252,27 @@ def test_networks_that_correct_the_estimates_are_timed_in_one_form(tmp_path, mon
     result(times_of(many, tmp_path))
     assert counts[:3] == [1, 1, 1]
     assert min(counts[3:MOST_TRIED]) > 1
+
+
+def test_with_little_time_few_candidates_are_tried_at_each_share_of_the_budget(
+    tmp_path, fake_times
+):
+    many = [
+        Candidate(model="genet_tiny", resolution=side, family="g") for side in range(32, 384, 8)
+    ]
+
+    def slow(candidate):
+        time.sleep(0.05)
+        return (candidate.resolution / 128) ** 2
+
+    fake_times(slow)
+    _, times = result(times_of(many, tmp_path, minutes=1 / 15, **ONE))
+    tried = {each.candidate: each.ms for each in times if not each.left_out}
+    assert FEWEST_TRIED <= len(tried) <= 6  # a fifth of 4 s, of 0.125 s each
+    assert min(tried.values()) == min(each.ms for each in times if each.ms)
+    assert any(0.5 < ms <= 1 for ms in tried.values())
+    assert any(1 < ms <= 2 for ms in tried.values())
+    assert most_tried(None, 100.0) == most_tried(100.0, 1.0) == MOST_TRIED
 
 
 def test_estimates_are_corrected_by_measured_times_and_interpolated_between_them():

@@ -361,8 +361,8 @@ def count_params(model: str, width: float, depth: float, classes: int, channels:
 
 
 MOST_TRIED = 20  # candidates that are measured here, or whose training is planned
-# Shares of the budget, and how many candidates are tried up to each. Slower ones may fit in another
-# precision, may teach, and tell what more time would buy.
+# Shares of the budget, and how many of `MOST_TRIED` candidates are tried up to each. Slower ones
+# may fit in another precision, may teach, and tell what more time would buy.
 BANDS = ((0.5, 4), (1.0, 8), (2.0, 5), (4.0, 2))
 MOST_OF_FAMILY = 1 / 4  # of all that are tried, while there are others
 POINTS_PER_DOUBLING = 2.0  # top-1 for twice the resolution; median of 94 pairs in pretrained.csv
@@ -422,6 +422,7 @@ def shortlist(
     take([min(timed, key=lambda each: ms[each.name])], 1, few)
     low = 0.0
     for high, places in BANDS:
+        places = max(1, round(places * most / MOST_TRIED))
         take((each for each in promising if low < share[each.name] <= high), places, few)
         low = high
     take((each for each in promising if share[each.name] <= 1), most, few)
@@ -431,10 +432,13 @@ def shortlist(
 
 
 def shortlists(
-    candidates: Sequence[Candidate], ms: Mapping[str, float], budgets: Sequence[Budget]
+    candidates: Sequence[Candidate],
+    ms: Mapping[str, float],
+    budgets: Sequence[Budget],
+    most: int = MOST_TRIED,
 ) -> tuple[Candidate, ...]:
     """The candidates on the `shortlist` of any of the budgets, of several on shorter ones."""
-    most = math.ceil(2 * MOST_TRIED / (1 + len(budgets)))
+    most = math.ceil(2 * most / (1 + len(budgets)))
     chosen = [shortlist(candidates, ms, budget, most) for budget in budgets]
     names = {each.name for each in itertools.chain(*chosen)}
     return tuple(each for each in candidates if each.name in names)

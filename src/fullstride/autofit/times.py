@@ -312,6 +312,22 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
     }
 
 
+# With a limit of hours, so many candidates are tried that measuring them takes this share of it.
+SHARE_OF_LIMIT = 0.2
+FEWEST_TRIED = 4
+ALL_FORMS = (
+    2.5  # times the seconds of the first form; 20 beside 8 on two cores, of networks of timm
+)
+
+
+def most_tried(limit_hours: float | None, first_form_s: float) -> int:
+    """How many candidates are tried, of which one takes so many seconds in its first form."""
+    if limit_hours is None:
+        return MOST_TRIED
+    most = SHARE_OF_LIMIT * 3600 * limit_hours / max(ALL_FORMS * first_form_s, 1e-9)
+    return round(min(max(most, FEWEST_TRIED), MOST_TRIED))
+
+
 PROMISING = "those of the highest published top-1 or the nearest to the budget, of several families"
 CANDIDATE_TIMES = json_output(
     "the times of a candidate", "candidate", "format", "precision", "measured"
@@ -405,10 +421,12 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         ms = {
             name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
         }
-        few = anchors(candidates, ms)
+        few, start = anchors(candidates, ms), time.perf_counter()
         times |= yield from measured_in_turn(few, job, {}, quick=True)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
-        chosen = shortlists(candidates, corrected(ms, quick), job.budgets)
+        first_form_s = (time.perf_counter() - start) / max(1, len(few))
+        most = most_tried(job.settings.limit_hours, first_form_s)
+        chosen = shortlists(candidates, corrected(ms, quick), job.budgets, most)
         reason = f"by estimates {len(chosen)} others are more promising"
         yield f"{len(chosen)} of {len(candidates)} candidates are tried: {PROMISING}"
         for each in candidates:
