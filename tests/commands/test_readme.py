@@ -28,13 +28,23 @@ SHORT_FIT = [
     "1",
 ]
 SHORT_FIT += ["--formats", "onnx", "--precisions", "fp32"]
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+
+
+def blocks(text):
+    """The language and the lines of each fenced block."""
+    return re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_run_as_they_stand(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
+def test_the_commands_of_a_page_run_as_they_stand(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    lines = [line for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
+    lines = [
+        line
+        for kind, block in blocks((ROOT / page).read_text())
+        if kind == "sh"
+        for line in block.splitlines()
+    ]
     commands = [
         shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fullstride ")
     ]
@@ -52,7 +62,7 @@ def test_the_commands_of_the_readme_run_as_they_stand(tmp_path, monkeypatch, cap
 @pytest.mark.slow
 def test_the_python_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = [block for kind, block in BLOCKS if kind == "python"]
+    (code,) = [block for kind, block in blocks(README) if kind == "python"]
     exec(compile(code, "README.md", "exec"), {})
 
 
@@ -119,3 +129,13 @@ def test_the_page_on_training_names_every_recipe():
     sizes = {name for name in RECIPES if re.fullmatch(r"resnet_rs_\d+_\d+", name)}
     assert len(sizes) == 11
     assert named - sizes == set(RECIPES) - sizes | {"digits"}
+
+
+def test_the_first_page_has_short_sentences_and_few_numbers():
+    text = re.sub(r"```.*?```", "", (ROOT / "docs" / "start.md").read_text(), flags=re.DOTALL)
+    paragraphs = [" ".join(each.split()) for each in re.split(r"\n\n|\n(?=[-\d])", text)]
+    sentences = [each.split() for text in paragraphs for each in re.split(r"[.:] |[.:]$", text)]
+    lengths = [len(words) for words in sentences if words]
+    assert sum(length <= 25 for length in lengths) >= 0.9 * len(lengths)
+    for paragraph in paragraphs:
+        assert len(re.findall(r"\b\d[\d.,]*\b", re.sub(r"`.*?`|\(.*?\)", "", paragraph))) <= 4
