@@ -187,6 +187,7 @@ HEAD += ("val", "ties", "rest", "cost", "by epochs", "random", "largest", "defau
 def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default: str) -> str:
     """The fits as Markdown, with their sum in sentences."""
     cells = [HEAD, *(table_row(reference, row, metric, default) for row in rows)]
+    one = f", of which one is {100 / reference.test_images:.2g} points"
     return "\n".join(
         [
             markdown(cells),
@@ -194,8 +195,8 @@ def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default:
             *summary(reference, rows, metric),
             "",
             textwrap.fill(
-                f"Test scores in points on {reference.test_images:,} images, of which one is "
-                f"{100 / reference.test_images:.2g} points. Best: of all candidates, trained to "
+                f"Test {metric.label} in points on {reference.test_images:,} images"
+                f"{one if metric.percent_of_images else ''}. Best: of all candidates, trained to "
                 f"the end ({reference.epochs} epochs) and exported, the best file within the "
                 "budget by its test score. Regret is the difference, the sum of three: choosing "
                 f"by validation ({reference.val_images:,} images), giving ties to the faster "
