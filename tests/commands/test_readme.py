@@ -139,3 +139,10 @@ def test_the_first_page_has_short_sentences_and_few_numbers():
     assert sum(length <= 25 for length in lengths) >= 0.9 * len(lengths)
     for paragraph in paragraphs:
         assert len(re.findall(r"\b\d[\d.,]*\b", re.sub(r"`.*?`|\(.*?\)", "", paragraph))) <= 4
+
+
+def test_the_index_of_the_log_has_every_section_once():
+    log = (ROOT / "docs" / "log.md").read_text()
+    titles = re.findall(r"^## (.*)$", log, re.MULTILINE)
+    anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+    assert sorted(re.findall(r"\]\(#(.*?)\)", log)) == sorted(anchors)
