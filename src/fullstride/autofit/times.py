@@ -315,9 +315,7 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
 # With a limit of hours, so many candidates are tried that measuring them takes this share of it.
 SHARE_OF_LIMIT = 0.2
 FEWEST_TRIED = 4
-ALL_FORMS = (
-    2.5  # times the seconds of the first form; 20 beside 8 on two cores, of networks of timm
-)
+ALL_FORMS = 2.5  # times the seconds of the first form: 20 and 8 for networks of timm on two cores
 
 
 def most_tried(limit_hours: float | None, first_form_s: float) -> int:

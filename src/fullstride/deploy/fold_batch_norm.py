@@ -68,11 +68,7 @@ def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
 
 
 def noise(net: nn.Module) -> Tensor:
-    """One random image, or clip, that `net` takes: a small one if it can be.
-
-    Depthwise convolutions are slow in float64: at 224 pixels folding EfficientNet-like networks
-    took longer than exporting them.
-    """
+    """One random image, or clip, that `net` takes: small if it can be, as float64 is slow."""
     spec = getattr(net, "spec", None)
     is_small = isinstance(net, Network) or (
         isinstance(net, TimmNetwork) and not net.refusal(SMALL, SMALL)
