@@ -54,8 +54,9 @@ def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     """The data set at `where`, whose targets are `Objects`: boxes, class indices and difficulty.
 
     A box is (left, top, right, bottom) in pixels of the upright image, from 0 to its width or
-    height. Boxes beyond their image are clipped; empty, inverted and infinite ones are left out; a
-    note of the data set counts both. An image without objects is an example of the background.
+    height. Boxes beyond their image are clipped; those without area or finite edges, outside of the
+    image, or twice in it are left out; notes of the data set count each reason. An image without
+    objects is an example of the background.
 
     COCO's format: a .json file, or a folder with `annotations/instances_train2017.json` and the
     like, with `train/_annotations.coco.json`, or with one such file of any name, in it or in

@@ -223,7 +223,8 @@ def read_coco_objects(files: Mapping[str, Path]) -> Listing:
         usable = []
         for each in image.objects:
             where = f"annotation {each.id!r} of the image {image.name!r}"
-            if each.box and (box := check.usable(each.box, size, where)):
+            place = size, where, image.name, each.category
+            if each.box and (box := check.usable(each.box, *place)):
                 usable.append((box, index_of[each.category], each.is_crowd))
         return Objects(*zip(*usable, strict=True)) if usable else Objects((), (), ())
 

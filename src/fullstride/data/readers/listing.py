@@ -37,12 +37,19 @@ class BoxCheck:
     def __init__(self) -> None:
         self.problems: Counter[str] = Counter()
         self.first: dict[str, str] = {}  # problem -> where it is
+        self.image = ""  # that of the last box
+        self.boxes: set[tuple[Box, object]] = set()  # of that image, with their classes
 
-    def usable(self, box: Box, size: tuple[int, int], where: str) -> Box | None:
+    def usable(
+        self, box: Box, size: tuple[int, int], where: str, image: str, label: object
+    ) -> Box | None:
         """`box` inside an image of `size` (width, height); None if it has no area there.
 
-        `where` names the file and the entry.
+        Nor is it usable if it is the same as an earlier one of its image and class; the boxes of an
+        image follow each other. `where` names the file and the entry.
         """
+        if image != self.image:
+            self.image, self.boxes = image, set()
         left, top, right, bottom = box
         inside = (
             min(max(left, 0.0), size[0]),
@@ -50,9 +57,15 @@ class BoxCheck:
             min(max(right, 0.0), size[0]),
             min(max(bottom, 0.0), size[1]),
         )
-        is_finite = all(map(math.isfinite, box))
-        if not is_finite or inside[2] <= inside[0] or inside[3] <= inside[1]:
-            return self._note("are empty, inverted, outside or not finite and are left out", where)
+        if not all(map(math.isfinite, box)):
+            return self._note("have no finite edges and are left out", where)
+        if right <= left or bottom <= top:
+            return self._note("have no area and are left out", where)
+        if inside[2] <= inside[0] or inside[3] <= inside[1]:
+            return self._note("are outside of their images and are left out", where)
+        if (inside, label) in self.boxes:
+            return self._note("stand in their images twice and count once", where)
+        self.boxes.add((inside, label))
         if max(abs(a - b) for a, b in zip(box, inside, strict=True)) > CLIPPED:
             self._note("reach beyond their images and are clipped", where)
         return inside

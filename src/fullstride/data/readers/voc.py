@@ -165,7 +165,7 @@ def _described(root: Path, name: str, bytes_in: int, annotation: Path, check: Bo
     objects = []
     for number, each in enumerate(described, 1):
         where = f"object {number} of {str(annotation)!r}"
-        if box := check.usable(each.box, size, where):
+        if box := check.usable(each.box, size, where, name, each.label):
             objects.append(each._replace(box=box))
     return VocImage(name, bytes_in, annotation, tuple(objects))
 

@@ -119,7 +119,7 @@ def _objects(root: Path, picture: str, text: str, check: BoxCheck) -> Objects:
         label, shares = _numbers(words, where)
         edges = [share * size[index % 2] for index, share in enumerate(shares)]
         box = min(edges[::2]), min(edges[1::2]), max(edges[::2]), max(edges[1::2])
-        if box := check.usable(box, size, where):
+        if box := check.usable(box, size, where, picture, label):
             boxes.append(box)
             labels.append(label)
     return Objects(tuple(boxes), tuple(labels), (False,) * len(boxes))
