@@ -14,16 +14,14 @@ from fullstride.autofit.candidates import Candidate, expected_top1
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
 from fullstride.io.records import Record
-from fullstride.io.writing import scratch_folder
 from fullstride.report.training_progress import duration
 from fullstride.study.trials import FAILURES, reason
 from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.final_weights import STATISTICS_IMAGES
-from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RunOptions, case_of
-from fullstride.train.timing import time_run
+from fullstride.train.timing import time_training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +102,10 @@ def measure_training(job: FitJob, candidate: Candidate) -> TrainingTime:
     """
     begin = time.perf_counter()
     path, device = _path(job.folder, candidate), job.devices[0]
-    with scratch_folder(path.with_name(candidate.name)) as scratch:
-        try:
-            times = _measure(scratch / candidate.name, job, candidate)
-        except FAILURES as error:
-            times = TrainingTime(candidate=candidate.name, failure=reason(error, device))
+    try:
+        times = _measure(path.with_name(candidate.name), job, candidate)
+    except FAILURES as error:
+        times = TrainingTime(candidate=candidate.name, failure=reason(error, device))
     if device.startswith("cuda"):
         torch.cuda.empty_cache()  # the next candidate is another network
     times = replace(times, measure_s=time.perf_counter() - begin)
@@ -122,11 +119,9 @@ def _path(folder: Path, candidate: Candidate) -> Path:
 
 
 def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
-    begin = time.perf_counter()
     data, options = job.unseen, job.options_of(candidate)
     named = candidate_recipe(candidate, data, job.recipe, options)
-    run = prepare(folder, candidate.model, data, named, options)
-    times = time_run(run, time.perf_counter() - begin)
+    times = time_training(folder, candidate.model, data, named, options)
     for_statistics = min(len(data.train), STATISTICS_IMAGES)
     return TrainingTime(
         candidate=candidate.name,

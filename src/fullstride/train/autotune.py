@@ -11,7 +11,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
@@ -169,15 +169,22 @@ def timed_steps(learner: Trainer, batch: Batch, seconds: float) -> list[float]:
 
     x = batch.x
     protocol = replace(THROUGHPUT, batch=len(x), resolution=x.shape[-1], round_s=BLOCK_S)
-    samples = []
     with keep_freed_memory(learner.device), learner.numerics():
         step()  # compiles and selects algorithms
         calls = warm_up(step, protocol, learner.device)
-        deadline = time.perf_counter() + seconds
-        while len(samples) < MIN_SAMPLES or time.perf_counter() < deadline:
-            (block_s,), _ = timed_calls(step, calls, learner.device)
-            samples.append(calls * len(x) / block_s)
-    return samples
+        blocks = timed_blocks(step, calls, learner.device, seconds)
+    return [calls * len(x) / block_s for block_s, _ in blocks]
+
+
+def timed_blocks(
+    step: Callable[[], object], calls: int, device: torch.device, seconds: float
+) -> list[tuple[float, float]]:
+    """Seconds and CPU seconds of blocks of so many calls, for about `seconds` in all."""
+    blocks, deadline = [], time.perf_counter() + seconds
+    while len(blocks) < MIN_SAMPLES or time.perf_counter() < deadline:
+        (block_s,), cpu_s = timed_calls(step, calls, device)
+        blocks.append((block_s, cpu_s))
+    return blocks
 
 
 def choose_passes(

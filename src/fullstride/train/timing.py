@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fullstride.data.dataset import DataSet, Images
-from fullstride.data.loader import Batch, Batches
+from fullstride.data.loader import Batches
 from fullstride.io.writing import atomic_write, cores, json_output, scratch_folder
 from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import timed_calls
@@ -22,7 +22,7 @@ from fullstride.nets import fused_form
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train import final_weights, run_folder
-from fullstride.train.autotune import BLOCK_S, MIN_SAMPLES, choose_efficiency, timed_steps
+from fullstride.train.autotune import BLOCK_S, choose_efficiency, timed_blocks, timed_steps
 from fullstride.train.batches import (
     measurement_batches,
     recipe_in_epochs,
@@ -182,7 +182,11 @@ def bench_data(
     whole = replace(recipe, freeze_epochs=0.0)  # also what does not train in the first epochs
     learner = build_trainer(net.to(device).train(), task, whole, per_epoch, None, SINGLE_PROCESS)
     loading = measure_loading(batches, workers, device, seconds, data.train)
-    steps = measure_steps(learner, example, min(recipe.batch_size, len(data.train)), seconds)
+    batch = min(recipe.batch_size, len(data.train))
+    samples = timed_steps(learner, repeat(example, batch), seconds)
+    steps = TrainingSteps(
+        batch=batch, images_per_s=statistics.median(samples), samples=tuple(samples)
+    )
     return DataBench(
         loading=loading, steps=steps, device=device.type, cores=cores(), resolution=pre.resolution
     )
@@ -234,11 +238,8 @@ def measure_loading(
         calls = max(1, workers) * max(1, round(block / batch))
         for _ in range(calls):  # until all workers have started
             next(stream)
-        by_clock, by_cpu, deadline = [], [], time.perf_counter() + seconds
-        while len(by_clock) < MIN_SAMPLES or time.perf_counter() < deadline:
-            (block_s,), cpu_s = timed_calls(lambda: next(stream), calls, device)
-            by_clock.append(calls * batch / block_s)
-            by_cpu.append(calls * batch / cpu_s)
+        blocks = timed_blocks(lambda: next(stream), calls, device, seconds)
+        by_clock, by_cpu = ([calls * batch / s for s in each] for each in zip(*blocks, strict=True))
         return by_clock, by_cpu, source.skipped
 
     alone, cpu, skipped = samples(0)
@@ -272,51 +273,25 @@ def long_side(images: Images) -> float:
     return statistics.median([max(picture.size) for _, picture in few.readable()] or [0])
 
 
-def measure_steps(learner: Trainer, example: Batch, batch: int, seconds: float) -> TrainingSteps:
-    """The rate of training steps of `batch` images, which are those of `example`, repeated."""
-    samples = timed_steps(learner, repeat(example, batch), seconds)
-    return TrainingSteps(
-        batch=batch, images_per_s=statistics.median(samples), samples=tuple(samples)
-    )
-
-
 # Times the parts of a run on this device, and chooses how many epochs fit into a given time.
 
 
 MEASURE_S = 1.5  # that steps and scores are timed for
 WARM_UP_S = 3.0  # until workers have started and kernels are chosen, at most
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedSteps:
-    """Which of the first steps are timed, and how many are enough."""
-
-    untimed: int  # steps that start workers, compile and choose kernels
-    untimed_s: float = math.inf  # or fewer, of so many seconds
-    steps: int
-    seconds: float  # of these steps, at least
-    fewer_s: float = math.inf  # or fewer steps, of so many seconds
-
-
-IN_TRAINING = TimedSteps(untimed=3, steps=20, seconds=10.0, fewer_s=30.0)
+# In training: steps that start workers and choose kernels, and what is timed after them.
+UNTIMED_STEPS, TIMED_STEPS, TIMED_S, MOST_TIMED_S = 3, 20, 10.0, 30.0
 
 
 class TimedBatches:
-    """Batches whose steps are timed, with the wait for images.
+    """Batches whose first steps are timed, with the wait for images.
 
     `report` is called once, with the mean time of a step in seconds, the epoch and the step.
     """
 
-    def __init__(
-        self,
-        batches: BatchSource,
-        report: Callable[[float, int, int], object],
-        when: TimedSteps = IN_TRAINING,
-    ):
-        self.batches, self.report, self.when = batches, report, when
-        self.start_s: list[float] = []  # of the steps that are not timed
-        self.step_s: list[float] = []
-        self.is_reported = False
+    def __init__(self, batches: BatchSource, report: Callable[[float, int, int], object]):
+        self.batches = batches
+        self.report: Callable[[float, int, int], object] | None = report
+        self.steps, self.seconds = -UNTIMED_STEPS, 0.0
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -325,21 +300,13 @@ class TimedBatches:
         begin = time.perf_counter()
         for index, batch in enumerate(self.batches.epoch(number, start), start + 1):
             yield batch
-            if not self.is_reported:
-                end = time.perf_counter()
-                self.count(end - begin, number, index)
-                begin = end
-
-    def count(self, step_s: float, epoch: int, step: int) -> None:
-        when = self.when
-        if len(self.start_s) < when.untimed and sum(self.start_s) <= when.untimed_s:
-            self.start_s.append(step_s)
-            return
-        self.step_s.append(step_s)
-        steps, seconds = len(self.step_s), sum(self.step_s)
-        if (steps >= when.steps and seconds >= when.seconds) or seconds >= when.fewer_s:
-            self.is_reported = True
-            self.report(seconds / steps, epoch, step)
+            begin, step_s = time.perf_counter(), time.perf_counter() - begin
+            self.steps += 1
+            self.seconds += step_s if self.steps > 0 else 0.0
+            enough = self.steps >= TIMED_STEPS and self.seconds >= TIMED_S
+            if self.report and (enough or self.seconds >= MOST_TIMED_S):
+                self.report(self.seconds / self.steps, number, index)
+                self.report = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,7 +345,6 @@ def recipe_within(
     Raises ValueError, in one line, for a length beside the time, for several processes, and where
     not even a tenth of an epoch fits.
     """
-    begin = time.perf_counter()
     run_folder.check_folder(folder)
     named = run_folder.resolve(choice, folder, data, options)
     if deadline is None or run_folder.resumable_config(folder):
@@ -390,14 +356,12 @@ def recipe_within(
             f"{length} {choice.changes[length]:g} and a time both set the length of training: "
             "leave one of them out"
         )
-    with scratch_folder(folder) as scratch:
-        run = prepare(scratch / folder.name, model, data, named, options)
-        times = time_run(run, time.perf_counter() - begin)
+    times = time_training(folder, model, data, named, options)
     train, val, test = len(data.train), len(data.val), len(data.test)
     scored = 2 * val + test
-    if run.recipe.linear_probe:
+    if named.recipe.linear_probe:
         scored += min(train, final_weights.PROBE_IMAGES) + 2 * val
-    if run.recipe.measures_statistics:
+    if named.recipe.measures_statistics:
         scored += min(train, final_weights.STATISTICS_IMAGES) + val
     once_s = times.start_s + scored * times.image_s + 3 * times.save_s
     epoch_s = times.steps * times.step_s
@@ -416,19 +380,25 @@ def recipe_within(
     return run_folder.resolve(shorter, folder, data, options)
 
 
-def time_run(run: PreparedRun, build_s: float) -> RunTimes:
-    """Time a few steps of a run that was prepared in `build_s`, and close it; about 4 s.
-
-    Its folder gets a checkpoint and a bundle, and is no run: use a scratch folder.
-    """
+def time_training(
+    folder: Path, model: str, data: DataSet, named: NamedRecipe, options: RunOptions
+) -> RunTimes:
+    """Time a few steps of a run in a scratch folder beside `folder`, for about 4 s."""
     begin = time.perf_counter()
+    with scratch_folder(folder) as scratch:
+        run = prepare(scratch / folder.name, model, data, named, options)
+        return time_run(run, begin)
+
+
+def time_run(run: PreparedRun, begin: float) -> RunTimes:
+    """Time a run whose preparation began at `begin`, and close it."""
     try:
         run.net.to(run.device).train()
         recipe = replace(run.resolved, freeze_epochs=0.0)  # in which not all parameters train
         learner = build_trainer(
             run.net, run.task, recipe, len(run.batches), run.teacher, SINGLE_PROCESS
         )
-        build_s += time.perf_counter() - begin
+        build_s = time.perf_counter() - begin
         step_s, first_s = time_steps(learner, run)
         begin = time.perf_counter()
         run_folder.save_checkpoint(run.folder, learner.state(1, 0, []))
@@ -451,17 +421,18 @@ def time_run(run: PreparedRun, build_s: float) -> RunTimes:
 def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
     """Seconds of a step with its wait for images, and of the first one."""
     # steps are timed once the batches that workers prepared during their start are used up
-    when = TimedSteps(untimed=1 + 2 * run.workers, untimed_s=WARM_UP_S, steps=1, seconds=MEASURE_S)
-    times, total = list[float](), max(1, learner.divergence.total)
-    timed = TimedBatches(run.batches, lambda step_s, *_: times.append(step_s), when)
+    untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
     keeping = keep_freed_memory(learner.device)  # as training does
-    with keeping, closing(endless(timed, 0)) as batches:
+    with keeping, learner.numerics(), closing(endless(run.batches, 0)) as batches:
+        ends, first = [time.perf_counter()], 1  # of steps, and the first one that is timed
         for number, (x, targets, indices) in enumerate(batches):
-            if times:
+            learner.step(x, targets, number % total, indices).item()  # waits for the device
+            ends.append(time.perf_counter())
+            if number < untimed and ends[number] - ends[0] <= WARM_UP_S:
+                first = number + 1
+            elif ends[-1] - ends[first] >= MEASURE_S:
                 break
-            with learner.numerics():
-                learner.step(x, targets, number % total, indices).item()  # waits for the device
-    return times[0], timed.start_s[0]
+    return (ends[-1] - ends[first]) / (len(ends) - 1 - first), ends[1] - ends[0]
 
 
 @torch.inference_mode()

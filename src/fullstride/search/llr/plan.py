@@ -4,7 +4,6 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,9 @@ from fullstride.search.structures.space import NetSpace, net_space
 from fullstride.study.driver import StudyJob
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.final_weights import STATISTICS_IMAGES
-from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.timing import RunTimes, time_run
+from fullstride.train.timing import RunTimes, time_training
 
 TRIALS = "trials"  # with a folder for each training
 FURTHER = 16  # tunings after the first design, by default: four refits
@@ -325,15 +323,9 @@ def measure_steps(job: SearchJob) -> RunTimes:
     """The times of the MasterNet's steps, on the first device."""
     with scratch_folder(job.folder / "steps") as scratch:
         model = write_spec(job.spec(job.start, job.home), scratch / "spec.json")
-        begin = perf_counter()
-        run = prepare(
-            scratch / "run",
-            model,
-            job.unseen,
-            job.master_choice(job.home).resolve(case_of(job.data)),
-            RunOptions(device=job.devices[0], workers=job.workers),
-        )
-        return time_run(run, perf_counter() - begin)
+        named = job.master_choice(job.home).resolve(case_of(job.data))
+        options = RunOptions(device=job.devices[0], workers=job.workers)
+        return time_training(scratch / "run", model, job.unseen, named, options)
 
 
 def seconds_of(job: SearchJob, run: RunTimes, measured: Recipe, recipe: Recipe) -> float:
