@@ -6,7 +6,7 @@ DEMO := runs/demo
 # `make test COVERAGE=1` also measures which lines of src run; several calls add up.
 COVER := $(if $(COVERAGE),--cov=fullstride --cov-append --cov-report=,)
 
-.PHONY: demo test test-slow coverage check docs clean
+.PHONY: demo demo-page test test-slow coverage check docs clean
 
 # Handwritten digits and a time per image in, the file that ships and a page about it out, within 6 minutes on 2 cores.
 demo: .venv/ready
@@ -30,9 +30,13 @@ check: .venv/ready
 	$(BIN)/lint-imports
 
 # The picture of the README and the page behind it, from what the demo measured on this machine.
-docs: demo
+demo-page: demo
 	cp $(DEMO)/report.html docs/demo.html
 	cp $(DEMO)/files.png docs/demo.png
+
+# The site of docs/, in site/: it opens from disk. A warning, such as a broken link, is an error.
+docs: .venv/ready
+	$(BIN)/zensical build --clean --strict
 
 # An environment that could not be completed is made anew the next time.
 .venv/ready: pyproject.toml
@@ -42,4 +46,4 @@ docs: demo
 	@touch $@
 
 clean:
-	rm -rf .venv runs .coverage .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv runs site .cache .coverage .pytest_cache .ruff_cache .import_linter_cache

@@ -4,8 +4,8 @@
 
 Needs torch, timm, triton, torchvision, rich, safetensors and numpy, and pytest for one part; the
 package need not be installed. Each part is a process of its own with a time limit; errors are
-recorded and stop nothing else. The last lines are the gate of docs/fused.md. `--device cpu --tiny`
-tests the script itself.
+recorded and stop nothing else. The last lines are the gate of docs/internals/fused.md. `--device
+cpu --tiny` tests the script itself.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Does the fused part earn its place? Its thresholds, stated before any GPU measured them.
 
-docs/fused.md has the same table, and what is removed when a claim fails.
+docs/internals/fused.md has the same table, and what is removed when a claim fails.
 """
 
 from collections.abc import Callable, Mapping

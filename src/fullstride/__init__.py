@@ -1,4 +1,4 @@
-"""fullstride: the toolkit for GPU-efficient ConvNets, TResNet, ResNet-RS and GENet.
+"""The most accurate ConvNet that runs in your milliseconds: trained, measured, ready to ship.
 
     "tresnet_m" -> Network --- train ---> Bundle --- export ---> model.onnx
        |            ^  \\                   |  \\

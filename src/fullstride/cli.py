@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from fullstride.tasks.task import Task
 
 DESCRIPTION = (
-    "The toolkit for GPU-efficient ConvNets: TResNet, ResNet-RS and GENet, trained, measured, "
-    "ready to ship.\n\n"
-    "Example: fullstride train digits --model genet_tiny --out runs/digits\n\n"
+    "The most accurate ConvNet that runs in your milliseconds: trained, measured, ready to ship.\n"
+    "\nExample: fullstride train digits --model genet_tiny --out runs/digits\n\n"
     "fullstride COMMAND --help explains a command."
 )
 RECIPE_ERROR = "Error parsing recipe: "  # the parser's, before our own message

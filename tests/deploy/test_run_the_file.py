@@ -18,7 +18,7 @@ from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import probabilities
 from fullstride.deploy.settings import ExportOptions
 
-PAGE = (Path(__file__).parents[2] / "docs" / "run_the_file.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/guides/run_the_file.md").read_text()
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 # An import of a module that is None fails.
 WITHOUT = "import sys, runpy; sys.modules.update(torch=None, fullstride=None); sys.argv[:] = "

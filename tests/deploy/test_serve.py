@@ -23,7 +23,7 @@ from fullstride.data.dataset import open_data
 from fullstride.deploy.export import ComparisonImages, export
 from fullstride.deploy.predict import probabilities
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs/guides"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""docs/latency.md: its commands print what it shows."""
+"""docs/guides/latency.md: its commands print what it shows."""
 
 import re
 import shlex
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fullstride import cli
 
-PAGE = Path(__file__).parents[2] / "docs/latency.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/latency.md"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 

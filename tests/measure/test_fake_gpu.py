@@ -23,7 +23,7 @@ from fullstride.measure.workload import StepOptions
 from fullstride.papers import suite
 
 GPU, MIB = torch.device("cuda"), 2**20
-PAGE = Path(__file__).parents[2] / "docs" / "tests.md"
+PAGE = Path(__file__).parents[2] / "docs/internals/tests.md"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""docs/add_a_family.md, followed to the letter: its file is a family, and its class is a block."""
+"""docs/extend/add_a_family.md, to the letter: its file is a family, and its class is a block."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.train import run
 from fullstride.train.recipes.named import DIGITS
 
-PAGE = Path(__file__).parents[2] / "docs" / "add_a_family.md"
+PAGE = Path(__file__).parents[2] / "docs/extend/add_a_family.md"
 DIGITS_ONCE = replace(DIGITS, epochs=1, warmup_epochs=0, batch_size=16, resolution=32)
 
 

@@ -1,4 +1,4 @@
-"""docs/add_a_task.md, followed to the letter: the one file it shows is a task."""
+"""docs/extend/add_a_task.md, followed to the letter: the one file it shows is a task."""
 
 import importlib.util
 import json
@@ -26,7 +26,7 @@ from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.recipes.recipe import saved_recipe
 
-PAGE = Path(__file__).parents[2] / "docs" / "add_a_task.md"
+PAGE = Path(__file__).parents[2] / "docs/extend/add_a_task.md"
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch_size=16, resolution=16, lr=0.01)
 
 

@@ -1,4 +1,4 @@
-"""docs/dense.md: its commands run as they stand, and the folders of scenes are what it says."""
+"""docs/tasks/dense.md: its commands run as they stand, and folders of scenes are what it says."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from fullstride.examples.__main__ import main
 
 pytest.importorskip("sklearn")
 pytest.importorskip("skimage")
-PAGE = (Path(__file__).parents[2] / "docs" / "dense.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/tasks/dense.md").read_text()
 (COMMANDS,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 
 

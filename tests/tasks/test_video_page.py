@@ -1,4 +1,4 @@
-"""docs/video.md: its commands run as they stand."""
+"""docs/tasks/video.md: its commands run as they stand."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from fullstride.examples.__main__ import main
 
 pytest.importorskip("sklearn")
 pytest.importorskip("skimage")
-PAGE = (Path(__file__).parents[2] / "docs" / "video.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/tasks/video.md").read_text()
 (COMMANDS,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -61,8 +61,8 @@ def fit(
     The stages are a report of the data, the candidates, their times as the files that would ship, a
     plan, successive halving, with `hours` a teacher, and the exports; of these the best one that is
     within the budget when measured last is scored once on the test images. After a stop, the same
-    call goes on: a stage, a training or an export that has ended is read from `out`. docs/fit.md
-    describes the files.
+    call goes on: a stage, a training or an export that has ended is read from `out`.
+    docs/guides/fit.md describes the files.
 
     The task is that of `data`, or `task` among the arguments; of a `DataSet` it is classification.
 

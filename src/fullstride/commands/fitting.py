@@ -72,7 +72,8 @@ def search(
 
     Example: fullstride study search photos --master genet_tiny --budget-ms 0.3 --out runs/searched
 
-    After a stop, the same command goes on where it was. docs/search.md explains the stages.
+    After a stop, the same command goes on where it was. docs/reproduce/search.md explains the
+    stages.
 
     Args:
         out: The folder of the search: its trials, the results of its stages, and search.json.

@@ -71,7 +71,7 @@ class ProfileFlags:
 
     # A profile such as v100-fp16, or a file that `measure calibrate` wrote.
     target: str = ""
-    # In its place: a JSON file of its data sheet, as docs/latency.md describes.
+    # In its place: a JSON file of its data sheet, as docs/guides/latency.md describes.
     device_sheet: str = ""
     # A CSV file of times that were measured there, which correct those of the profile: columns
     # model, img_size, batch, and ms_per_image or images_per_s. Three networks are enough.

@@ -189,8 +189,8 @@ def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str,
 # ---- rough times relative to each other, before anything is measured
 
 # Relative times on a processor: one thread of a Xeon by `fullstride measure calibrate`,
-# docs/latency.md. Of 15 ONNX files in fp32 from 0.1 to 50 ms the rank correlation of times and
-# estimates was 0.99.
+# docs/guides/latency.md. Of 15 ONNX files in fp32 from 0.1 to 50 ms the rank correlation of times
+# and estimates was 0.99.
 CPU = Profile(
     name="cpu",
     device="a processor",

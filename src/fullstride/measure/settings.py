@@ -12,8 +12,8 @@ from fullstride.nets.efficiency import Efficiency
 class BenchSettings:
     """What a benchmark of named networks measures, and how."""
 
-    # How networks are timed (see docs/measuring.md), once for each protocol; by default online and
-    # throughput in one table.
+    # How networks are timed (see docs/guides/measuring.md), once for each protocol; by default
+    # online and throughput in one table.
     protocol: UseAppendAction[
         tuple[Literal["online", "throughput", "tresnet", "genet", "resnet_rs"], ...]
     ] = ()

@@ -21,8 +21,8 @@ Share = Annotated[float, Bounds(gt=0)]
 class Method:
     """The choices where a search may follow the paper (arXiv:2006.14090, section 4) or not.
 
-    The defaults are ours, for the reasons in docs/search.md; `PAPER` is what the paper literally
-    says. A user sets each of them by the field of `SearchSettings` with the same name.
+    The defaults are ours, for the reasons in docs/reproduce/search.md; `PAPER` is what the paper
+    literally says. A user sets each of them by the field of `SearchSettings` with the same name.
     """
 
     regression: Literal["bayesian", "paper"] = "bayesian"

@@ -28,8 +28,8 @@ from fullstride.tasks.task import ConfusionMatrix, Metric, Score, Task, full_pre
 
 # The score: accuracies, scores by class, the loss and the calibration.
 #
-# Letters: N images, K classes. All scores but the loss are in percent; docs/measuring.md defines
-# them.
+# Letters: N images, K classes. All scores but the loss are in percent; docs/guides/measuring.md
+# defines them.
 
 
 BINS = 15  # of equal width, for the calibration error

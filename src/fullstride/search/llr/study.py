@@ -4,7 +4,7 @@ Train a MasterNet, exchange one super-block at a time and tune it, regress the s
 changed, and select the best predicted structure within the budget; then measure and train the best.
 
 Source: GENet, arXiv:2006.14090, section 4, whose code was never released. What the paper leaves
-open is described in docs/search.md.
+open is described in docs/reproduce/search.md.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -75,7 +75,7 @@ def search_network(
     the tuning of exchanged blocks, the regression, further tunings of what it proposes, the
     selection, its measurement, the training of the winners, and the test, which is read once. After
     a stop, the same call goes on: a stage or a training that has ended is read from `out`.
-    docs/search.md describes the files.
+    docs/reproduce/search.md describes the files.
 
     Args:
         data: A folder with one subfolder of images per class, or what else `open_data` opens.

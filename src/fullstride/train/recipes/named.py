@@ -258,7 +258,7 @@ def following(images: int, batch: int, steps: float, *, lr: float, weight_decay:
 
 
 # Training from scratch on the digits, which are 8 x 8 pixels, at 48 x 48. All numbers are ours.
-# Claim: 98.5 % top-1 of the tiny networks on the 500 test digits, see docs/training.md.
+# Claim: 98.5 % top-1 of the tiny networks on the 500 test digits, see docs/guides/training.md.
 DIGITS = replace(
     FINETUNE,
     epochs=120,

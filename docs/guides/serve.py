@@ -1,7 +1,7 @@
 """Classify pictures over HTTP with a file of `fullstride export`. The server is uvicorn.
 
 pip install fullstride starlette uvicorn
-MODEL=model.onnx uvicorn --app-dir docs serve:app --limit-concurrency 300
+MODEL=model.onnx uvicorn --app-dir docs/guides serve:app --limit-concurrency 300
 curl --data-binary @picture.jpg localhost:8000
 
 Pictures that have arrived wait for their turn; slow uploads keep nobody waiting. Within the limits
