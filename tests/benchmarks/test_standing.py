@@ -1,0 +1,24 @@
+"""The table of where our families stand is what its command prints."""
+
+from pathlib import Path
+
+import standing
+
+from fullstride.latency import load_profile
+from fullstride.tables import pretrained_networks
+
+PAGE = (Path(__file__).parents[2] / "docs/reference/networks.md").read_text()
+
+
+def test_the_page_of_networks_has_the_table_that_the_command_prints():
+    table = "\n".join(standing.table(load_profile("rtx4090-compiled"), 64))
+    assert table in PAGE
+
+
+def test_no_released_network_of_a_family_is_more_accurate_within_a_budget_than_its_best():
+    best = standing.best_within(load_profile("rtx4090-compiled"), 64)
+    for family in ("HGNetV2", "RepViT"):
+        top1 = max(row[3] for row, _ in best if row[0] == family)
+        names = [each for each in pretrained_networks() if family.lower() in each.name]
+        assert top1 == max(each.top1 for each in names)
+    assert {row[0] for row, _ in best} == set(standing.FAMILIES.values())
