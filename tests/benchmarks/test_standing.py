@@ -1,18 +1,24 @@
-"""The table of where our families stand is what its command prints."""
+"""Tables of docs that commands print: where our families stand, and how long trainings take."""
 
 from pathlib import Path
 
+import paper_hours
 import standing
 
 from fullstride.latency import load_profile
 from fullstride.tables import pretrained_networks
 
-PAGE = (Path(__file__).parents[2] / "docs/reference/networks.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_page_of_networks_has_the_table_that_the_command_prints():
     table = "\n".join(standing.table(load_profile("rtx4090-compiled"), 64))
-    assert table in PAGE
+    assert table in (DOCS / "reference/networks.md").read_text()
+
+
+def test_the_page_of_the_papers_has_the_hours_that_the_command_prints():
+    table = "\n".join(paper_hours.table(load_profile("rtx3090"), 64))
+    assert table in (DOCS / "reproduce/index.md").read_text()
 
 
 def test_no_released_network_of_a_family_is_more_accurate_within_a_budget_than_its_best():
