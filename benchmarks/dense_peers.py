@@ -24,9 +24,8 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.task import Task
 from fullstride.train.averages import Average
 from fullstride.train.batches import recipe_in_epochs, training_batches
-from fullstride.train.optimizer import build_optimizer
+from fullstride.train.optimizer import build_optimizer, lr_at
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.schedule import lr_at
 
 BACKBONE = "test_resnet"
 DETECTIONS, MIN_SCORE, NMS = 100, 0.05, 0.6

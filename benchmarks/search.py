@@ -47,8 +47,7 @@ from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.spec import NetSpec
 from fullstride.search.block_tuning import TRAINING, NetworkTraining, TunedScore, training_trial
-from fullstride.search.llr.plan import SearchJob, describe, find_master
-from fullstride.search.llr.results import DeviceTimes, Tuning
+from fullstride.search.llr.plan import DeviceTimes, SearchJob, Tuning, describe, find_master
 from fullstride.search.llr.study import SEARCH
 from fullstride.search.llr.times import find_label, measure_specs
 from fullstride.search.llr.tunings import model_of

@@ -17,8 +17,7 @@ from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import Estimator
 from fullstride.nets import zoo
 from fullstride.search.block_tuning import TunedScore
-from fullstride.search.llr.plan import SearchJob, find_master
-from fullstride.search.llr.results import WHOLE, Tuning, Variant
+from fullstride.search.llr.plan import WHOLE, SearchJob, Tuning, Variant, find_master
 from fullstride.search.llr.study import SEARCH
 from fullstride.search.llr.tunings import model_of
 from fullstride.search.settings import PAPER, SearchSettings

@@ -11,8 +11,7 @@ from fullstride.latency.devices import CPU
 from fullstride.latency.estimator import Estimator
 from fullstride.nets import zoo
 from fullstride.search.llr import tunings
-from fullstride.search.llr.plan import SearchJob
-from fullstride.search.llr.results import DeviceTimes, MeasuredStructure
+from fullstride.search.llr.plan import DeviceTimes, MeasuredStructure, SearchJob
 from fullstride.search.llr.times import MODULE, find_label, fit_profile, measure_specs
 from fullstride.search.settings import SearchSettings
 from fullstride.search.structures.space import net_space

@@ -20,10 +20,9 @@ from fullstride.train.averages import Average
 from fullstride.train.batches import training_batches
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Trainer, build_trainer, train_epochs
-from fullstride.train.optimizer import build_optimizer, lr_scales
+from fullstride.train.optimizer import build_optimizer, lr_at, lr_scales, momentum_at
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, FINETUNE, RECIPES
-from fullstride.train.schedule import lr_at, momentum_at
 
 GRAY = Preprocessing(resolution=16, mean=(0.0,), std=(1.0,), crop=1.0)
 SHORT = replace(DIGITS, epochs=3, warmup_epochs=1, resolution=16, batch_size=16, lr=0.05)

@@ -38,10 +38,10 @@ from fullstride.train.distill import (
     resized,
 )
 from fullstride.train.loop import build_trainer, train_epochs
+from fullstride.train.optimizer import lr_at
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.schedule import lr_at
 from fullstride.train.scoring import evaluate, matching_data
 
 GRAY = Preprocessing(resolution=32, mean=(0.0,), std=(1.0,), crop=1.0)

@@ -140,7 +140,7 @@ def analyse_scale(
         json: Print one JSON object with all numbers instead of lines.
     """
     from fullstride.io.records import to_json
-    from fullstride.search.scale import results as of_scale
+    from fullstride.search.scale import study as of_scale
     from fullstride.search.scale.study import find_trainings
 
     if out:

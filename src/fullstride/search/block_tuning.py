@@ -33,16 +33,9 @@ SPEC_OUTPUT = json_output("the spec of a network", "stem", "stages")
 # Fields of the MasterNet's recipe that say what its images were, so that a block learns on the same
 VIEW_FIELDS = tuple(field.name for field in fields(Augmentation))
 VIEW_FIELDS += (
-    "decoder",
-    "draft",
-    "background",
-    "resolution",
-    "crop",
-    "fit",
-    "score",
-    "deterministic",
-)
-VIEW_FIELDS += ("class_weights", "balanced_sampling", "precision", "channels_last")
+    "decoder", "draft", "background", "resolution", "crop", "fit", "score", "deterministic",
+    "class_weights", "balanced_sampling", "precision", "channels_last",
+)  # fmt: skip
 
 Method = Literal["block", "full", "feature"]
 BY_DEFAULT = RecipeChoice()
@@ -109,12 +102,9 @@ def training_trial(folder: Path, training: NetworkTraining) -> Trial:
 def tune(folder: Path, device: str, *, training: BlockTuning) -> Generator[str, None, TunedScore]:
     """Exchange blocks of the MasterNet for those of the spec, tune them, and score the network.
 
-    The loss is the recipe's, half cross-entropy and half the distance from the MasterNet's
-    probabilities. The rest of the network is frozen, batch norms included; the statistics of those
-    that train are measured anew at the end if the validation split is better so.
-
-    The paper does not say what trains, nor by which loss; it calls the step "distillation" and the
-    tuning "fine-tune". The score is that of the whole network, as there.
+    The loss is half cross-entropy and half the distance from the MasterNet's probabilities. The
+    rest of the network is frozen, batch norms included. The paper does not say what trains, nor by
+    which loss; it calls the step "distillation" and the tuning "fine-tune".
     """
     data, recipe, seed = training.data, training.recipe, training.seed
     teacher = zoo.load(training.master)
@@ -199,12 +189,11 @@ TRAINING = TrialKind(
 def tuning_recipe(images: int, like: Recipe | None = None) -> Recipe:
     """The recipe for tuning exchanged blocks with `images` training images.
 
-    The paper has 30 epochs of a million images, a quarter of the MasterNet's, and a rate of 0.01
-    for batches of 256 (`PAPER_TUNING`), by which new weights would not learn from few images. Here
-    it is a quarter of the steps of `scratch` at half of its rate: of 0.015, 0.06 and 0.24 for 300
-    digits the first is the worst, and neither of the others is better for all blocks (docs/log.md).
-    Labels are not smoothed, as the teacher's are soft. The augmentation and all else that makes an
-    input is that of `like`, the recipe of the MasterNet.
+    By the paper's numbers (`PAPER_TUNING`) new weights would not learn from few images. Here it is
+    a quarter of the steps of `scratch` at half of its rate: of 0.015, 0.06 and 0.24 for 300 digits
+    the first is the worst, and neither of the others is better for all blocks (docs/log.md). Labels
+    are not smoothed, as the teacher's are soft. What makes an input is that of `like`, the recipe
+    of the MasterNet.
     """
     whole = scratch(images)
     steps = whole.epochs * max(1, images // whole.batch_size) / 4

@@ -57,21 +57,14 @@ class Part(NamedTuple):
 def exchanged(master: Bundle, spec: NetSpec, seed: int, *, again: Collection[str] = ()) -> Exchange:
     """The network of `spec`, with the weights of `master` in every part that both have.
 
-    New are the parts that differ, and those of `again`, whose design may be the same: such a
-    control shows what new weights alone cost. What follows a new part learns with it: the first
-    convolution that reads its output, that one's batch norm, and the projection of the shortcut. If
-    the width of that output changes, their weights are random too; else they begin with those of
-    `master`. A kernel is never sliced. All else is frozen.
+    New, with weights by `seed`, are the parts that differ, and the places `again`, whose design may
+    be the same: such a control shows what new weights alone cost. What follows a new part learns
+    with it: the first convolution that reads its output, that one's batch norm, and the projection
+    of the shortcut. If the width of that output changes, their weights are random too; else they
+    begin with those of `master`. A kernel is never sliced. All else is frozen.
 
     The paper says that a super-block is exchanged and tuned, and not what becomes of the layers
     that read it, whose shapes change with its width. These layers are our reading of it.
-
-    Args:
-        master: A trained network of this package.
-        spec: The same stem, stages and head, of other depths, widths, kernels, ratios or blocks.
-            `resolution` and `source` do not matter.
-        seed: Of the new weights, which are those of a new network of `spec`.
-        again: Names of places.
 
     Raises ValueError where the two have other inputs, classes or numbers of stages, for a part that
     `spec` lacks, and where nothing would be new.
@@ -210,10 +203,9 @@ def matched(
     """`exchange` after its new parts have learned the MasterNet's maps, each at its own output.
 
     A 1 x 1 convolution adapts maps of another width, and is left out at the end. Only the new parts
-    learn, and of the layers that read one those before the last of them. It takes `LENGTH` of the
-    recipe. The paper cites such feature distillation (DNA, arXiv:1911.13053) as a baseline, and
-    does not say whether its own is one. The network is not yet good: the layers behind were not
-    adapted.
+    learn, and of the layers that read one those before the last of them. The paper cites such
+    feature distillation (DNA, arXiv:1911.13053) as a baseline, and does not say whether its own is
+    one.
 
     Raises ValueError for a new part of another stride, whose maps have another size.
     """

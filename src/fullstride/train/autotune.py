@@ -46,19 +46,9 @@ BLOCK_S = 0.25  # of one sample, unless a step takes longer
 MIN_SAMPLES = 3
 # The fields of a recipe that the fastest efficiency may depend on.
 CACHE_KEY_FIELDS = (
-    "batch_size",
-    "precision",
-    "channels_last",
-    "grad_accum_steps",
-    "optimizer",
-    "drop_path",
-    "dropout",
-    "triplet",
-    "deterministic",
-    "freeze_stages",
-    "frozen",
-    "int8_maps",
-)
+    "batch_size", "precision", "channels_last", "grad_accum_steps", "optimizer", "drop_path",
+    "dropout", "triplet", "deterministic", "freeze_stages", "frozen", "int8_maps",
+)  # fmt: skip
 OUTPUT = Output("a cache", ".json", lambda path: True)  # in a folder of fullstride's own
 CACHE_KEY_ENVIRONMENT = ("device", "threads", "torch", "cuda", "driver", "fullstride", "commit")
 
@@ -73,16 +63,16 @@ def choose_efficiency(
 ) -> Recipe:
     """The recipe with the fastest `efficiency` in place of auto, for this network on this device.
 
-    Rates and environment are cached in `fullstride/efficiency.json` of the user's cache folder.
-    They are measured again for another network, recipe, device or software.
+    Rates are cached in `fullstride/efficiency.json` of the user's cache folder, and measured again
+    for another network, recipe, device or software.
     """
     if recipe.efficiency != "auto":
         return recipe
     recipe = on_device(recipe, device)
     environment = asdict(Environment.here(device))
-    key = {name: getattr(recipe, name) for name in CACHE_KEY_FIELDS} | {"processes": processes}
-    key |= {"spec": json.loads(net.spec.to_json()), "resolution": example.x.shape[-1]}
-    key |= {"task": task.name}
+    key = {name: getattr(recipe, name) for name in CACHE_KEY_FIELDS}
+    key |= {"processes": processes, "task": task.name, "resolution": example.x.shape[-1]}
+    key |= {"spec": json.loads(net.spec.to_json())}
     key |= {name: environment[name] for name in CACHE_KEY_ENVIRONMENT}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fullstride"
@@ -149,14 +139,8 @@ def measure_rates(
 
 def rate(recipe: Recipe, task: Task, net: Backbone, batch: Batch, device: torch.device) -> float:
     """Images/s of training steps on `batch`: the median over blocks."""
-    learner = build_trainer(
-        copy.deepcopy(net).to(device).train(),
-        task,
-        replace(recipe.in_epochs(1000), freeze_epochs=0.0),
-        1000,
-        None,
-        SINGLE_PROCESS,
-    )
+    own = copy.deepcopy(net).to(device).train()
+    learner = build_trainer(own, task, replace(recipe.in_epochs(1000), freeze_epochs=0.0), 1000)
     return statistics.median(timed_steps(learner, batch, SECONDS))
 
 
@@ -197,17 +181,9 @@ def choose_passes(
 ) -> Recipe:
     """The recipe with `grad_accum_steps` in place of 0: the fewest that are predicted to fit.
 
-    So the batch stays. Batch-norm statistics are those of a pass. 1 on a CPU.
-
-    Args:
-        recipe: With precision and memory format; its efficiency counts as plain if it is auto.
-        net: As it is trained, in eager plain modules.
-        images: For training.
-        device: Where.
-        context: All processes take the same number.
-        memory_bytes: Default: what is free on the device.
-
-    Raises ValueError if a pass of the smallest part of a batch does not fit.
+    1 on a CPU. `net` is as it is trained, in eager plain modules; an efficiency auto counts as
+    plain. All processes take the same number. `memory_bytes`: by default what is free on the
+    device. Raises ValueError if a pass of the smallest part of a batch does not fit.
     """
     device = torch.device(device)
     if recipe.grad_accum_steps:

@@ -1,4 +1,4 @@
-"""What is a training step fed? The batches that a recipe makes of a data set."""
+"""Builds the batches of a recipe: augmented, joint with images without labels, and mixed."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, fields, replace
@@ -41,8 +41,6 @@ def training_batches(
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Batches:
     """The training images as the recipe augments them, in each process its part of every batch.
-
-    `collate` makes the targets of a batch, by default that of `task`.
 
     Raises ValueError if the recipe's batch cannot be divided, or `task` excludes what it asks for.
     """
@@ -157,9 +155,6 @@ def repeat(batch: Batch, images: int) -> Batch:
     # channels last in memory, as from the loader
     x = x.movedim(1, -1).contiguous().movedim(-1, 1)
     return Batch(x, targets, batch.indices[indices])
-
-
-# How are images with and without labels trained on together? Every batch has some of both.
 
 
 @dataclass(frozen=True)
@@ -310,9 +305,6 @@ def batch_of_its_own(recipe: Recipe, images: int, context: DistributedContext) -
     return replace(recipe, batch_size=size, seed=recipe.seed + 1, **off)
 
 
-# How are images and targets of a batch mixed? Mixup and CutMix, with draws from a generator.
-
-
 def mix(
     x: Tensor,
     labels: Tensor,
@@ -322,7 +314,7 @@ def mix(
     cutmix: float,
     rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Mix every image and its target with the previous one of the batch.
+    """Mix every image and its target with the previous one of the batch; targets become (N, K).
 
     Args:
         x: Images (N, C, H, W), or clips (N, C, T, H, W), all of whose frames are mixed alike.
@@ -331,9 +323,7 @@ def mix(
         mixup: Alpha of the Beta distribution for mixup (arXiv:1710.09412), 0 for never.
         cutmix: Alpha for CutMix (arXiv:1905.04899), 0 for never. If both are set, one of the two is
             chosen for each batch, with equal probability.
-        rng: The source of all draws: the same state gives the same batch.
-
-    Returns: images and targets (N, K).
+        rng: The source of all draws.
     """
     from torchvision.transforms import v2  # takes seconds to import, which scoring does not need
 

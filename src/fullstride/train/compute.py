@@ -1,4 +1,4 @@
-"""How does a device compute steps: fast or exactly, and what if its memory is too small?"""
+"""Processes of a distributed run, and how a device computes: precision, memory, workers."""
 
 import ctypes
 import math
@@ -21,9 +21,6 @@ from fullstride.io.console import REPORTED_ELSEWHERE
 from fullstride.io.writing import OutOfMemoryError, cores, lacks_memory
 from fullstride.measure.environment import has_bf16
 from fullstride.train.recipes.recipe import Recipe
-
-# Which process of a distributed run is this? torchrun starts one process for each GPU.
-
 
 TIMEOUT_S = 50.0  # of a process that waits for another one
 
@@ -211,9 +208,6 @@ def memory_advice(
             f"{'pass' if passes == 1 else 'passes'}: {advice}lower recipe.batch_size "
             f"({recipe.batch_size}) or recipe.resolution"
         ) from None
-
-
-# What is left to the machine? The precision and memory format of a recipe's steps, and workers.
 
 
 MAX_WORKERS = 16  # each has some hundred MiB

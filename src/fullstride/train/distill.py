@@ -1,4 +1,4 @@
-"""What are the soft targets of knowledge distillation? The probabilities of a teacher network."""
+"""Teachers: probabilities for distillation, with a cache, and pseudo-labels of other images."""
 
 import hashlib
 import json
@@ -257,8 +257,6 @@ def digest(net: nn.Module) -> str:
     return weights.hexdigest()
 
 
-# Which images without labels are trained on? The confident ones, as many of each class as wanted.
-#
 # Pseudo-labels are a teacher's probabilities, which `fullstride data label` stores (Noisy
 # Student, arXiv:1911.04252; ResNet-RS trains on them too, arXiv:2103.07579).
 

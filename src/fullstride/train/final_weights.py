@@ -6,6 +6,7 @@ Letters: N images, D features, K classes.
 import copy
 import math
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,21 +91,18 @@ def with_precise_statistics(
     number = min(len(images), STATISTICS_IMAGES)
     number -= number % task.scoring_batch if number > task.scoring_batch else 0
     some = images.subset([index * len(images) // number for index in range(number)])
-    batches = scoring_batches(task, some, how)
     momenta = [norm.momentum for norm in norms]
-    try:
-        with numerics(tf32=False, benchmark=False, deterministic=False):
-            for index, (x, _, _) in enumerate(batches.epoch(0)):
-                if len(x) < 2:  # which have no variance where a map has one pixel
-                    continue
-                for norm in norms:
-                    for value in () if index else (norm.running_mean, norm.running_var):
-                        if value is not None:
-                            value.zero_()  # 0 x a value that is not finite would be none
-                    norm.train().momentum = 1 / (index + 1)
-                precise(x)
-    finally:
-        batches.close()
+    computing = numerics(tf32=False, benchmark=False, deterministic=False)
+    with closing(scoring_batches(task, some, how)) as batches, computing:
+        for index, (x, _, _) in enumerate(batches.epoch(0)):
+            if len(x) < 2:  # which have no variance where a map has one pixel
+                continue
+            for norm in norms:
+                for value in () if index else (norm.running_mean, norm.running_var):
+                    if value is not None:
+                        value.zero_()  # 0 x a value that is not finite would be none
+                norm.train().momentum = 1 / (index + 1)
+            precise(x)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
     how.context.sync_buffers(precise)
@@ -272,11 +270,8 @@ def features(
     that can be read.
     """
     net.to(how.device).eval()
-    batches = scoring_batches(task, images, how)
-    try:
+    with closing(scoring_batches(task, images, how)) as batches:
         rows = [(net.embed(x).double().cpu(), y.cpu(), i.cpu()) for x, y, i in batches.epoch(0)]
-    finally:
-        batches.close()
     inputs, labels, indices = (torch.cat(each) for each in zip(*rows, strict=True))
     return inputs, labels, indices
 
@@ -297,7 +292,11 @@ def save_probe(run: PreparedRun) -> None:
     if has_probe(run):
         return
     net = copy.deepcopy(fused_form.unpadded(run.net, run.spec)).to(run.device)
-    if not has_linear_classifier(net):
+    # whether the logits are one linear function, with biases, of what `embed` returns
+    classifier = net.get_submodule(net.classifier)
+    is_linear = isinstance(classifier, nn.Linear) and isinstance(classifier.bias, Tensor)
+    embeds = not isinstance(net, TimmNetwork) or net.embeds
+    if len(net.classifiers) > 1 or not embeds or not is_linear:
         if run.context.is_rank_zero:
             print_note(f"{run.config.model} has no linear classifier, and so no linear probe")
         return
@@ -305,20 +304,11 @@ def save_probe(run: PreparedRun) -> None:
     some = images.subset([index * len(images) // number for index in range(number)])
     inputs, labels, _ = features(net, run.task, some, replace(run.scoring, context=SINGLE_PROCESS))
     probe = fit_probe(inputs.numpy(), labels.numpy(), classes)
-    classifier = net.get_submodule(net.classifier)
     with torch.no_grad():
         for parameter, value in zip(classifier.parameters(), probe, strict=True):
             parameter.copy_(torch.from_numpy(value))
     bundle = run.bundle(net, {"val": run.val_scores(net)})
     run.context.on_rank_zero(bundle.save, run.folder / run_folder.PROBE)
-
-
-def has_linear_classifier(net: Backbone) -> bool:
-    """Whether the logits are one linear function, with biases, of what `embed` returns."""
-    if len(net.classifiers) > 1 or (isinstance(net, TimmNetwork) and not net.embeds):
-        return False
-    layer = net.get_submodule(net.classifier)
-    return isinstance(layer, nn.Linear) and isinstance(layer.bias, Tensor)
 
 
 def has_probe(run: PreparedRun) -> bool:

@@ -34,10 +34,9 @@ from fullstride.train.compute import (
     share_batch_statistics,
 )
 from fullstride.train.distill import TeacherProbabilities
-from fullstride.train.optimizer import Freezing, build_optimizer
+from fullstride.train.optimizer import Freezing, build_optimizer, lr_at, set_rates
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run_folder import load_optimizer, load_scaler, read_state
-from fullstride.train.schedule import lr_at, set_rates
 
 # A loss is high above FACTOR times the first one plus MARGIN. Healthy losses begin near that of
 # guessing, log(classes) for a classifier, and rarely double; the margin is for those that begin
@@ -119,13 +118,11 @@ def train_epochs(
 ) -> Iterator[Checkpoint]:
     """Train `net` in place, and yield an `Epoch` after each one for the caller to log and save.
 
-    Options of `task` that are fields of `recipe` too take the recipe's values.
-
     `checkpoint_every_steps` yields a `Checkpoint` within an epoch too. `resume` is the `state` of
     the last one: training then continues as if it had not been stopped, bit for bit where the
-    device computes reproducibly. `teacher` gives the probabilities of the images of a batch. With
-    several processes in `context`, `batches` has each process's part of every batch, and all yield
-    the same. Raises FloatingPointError, with the step, if the loss is not finite.
+    device computes reproducibly. With several processes in `context`, `batches` has each process's
+    part of every batch, and all yield the same. Raises FloatingPointError, with the step, if the
+    loss is not finite or diverges.
     """
     recipe = recipe.in_epochs(len(batches))
     trainer = build_trainer(net, task, recipe, len(batches), teacher, context)

@@ -35,7 +35,7 @@ from fullstride.train.compute import SINGLE_PROCESS, DistributedContext, choose_
 from fullstride.train.distill import TeacherProbabilities, build_teacher
 from fullstride.train.recipes.choice import DEFAULTS, NamedRecipe, RunOptions, case_of
 from fullstride.train.recipes.named import Case
-from fullstride.train.recipes.recipe import Recipe
+from fullstride.train.recipes.recipe import LEFT_TO_THE_DEVICE, Recipe
 from fullstride.train.scoring import (
     MAX_OUTPUTS,
     Evaluation,
@@ -46,8 +46,6 @@ from fullstride.train.scoring import (
     score_images,
     scoring_batches,
 )
-
-# Which network does training begin with? A new one, or one with the weights of another run.
 
 
 def network_to_train(
@@ -94,10 +92,8 @@ def initial_network(
     """The network before training, with random weights or those of `start`, and its preprocessing.
 
     A classifier for the same classes in another order is put in the order of the data. The
-    resolution is that of the recipe, or else what the task makes of that of `start` or of the
-    network's own.
-    `width` and `depth` multiply those of `model`. Gray images are read as RGB, with three equal
-    channels, where the weights of `start` take RGB.
+    resolution is the recipe's, or what the task makes of that of `start` or of the network. Gray
+    images are read as RGB, with three equal channels, where the weights of `start` take RGB.
     """
     check_input(model, task)
     task = task.with_options(recipe)
@@ -269,11 +265,9 @@ class PreparedRun:
             return {}
 
     def calibrate(self, net: Backbone) -> tuple[Task, Evaluation | None]:
-        """The task fitted to the outputs of `net` on the validation split, and what `net` achieves
-        there.
+        """The task fitted to the outputs of `net` on the validation split, and the result there.
 
-        It is the run's where it fits nothing or the recipe does not want it, and without a
-        validation split.
+        It is the run's where nothing is to be fitted, and without a validation split.
         """
         images = self.data.val
         if not self.val:
@@ -341,7 +335,8 @@ def prepare(
     check_recipe(recipe, data, options.weights)
     saved = context.gather(run_folder.resumable_config(folder))[0]
     if saved:
-        recipe = replace(recipe, **run_folder.left_to_the_device(recipe, saved))
+        left = (name for name, auto in LEFT_TO_THE_DEVICE.items() if getattr(recipe, name) == auto)
+        recipe = replace(recipe, **{name: saved.recipe[name] for name in left})
     task = find_task(options.task).with_options(recipe).for_data(data)
     metric = task.find_metric(recipe.score, len(data.classes))
     start = initial_weights(model, options.weights, options.weights_kind)

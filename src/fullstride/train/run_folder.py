@@ -36,15 +36,13 @@ from fullstride.tasks.task import Metric
 from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
 from fullstride.train.recipes.choice import DEFAULTS, NamedRecipe, RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import (
-    LEFT_TO_THE_DEVICE,
     NonNegative,
     PositiveInt,
     Recipe,
     saved_recipe,
 )
 
-# What is in a checkpoint of training? Its types, and whether its tensors fit a network.
-
+# The types of a checkpoint, and whether its tensors fit a network.
 
 Count = Annotated[int, Bounds(ge=0)]
 Positive = Annotated[float, Bounds(gt=0)]
@@ -242,8 +240,8 @@ def check_folder(folder: Path) -> None:
 def create_or_resume(folder: Path, config: RunConfig) -> None:
     """Create the folder of a run, or check that it has a run of the same `config`.
 
-    A run without a checkpoint or a linear probe is overwritten. Raises ValueError for a folder with
-    another run, or with something else, see `check_folder`.
+    A run that has computed nothing is overwritten. Raises ValueError for another run or other
+    files.
     """
     check_folder(folder)
     path = folder / RUN_CONFIG
@@ -298,15 +296,6 @@ def resumable_config(folder: Path) -> RunConfig | None:
 def is_begun(folder: Path) -> bool:
     """Whether the folder has what a run has computed."""
     return any((folder / name).exists() for name in (CHECKPOINT, PROBE, BUNDLE))
-
-
-def left_to_the_device(recipe: Recipe, saved: RunConfig) -> dict[str, Any]:
-    """The fields that `recipe` leaves to the device, as the recipe of the run `saved` has them."""
-    return {
-        name: saved.recipe[name]
-        for name, value in LEFT_TO_THE_DEVICE.items()
-        if getattr(recipe, name) == value
-    }
 
 
 def resolve(
@@ -460,14 +449,11 @@ def should_stop_early(rows: Sequence[Row], recipe: Recipe, metric: Metric) -> bo
     return last - best["epoch"] >= recipe.early_stop_patience
 
 
-# How does a run look in TensorBoard? Its log rows become scalars over the epochs.
-
-
 PREFIX = "events.out.tfevents"  # of the files that TensorBoard reads
 
 
 def open_board(folder: Path) -> Callable[[Mapping[str, Any]], None]:
-    """A function that writes a log row as scalars. The first row replaces earlier logs in `folder`.
+    """A function that writes a log row as TensorBoard's scalars, in place of earlier logs.
 
     Rows are written by the thread that calls, because a writer with a thread of its own prints a
     traceback where the disk is full. Raises ValueError if a file has the folder's name, or if the

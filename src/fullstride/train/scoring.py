@@ -1,12 +1,13 @@
-"""How good is a network? Its scores on images."""
+"""Scores networks on images, and finds the images to score a run on."""
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ from fullstride.train.compute import SINGLE_PROCESS, DistributedContext, numeric
 from fullstride.train.loop import BatchSource
 from fullstride.train.run_folder import RunConfig
 
+AnyScore = TypeVar("AnyScore", bound=Score)
 SCORES = run_folder.OUTPUTS[run_folder.SCORES]
 MAX_OUTPUTS = 2**24  # numbers that a task is fitted to: 64 MiB
 
@@ -46,13 +48,10 @@ class Evaluation(NamedTuple):
 
     def with_interval(self) -> "Evaluation":
         """With the 95 % interval of the task's metric, as scores, where the task computes one."""
-        return self._replace(scores={**self.scores, **interval_scores(self.task, self.score)})
-
-
-def interval_scores(task: Task, score: Score) -> dict[str, float]:
-    """The 95 % interval of the task's metric, by the names of scores; none for some tasks."""
-    limits = score.interval() or ()
-    return {f"{task.metric.name}_{end}": x for end, x in zip(("low", "high"), limits, strict=False)}
+        if (limits := self.score.interval()) is None:
+            return self
+        low, high = (f"{self.task.metric.name}_{end}" for end in ("low", "high"))
+        return self._replace(scores={**self.scores, low: limits[0], high: limits[1]})
 
 
 class HeldOutputs(Score):
@@ -104,8 +103,8 @@ def evaluate(
 
 @torch.inference_mode()
 def count(
-    net: nn.Module, score: Score, batches: BatchSource, context: DistributedContext
-) -> tuple[Score, int]:
+    net: nn.Module, score: AnyScore, batches: BatchSource, context: DistributedContext
+) -> tuple[AnyScore, int]:
     """`score` of the images of all processes, and the number of readable ones."""
     net.eval()
     images = 0
@@ -142,11 +141,8 @@ class ScoringOptions:
 
 def score_images(net: nn.Module, task: Task, images: Images, how: ScoringOptions) -> Evaluation:
     """What `net` achieves on `images`."""
-    batches = scoring_batches(task, images, how)
-    try:
+    with closing(scoring_batches(task, images, how)) as batches:
         return score_batches(net, task, batches, how.context)
-    finally:
-        batches.close()
 
 
 def score_bundle(
@@ -176,11 +172,9 @@ def score_bundle(
         collate=task.collate,
         to_x=lambda pixels, _: pixels,
     )
-    try:
+    with closing(batches):
         result = score_batches(average, task.uncalibrated(), batches, SINGLE_PROCESS)
-        return result.with_interval()
-    finally:
-        batches.close()
+    return result.with_interval()
 
 
 class MirrorAverage(nn.Module):
@@ -237,7 +231,6 @@ def fit_and_score(
     The outputs are computed once, and held in memory.
     """
     held, images = count(net, HeldOutputs(), batches, context)
-    assert isinstance(held, HeldOutputs)
     task = held.fit(task)
     score = task.score()
     for outputs, targets in held.batches:
@@ -252,13 +245,9 @@ def fit_on(
     """`task` fitted to the outputs of `net` for `images`, or as many as `MAX_OUTPUTS` permits."""
     number = min(len(images), max(1, MAX_OUTPUTS // classes))
     some = images.subset([index * len(images) // number for index in range(number)])
-    batches = scoring_batches(task, some, how)
-    try:
+    with closing(scoring_batches(task, some, how)) as batches:
         held, _ = count(net, HeldOutputs(), batches, how.context)
-        assert isinstance(held, HeldOutputs)
-        return held.fit(task)
-    finally:
-        batches.close()
+    return held.fit(task)
 
 
 def scoring_batches(task: Task, images: Images, how: ScoringOptions) -> Batches:
@@ -280,10 +269,6 @@ def scoring_batches(task: Task, images: Images, how: ScoringOptions) -> Batches:
 def all_skipped(skipped: Mapping[str, str], context: DistributedContext) -> dict[str, str]:
     """The unreadable images of all processes, each with the reason."""
     return {name: why for each in context.gather(skipped) for name, why in each.items()}
-
-
-# Compares networks with which a run may end, by the metric and then the loss of the validation
-# split.
 
 
 @dataclass(frozen=True)
@@ -370,9 +355,6 @@ def load_scores(path: Path) -> ScoreFile:
     return from_json(ScoreFile, read_json(path), str(path))
 
 
-# Which images belong to a run? Its data set, and images to score it on that it has not seen.
-
-
 ALL = "all"  # in place of a split: the images of all splits
 
 
@@ -442,7 +424,12 @@ def images_to_score(
     if not images:
         raise ValueError(
             f"{whole.name} has no images for the {split} split"
-            + (": leave --split out" if whole.val or whole.test else _all_trained_on(where))
+            + (
+                ": leave --split out"
+                if whole.val or whole.test
+                else f", as {where} was trained on all images: give others by --data, or "
+                "--split train"
+            )
         )
     if config and not is_own:
         trained_on = _copies_of_training(config, model, images)
@@ -454,18 +441,12 @@ def images_to_score(
     return ScoredImages(whole, split, images, whole.missing_classes(part), tuple(notes))
 
 
-def _all_trained_on(where: str) -> str:
-    return f", as {where} was trained on all images: give others by --data, or --split train"
-
-
 def _config(where: str, data: str) -> RunConfig | None:
     """The configuration of the run at `where`, or of the run whose bundle is there."""
-    for folder in (Path(where), Path(where).parent):
-        is_bundle = folder != Path(where) and Path(where).name in (
-            run_folder.BEST,
-            run_folder.BUNDLE,
-        )
-        if (folder / run_folder.RUN_CONFIG).exists() and (folder == Path(where) or is_bundle):
+    path = Path(where)
+    is_bundle = path.name in (run_folder.BEST, run_folder.BUNDLE)
+    for folder in (path, path.parent) if is_bundle else (path,):
+        if (folder / run_folder.RUN_CONFIG).exists():
             hint = "give the bundle in it" if data else "give --data"
             return run_folder.read_config(folder, hint)
     if not data:
@@ -476,7 +457,9 @@ def _config(where: str, data: str) -> RunConfig | None:
 def _own_data(config: RunConfig, model: HasOutputs, data: str) -> DataSet | None:
     """The data set of a run with the run's splits, if `data` names it, a copy of it, or nothing."""
     task = find_task(model.task)
-    if not data or _is_same_place(data, config.data):
+    is_place = DIGITS not in (data, config.data)
+    is_same = is_place and Path(data).resolve() == Path(config.data).resolve()
+    if not data or data == config.data or is_same:
         return task.open_data(data or config.data, config.rule)
     try:
         other = task.open_data(data, config.rule)
@@ -494,12 +477,6 @@ def _other_data(model: HasOutputs, data: str) -> DataSet:
         reason = str(error).partition(":")[0]
         print_note(f"{data}: {reason}; nothing is trained on here, so they stay")
         return task.open_data(data, SplitRule(keep_duplicates=True))
-
-
-def _is_same_place(one: str, other: str) -> bool:
-    if one == other or DIGITS in (one, other):
-        return one == other
-    return Path(one).resolve() == Path(other).resolve()
 
 
 def _everything(model: HasOutputs, data: str) -> DataSet:
@@ -539,24 +516,21 @@ def _copies_of_training(config: RunConfig, model: HasOutputs, images: Images) ->
         return set()
     if not train.file or not images.file or len(train) + len(images) > MAX_COMPARED:
         return set()
-    sides = {"train": train, "scored": images}
-    files = {(side, name): each.file for side, each in sides.items() for name in each.names}
-    sizes = {key: _size(file(key[1])) for key, file in files.items() if file}
-    common = {sizes["train", name] for name in train.names}
-    common &= {sizes["scored", name] for name in images.names}
-    keys = {f"{side}/{name}": (side, name) for side, name in files if sizes[side, name] in common}
-    samples = [Sample(name, 0, sizes[key]) for name, key in keys.items()]
+    files = {"train": train.file, "scored": images.file}
+    sizes = {f"train/{name}": _size(train.file(name)) for name in train.names}
+    sizes |= {f"scored/{name}": _size(images.file(name)) for name in images.names}
+    both = [{sizes[key] for key in sizes if key.startswith(side)} for side in files]
+    samples = [Sample(key, 0, size) for key, size in sizes.items() if size in both[0] & both[1]]
 
-    def content(name: str) -> Path | bytes:
-        file = files[keys[name]]
-        assert file
-        return file(keys[name][1])
+    def content(key: str) -> Path | bytes:
+        side, _, name = key.partition("/")
+        return files[side](name)
 
     copies: set[str] = set()
     for _, same in find_copies(samples, content):
-        names = [keys[sample.name] for sample in same]
-        if any(side == "train" for side, _ in names):
-            copies |= {name for side, name in names if side == "scored"}
+        keys = [sample.name for sample in same]
+        if any(key.startswith("train/") for key in keys):
+            copies |= {key.removeprefix("scored/") for key in keys if key.startswith("scored/")}
     return copies
 
 

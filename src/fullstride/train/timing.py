@@ -18,7 +18,6 @@ from fullstride.data.loader import Batches
 from fullstride.io.writing import atomic_write, cores, json_output, scratch_folder
 from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import timed_calls
-from fullstride.nets import fused_form
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train import final_weights, run_folder
@@ -37,7 +36,7 @@ from fullstride.train.compute import (
     on_device,
 )
 from fullstride.train.loop import BatchSource, Trainer, build_trainer
-from fullstride.train.prepare import PreparedRun, initial_network, prepare
+from fullstride.train.prepare import PreparedRun, network_to_train, prepare
 from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
 
@@ -158,19 +157,17 @@ def bench_data(
     device: torch.device | str = "cpu",
     seconds: float = 5,
 ) -> DataBench:
-    """Measure data loading in one process and with `workers`, and training steps.
+    """Measure data loading in one process and with `workers`, and steps without a teacher.
 
-    Each of the three takes about `seconds`. Training steps are without the recipe's teacher. The
-    task is classification if None, and `workers` are those that `train` would start.
+    Each of the three takes about `seconds`. The task is classification if None, and `workers` None
+    are those that `train` would start.
     """
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds {seconds:g}: use a number above 0")
     device = find_device(device)
     recipe = on_device(recipe, device)
     task = (task or find_task()).with_options(recipe).for_data(data)
-    net, pre = initial_network(model, task, data, recipe)
-    net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    net = fused_form.padded(net, model) if recipe.pad_channels else net
+    _, net, pre = network_to_train(model, task, data, recipe, None)
     per_epoch = len(training_batches(data, task, pre, recipe, device, workers or 0))
     workers = choose_workers(data.train, per_epoch, device) if workers is None else workers
 
@@ -332,15 +329,10 @@ def recipe_within(
 ) -> NamedRecipe:
     """The recipe that `choice` gives, with as many epochs as end by `deadline` where it has more.
 
-    Steps, scores and a checkpoint are measured for about 4 s. What follows from
-    the number of epochs, such as the batch and the rate of `finetune`, is chosen for it. A run in
-    `folder` that can be resumed keeps its recipe, as it does without a limit (None).
-
-    Args:
-        choice: Of the user, without a length.
-        deadline: Of the run with its linear probe and its scores, by `time.perf_counter`.
-        folder: Of the run, beside which measurements are made.
-        model: As for `run.train`, as are `data`, `options` and `context`.
+    Steps, scores and a checkpoint are measured for about 4 s beside `folder`. What follows from the
+    number of epochs, such as the batch and the rate of `finetune`, is chosen for it. A run in
+    `folder` that can be resumed keeps its recipe, as it does without a limit (None). `deadline` is
+    that of the whole run, by `time.perf_counter`; the others are arguments of `run.train`.
 
     Raises ValueError, in one line, for a length beside the time, for several processes, and where
     not even a tenth of an epoch fits.

@@ -14,22 +14,24 @@ from fullstride.measure.max_batch import predict
 from fullstride.nets import zoo
 from fullstride.nets.bundle import build
 from fullstride.nets.families import resnet_rs
-from fullstride.search.scale import grid as costs_module
+from fullstride.search.scale import plan as costs_module
 from fullstride.search.scale.finished import Size
-from fullstride.search.scale.grid import (
+from fullstride.search.scale.plan import (
     BACKWARD,
     LAYERS,
     PointCost,
+    ScaleJob,
     ScalePoint,
     band,
     centre,
     cross,
     grid,
+    make_plan,
+    plan_lines,
     point_costs,
     rand_magnitude,
     slow_resolution,
 )
-from fullstride.search.scale.plan import ScaleJob, make_plan, plan_lines
 from fullstride.search.settings import ScaleSettings
 from fullstride.train.recipes.choice import RecipeChoice
 

@@ -11,8 +11,7 @@ import pytest
 
 from fullstride.cli import run
 from fullstride.search.scale.finished import Source, read_trainings, table_7
-from fullstride.search.scale.results import analyse_trainings, render
-from fullstride.search.scale.study import SCALE, find_trainings, scale
+from fullstride.search.scale.study import SCALE, analyse_trainings, find_trainings, render, scale
 from fullstride.search.settings import ScaleSettings
 from fullstride.study.driver import run_study
 from fullstride.study.settings import StudyOptions

@@ -28,11 +28,11 @@ from fullstride.tasks.detect.task import Box
 from fullstride.tasks.task import json_values
 from fullstride.train import run
 from fullstride.train.batches import check_task
+from fullstride.train.optimizer import lr_at
 from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.schedule import lr_at
 from fullstride.train.scoring import score_bundle
 
 DETECT = find_task("detect")

@@ -15,13 +15,12 @@ from fullstride.data.transforms.crop import Augmentation, train_view
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.train.optimizer import build_optimizer
+from fullstride.train.optimizer import build_optimizer, lr_at
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import FINETUNE, RECIPES
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.recipe import SHORT_FLAGS, Recipe, field_help, saved_recipe
 from fullstride.train.run import train as run_training
-from fullstride.train.schedule import lr_at
 
 FIELDS_OF_AUGMENTATION = [field.name for field in fields(Augmentation)]
 

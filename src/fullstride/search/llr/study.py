@@ -18,15 +18,18 @@ from fullstride.io.records import Record, read_json
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.training_progress import duration
 from fullstride.search.block_tuning import TunedScore
-from fullstride.search.llr.plan import TRIALS, SearchJob, make_plan, time_networks
-from fullstride.search.llr.results import (
+from fullstride.search.llr.plan import (
+    TRIALS,
     DeviceTimes,
     Finalist,
     Regression,
+    SearchJob,
     SearchPlan,
     SearchResults,
     Tuning,
     Winner,
+    make_plan,
+    time_networks,
 )
 from fullstride.search.llr.tunings import (
     best_of,
@@ -71,11 +74,8 @@ def search_network(
 ) -> Iterator[Event]:
     """A network for `data` within a budget of time, searched around a MasterNet; yields events.
 
-    The stages are the times of networks, a plan with the total cost, the training of the MasterNet,
-    the tuning of exchanged blocks, the regression, further tunings of what it proposes, the
-    selection, its measurement, the training of the winners, and the test, which is read once. After
-    a stop, the same call goes on: a stage or a training that has ended is read from `out`.
-    docs/reproduce/search.md describes the files.
+    After a stop, the same call goes on: a stage or a training that has ended is read from `out`.
+    docs/reproduce/search.md describes the stages and the files.
 
     Args:
         data: A folder with one subfolder of images per class, or what else `open_data` opens.

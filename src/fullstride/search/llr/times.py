@@ -197,29 +197,22 @@ class LatencyTables:
         places = list(place_parts(space, side))
         every = (part for _, rows in places for row in rows for own in row for part, _ in own)
         estimator.add(dict.fromkeys(every))
+
         # For each place: the row of its table that each choice of the place before reads, and the
         # table of seconds of a batch, (device and host, channels that are read, choices).
+        def seconds(rows: list[list[Counted]], of: int) -> list[list[float]]:
+            cache = estimator.cache
+            return [[sum(cache[p][of] * n for p, n in own) for own in row] for row in rows]
+
         self.tables = [
-            (
-                before,
-                np.array(
-                    [
-                        [[seconds(own, estimator, of) for own in row] for row in rows]
-                        for of in (0, 1)
-                    ]
-                ),
-            )
-            for before, rows in places
+            (before, np.array([seconds(rows, of) for of in (0, 1)])) for before, rows in places
         ]
 
     def busy_s(self, structures: np.ndarray) -> np.ndarray:
         """(2, n): seconds in which device and host are busy with a batch."""
         busy = np.zeros((2, len(structures)))
         before = none = np.zeros(len(structures), int)
-        columns = [
-            *structures.T,
-            none,
-        ]  # what follows the last place, such as a head, has no choice
+        columns = [*structures.T, none]  # what follows the last place has no choice
         for own, (row_of, table) in zip(columns, self.tables, strict=False):
             busy += table.reshape(2, -1)[:, row_of[before] * table.shape[2] + own]
             before = own
@@ -233,11 +226,6 @@ class LatencyTables:
         else:
             total_s = device_s if self.clock == "device" else host_s
         return total_s * 1e3 / self.batch
-
-
-def seconds(own: Counted, estimator: Estimator, of: int) -> float:
-    """How long the device (0) or the host (1) is busy with some parts."""
-    return sum(estimator.cache[part][of] * count for part, count in own)
 
 
 def place_parts(space: NetSpace, side: int) -> Iterator[tuple[np.ndarray, list[list[Counted]]]]:

@@ -20,16 +20,19 @@ from fullstride.search.block_tuning import (
     TunedScore,
     training_trial,
 )
-from fullstride.search.llr.plan import SearchJob, describe, measure_structures, profile_of
-from fullstride.search.llr.results import (
+from fullstride.search.llr.plan import (
     WHOLE,
     DeviceTimes,
     Finalist,
     Regression,
+    SearchJob,
     Structure,
     Tuning,
     Variant,
     Winner,
+    describe,
+    measure_structures,
+    profile_of,
 )
 from fullstride.search.structures.additive import AdditiveModel, fit, fit_paper
 from fullstride.search.structures.proposals import next_structures, select

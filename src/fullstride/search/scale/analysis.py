@@ -63,9 +63,6 @@ class AxesLaw(NamedTuple):
     axes: tuple[str, ...]
     law: PowerLaw
 
-    def sizes(self, size: Size) -> list[float]:
-        return values_of(size, self.axes)
-
 
 def values_of(size: Size, axes: Sequence[str]) -> list[float]:
     return [getattr(size, axis) for axis in axes]
@@ -139,7 +136,8 @@ def next_steps(
     steps = []
     for each in candidates:
         if law and each.size:
-            power, sizes = law.law, (law.sizes(start.size), law.sizes(each.size))
+            power = law.law
+            sizes = values_of(start.size, law.axes), values_of(each.size, law.axes)
         elif time_law:
             power, sizes = time_law, ([start.ms], [each.ms])
         else:
@@ -234,8 +232,8 @@ def analyse(
     """Analyse each regime of epochs by itself, the shortest first.
 
     Args:
-        trainings: Those that have ended, of one family of networks.
-        budget_ms: Limit of a network's time per image; None: none.
+        trainings: Of one family of networks.
+        budget_ms: Limit of a network's time per image.
         target_epochs: How long the chosen network will be trained; None: as long as the longest.
         candidates: Networks that may be trained next; None: `neighbours` of the trained ones.
         by_time: They are not one network scaled, so that only their times are compared.

@@ -100,8 +100,7 @@ def fit(
     the model, as those of blocks that are exchanged in a trained network; how near both are is
     estimated. `noise`: standard deviation of a training; `prior`: of a term's effect
     at its largest feature; both in points. What is not given is estimated, as the maximum of the
-    restricted likelihood times a weak prior of the noise. With one control and one training of each
-    choice the noise is uncertain: repeat the control, or give `noise`.
+    restricted likelihood times a weak prior of the noise.
 
     Raises ValueError for scores that are not finite, and where group 0 has no training.
     """

@@ -168,12 +168,9 @@ def first_design(
 
     The first sample of a place is its control, the MasterNet's own structure, whose block is
     trained again like all others; without `control_each` there is none. The first sample of another
-    class differs from the MasterNet in the least; it shows what the class alone is worth. A class
-    with fewer choices has each of them once.
-
-    The samples of a class are spread over its choices, the ends of the ranges first; with
-    `spread=False` they are drawn uniformly, as in the paper. The same generator gives the same
-    design.
+    class differs from the MasterNet in the least; it shows what the class alone is worth. Others
+    are spread over the choices of the class, the ends of the ranges first; with `spread=False` they
+    are drawn uniformly, as in the paper.
     """
     if per_place < 2:
         raise ValueError(f"{per_place} samples of a place: use at least 2, of which 1 is a control")
@@ -232,8 +229,7 @@ def next_structures(
     """(k, M), k <= `count`: distinct structures within `budget` ms that are not in `tried`, (n, M).
 
     Each is the best by a draw of its own from the model's posterior (Thompson sampling), or by its
-    mean (`greedy`). Fewer, or none, where all that fit have been tried. Raises ValueError, with the
-    shortest time, if nothing fits.
+    mean (`greedy`). Fewer where all that fit have been tried. Raises ValueError if nothing fits.
     """
     space = model.space
     used = {row.tobytes() for row in np.ascontiguousarray(tried, dtype=int)}

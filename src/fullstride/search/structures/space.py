@@ -195,15 +195,15 @@ def net_space(
 ) -> NetSpace:
     """The networks around `master`, a spec whose stages are XX, BL or DW blocks.
 
-    Depths are the MasterNet's up to `depth_steps` blocks more or less, at least 1. Widths are the
-    multiples of 8 within `width_range` times its own, at most `most_widths` of them in about equal
-    ratios, always with both ends and its own. Stem and head change their widths only.
+    Depths are the MasterNet's up to `depth_steps` blocks more or less. Widths are multiples of 8
+    within `width_range` times its own, at most `most_widths` of them in about equal ratios, always
+    with both ends and its own. Stem and head change their widths only.
 
-    - `per_block_kernels`: each stage chooses among `kernels`. The default keeps the MasterNet's;
-      the kernel is then one for the whole network and chosen outside, with `with_kernel`, as the
-      resolution is: the paper's Table 4 trains whole networks of either kernel.
-    - `switch_blocks`: a stage may change its class as well. The default is False, as all three
-      GENets have their MasterNet's classes, and each class takes trainings of its own.
+    - `per_block_kernels`: each stage chooses among `kernels`. By default the kernel is one for the
+      whole network and chosen outside, with `with_kernel`, as the resolution is: the paper's
+      Table 4 trains whole networks of either kernel.
+    - `switch_blocks`: a stage may change its class as well; all three GENets have their
+      MasterNet's, and each class takes trainings of its own.
     - `paper`: a type is a class with a kernel and a ratio, chosen by each stage, and each has its
       own slopes for the depth and for the linear width, without an intercept, as the paper prints.
       By that form a change of type alone is worth nothing. The default has the logarithm of the
@@ -262,23 +262,14 @@ def block_class(stage: Stage, number: int) -> str:
 
 
 def changed_stage(stage: Stage, choice: Choice) -> Stage:
-    return replace(
-        stage,
-        block=BLOCKS[choice.block],
-        depth=choice.depth,
-        width=choice.width,
-        kernel=choice.kernel,
-        ratio=choice.ratio,
-        group_width=int(choice.block == "DW"),
-    )
+    own = {**vars(choice), "block": BLOCKS[choice.block]}
+    return replace(stage, **own, group_width=int(choice.block == "DW"))
 
 
 def width_choices(own: int, low: float, high: float, most: int) -> list[int]:
     """Multiples of 8 within `low` to `high` times `own`, and `own`; at most `most`, ascending."""
-    steps = np.arange(
-        max(np.ceil(low * own / WIDTH_STEP), 1), np.floor(high * own / WIDTH_STEP) + 1
-    )
-    every = sorted({own, *(WIDTH_STEP * steps.astype(int)).tolist()})
+    first, last = max(1, math.ceil(low * own / WIDTH_STEP)), int(high * own / WIDTH_STEP)
+    every = sorted({own, *range(WIDTH_STEP * first, WIDTH_STEP * last + 1, WIDTH_STEP)})
     if len(every) <= most:
         return every
     # `most` ratios that are equal, rounded to choices; the own width takes the nearest one's place.

@@ -93,14 +93,7 @@ class RecipeChoice:
         return self.changes.get("background") or (recipe and recipe.background) or WHITE
 
     def resolve(self, case: Case, saved: NamedRecipe | None = None) -> NamedRecipe:
-        """The recipe for a case.
-
-        A run that is resumed keeps its own numbers, also if those of the name are others today.
-        Learning rates follow the batch, see `with_changes`.
-
-        Args:
-            case: The data and weights.
-            saved: The recipe of the run that is resumed.
+        """The recipe for a case; a run that is resumed keeps the numbers that it has `saved`.
 
         Raises ValueError in one line for a name that is unknown or that of another recipe than the
         run's, and for values that do not fit.

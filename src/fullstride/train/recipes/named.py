@@ -14,8 +14,7 @@ from fullstride.train.recipes import papers
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
 
-# What are the recipes of recent public work? Each with its sources, and the accuracy it claims.
-
+# Recipes of recent public work, with their sources and the accuracy that they claim.
 
 # ResNet strikes back, arXiv:2110.00476 Table 2: three procedures for ResNet-50. Common to them:
 # batches of 2048, LAMB, cosine after 5 epochs of warmup, binary cross-entropy with every mixed
@@ -108,7 +107,7 @@ TORCHVISION_600 = Recipe(
 )
 
 
-# How do we train where no recipe is chosen? All numbers here are ours.
+# Recipes where none is chosen. All numbers are ours.
 #
 # They are functions of the number of training images. Those of `scratch` were compared with a grid
 # of batches, rates and lengths from 60 to 60,000 images by `benchmarks/defaults.py`, and those of
@@ -161,8 +160,7 @@ def finetune(images: int, epochs: float | None = None, *, probe: bool = True) ->
     batch = FINETUNE_BATCH // 2 if images < FEW_IMAGES else FINETUNE_BATCH
     while batch < MAX_BATCH and views > 2 * MOST_STEPS * batch:
         batch *= 2
-    half = max(images, 2 * MIN_BATCH) // 2
-    batch = max(MIN_BATCH, min(batch, 2 ** (half.bit_length() - 1)))
+    batch = at_most_half(batch, images)
     lr = PROBE_RATE if few else TUNING_RATE * math.sqrt(batch / FINETUNE_BATCH)
     steps = max(1.0, length * max(1, images // batch))
     recipe = following(images, batch, steps, lr=lr, weight_decay=0.01)
@@ -221,12 +219,13 @@ def video(images: int, has_weights: bool = False) -> Recipe:
     return replace(recipe.at_batch(batch), ema_decay=average)
 
 
-def batch_for(images: int, factor: int = 1) -> int:
-    """A power of two: 16 for 60 images, 32 for 1,000, 64 for 10,000, 128 for 60,000, by `factor`.
+def batch_for(images: int) -> int:
+    """A power of two: 16 for 60 images, 32 for 1,000, 64 for 10,000, 128 for 60,000."""
+    return at_most_half(2 ** round(4 + 0.3 * math.log2(max(images, 1) / 60)), images)
 
-    At most half of the images, so that an epoch has two steps.
-    """
-    batch = factor * 2 ** round(4 + 0.3 * math.log2(max(images, 1) / 60))
+
+def at_most_half(batch: int, images: int) -> int:
+    """The batch, at most a power of two in half of the images: an epoch has two steps."""
     half = max(images, 2 * MIN_BATCH) // 2
     return max(MIN_BATCH, min(batch, 2 ** (half.bit_length() - 1), MAX_BATCH))
 
@@ -305,45 +304,15 @@ BY_CASE: dict[str, Callable[[Case], Recipe]] = {
     "scaling_350": lambda case: scaling(350, case.width, case.resolution or 224),
 }
 
-# All named recipes, for the nominal case where they follow it.
+# All named recipes, for the nominal case where they follow it; those of `papers` by their names.
 RECIPES = {
     **{name: by_case(NOMINAL) for name, by_case in BY_CASE.items()},
     "digits": DIGITS,
-    "tresnet": papers.TRESNET,
-    "tresnet_timm": papers.TRESNET_TIMM,
-    "tresnet_448": papers.TRESNET_448,
-    "tresnet_transfer": papers.TRESNET_TRANSFER,
-    "tresnet_finegrained": papers.TRESNET_FINEGRAINED,
-    "tresnet_multilabel": papers.TRESNET_MULTILABEL,
-    "tresnet_fcos": papers.TRESNET_FCOS,
-    "resnet": papers.RESNET,
-    "study_cosine": papers.STUDY_COSINE,
-    "study_longer": papers.STUDY_LONGER,
-    "study_average": papers.STUDY_AVERAGE,
-    "study_smoothing": papers.STUDY_SMOOTHING,
-    "study_drop_path": papers.STUDY_DROP_PATH,
-    "study_rand_augment": papers.STUDY_RAND_AUGMENT,
-    "study_dropout": papers.STUDY_DROPOUT,
-    "study_decay": papers.STUDY_DECAY,
+    **{name.lower(): each for name, each in vars(papers).items() if isinstance(each, Recipe)},
     "resnet_rs": resnet_rs(50, 160),
     **{f"resnet_rs_{depth}_{side}": resnet_rs(depth, side) for depth, side in RESNET_RS_SIZES},
-    "resnet_rs_noisy_student": papers.RESNET_RS_NOISY_STUDENT,
-    "resnet_rs_voc": papers.RESNET_RS_VOC,
-    "resnet_rs_voc_seg": papers.RESNET_RS_VOC_SEG,
-    "resnet_rs_nyu_depth": papers.RESNET_RS_NYU_DEPTH,
-    "resnet3d": papers.RESNET3D,
-    "resnet3d_dropout": papers.RESNET3D_DROPOUT,
-    "resnet3d_smoothing": papers.RESNET3D_SMOOTHING,
-    "resnet3d_drop_path": papers.RESNET3D_DROP_PATH,
-    "resnet3d_average": papers.RESNET3D_AVERAGE,
-    "resnet3d_decay": papers.RESNET3D_DECAY,
-    "resnet3d_longer": papers.RESNET3D_LONGER,
-    "resnet3d_jitter": papers.RESNET3D_JITTER,
-    "resnet3d_rs": papers.RESNET3D_RS,
     "scaling_10": scaling(10),
     "scaling_100": scaling(100),
-    "genet": papers.GENET,
-    "genet_nas": papers.GENET_NAS,
     "rsb_a1": RSB_A1,
     "rsb_a2": RSB_A2,
     "rsb_a3": RSB_A3,
@@ -394,11 +363,10 @@ def training_step(
     efficiency: Efficiency | None = None,
     device: str = "cuda",
 ) -> TrainingStep:
-    """How a recipe computes a step.
+    """How a recipe computes a step; arguments that are not None have precedence over it.
 
-    Arguments that are not None have precedence over the recipe, which `find_recipe` finds. Without
-    a name: bf16, nchw, plain modules and no regularisation. What the recipe leaves to the device is
-    that of a GPU with bf16, unless `device` is cpu. Raises ValueError for a recipe that
+    Without a name: bf16, nchw, plain modules and no regularisation. What the recipe leaves to the
+    device is that of a GPU with bf16, unless `device` is cpu. Raises ValueError for a recipe that
     chooses its efficiency when training starts.
     """
     if not name:

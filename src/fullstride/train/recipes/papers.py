@@ -1,4 +1,4 @@
-"""What are the recipes of the papers? Each with its source, and the accuracy that it claims."""
+"""The recipes of the papers, with their sources and the accuracy that they claim."""
 
 from dataclasses import replace
 from typing import Literal

@@ -13,8 +13,7 @@ from fullstride.io.records import Bounds, check_bounds, from_json
 from fullstride.nets.efficiency import is_fused, short_precision
 from fullstride.nets.preprocessing import Fit, check_colour
 
-# Which fields of a recipe exclude each other? Checks that raise ValueError in one line.
-
+# Checks of fields that exclude each other.
 
 MAX_NUMBER = 1e12  # larger numbers are typing errors, and some would make a loop endless
 
@@ -382,10 +381,7 @@ class Recipe:
         """The recipe with its length in epochs, rounded to whole steps.
 
         A warmup that is not shorter than training becomes `SHORT_WARMUP_SHARE` of it.
-
-        Args:
-            steps_per_epoch: Batches in a pass over the training images.
-            images_per_step: Default: `batch_size`. Less for fewer images than a batch.
+        `images_per_step` is less than `batch_size` where there are fewer images.
         """
         steps = self.steps
         if self.images:
@@ -460,11 +456,7 @@ def bounds_of(hint: Any) -> list[Bounds]:
 def saved_recipe(data: Any, where: str) -> Recipe:
     """A recipe from parsed JSON: its fields, or the `recipe` of a run or a bundle.
 
-    Args:
-        data: Parsed JSON.
-        where: Origin of the data, for error messages.
-
-    Raises ValueError, in one line, for what is not a recipe.
+    Raises ValueError, in one line that begins with `where`, for what is not a recipe.
     """
     recipe = data.get("recipe", data) if isinstance(data, dict) else None
     if not isinstance(recipe, dict):
