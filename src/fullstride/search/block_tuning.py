@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.search.feature_matching import exchanged, matched
 from fullstride.study.scores import score_run, train_to
-from fullstride.study.trials import Trial, TrialKind
+from fullstride.study.trials import Trial, TrialKind, Work
 from fullstride.train import run_folder
 from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
@@ -99,7 +99,7 @@ def training_trial(folder: Path, training: NetworkTraining) -> Trial:
     return Trial(folder=folder, result=folder / "result.json", arguments=arguments)
 
 
-def tune(folder: Path, device: str, *, training: BlockTuning) -> Generator[str, None, TunedScore]:
+def tune(folder: Path, device: str, *, training: BlockTuning) -> Work[TunedScore]:
     """Exchange blocks of the MasterNet for those of the spec, tune them, and score the network.
 
     The loss is half cross-entropy and half the distance from the MasterNet's probabilities. The
@@ -139,7 +139,7 @@ def delete_weights(folder: Path) -> None:
 
 def train_network(
     folder: Path, device: str, *, training: NetworkTraining, weights: str = ""
-) -> Generator[str, None, TunedScore]:
+) -> Work[TunedScore]:
     """Train a network to its end, from where its run is or from `weights`, and score it."""
     begin = time.perf_counter()
     spec, data, recipe = training.spec, training.data, training.recipe

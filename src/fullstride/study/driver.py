@@ -23,6 +23,7 @@ from fullstride.study.trials import (
     LocalExecutor,
     Trial,
     TrialKind,
+    Work,
     local_devices,
     run_trials,
 )
@@ -36,7 +37,6 @@ LOCK = ".study.lock"
 SECONDS = "seconds.json"
 PLAN = "plan"  # the stage that a dry run ends with
 
-Work = Generator[str, None, Any]  # yields lines for people and returns a result
 Results = Mapping[str, Any]  # of the stages that have ended, by their names
 Parts = Iterable[str | Table]
 
@@ -81,9 +81,7 @@ class StudyJob:
                 "out"
             )
 
-    def run(
-        self, kind: TrialKind, trials: Sequence[Trial]
-    ) -> Generator[str, None, tuple[Any, ...]]:
+    def run(self, kind: TrialKind, trials: Sequence[Trial]) -> Work[tuple[Any, ...]]:
         """The results of the trials, in order; those that have one do not run again."""
         return run_trials(kind, trials, self.executor or LocalExecutor(self.devices))
 

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fullstride.nets.bundle import Bundle
+from fullstride.study.trials import Work
 from fullstride.tasks import build_head, task_of
 from fullstride.tasks.task import Score, Task
 from fullstride.train import run_folder
@@ -25,7 +26,7 @@ LINE_S = 10.0  # between two lines on a training
 
 def train_to(
     name: str, rows: Generator[Mapping[str, Any], None, None], stop: int | None = None
-) -> Generator[str, None, int]:
+) -> Work[int]:
     """Take the `rows` of `run.train` until the epoch `stop`, or to the end of training for None.
 
     Yields a line on `name` every `LINE_S`, and returns the last epoch.

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fullstride.io.locks import (
     RUN_LOCK,
@@ -42,16 +42,15 @@ CORES_PER_TRIAL = 2  # of a CPU: one computes while the other decodes images
 # Errors that are a trial's own fault; the other trials go on.
 FAILURES = (ValueError, ArithmeticError, RuntimeError, MemoryError)
 
-# (folder, device, **arguments): yields lines for people and returns a frozen dataclass. A function
-# of a module, as a process gets it by its name.
-Work = Callable[..., Generator[str, None, Any]]
+T = TypeVar("T")
+Work = Generator[str, None, T]  # yields lines for people and returns a result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One training of a study."""
 
-    folder: Path  # where `Work` stores what it needs to go on after a stop
+    folder: Path  # where the work stores what it needs to go on after a stop
     result: Path  # JSON of what it returns, or of a `Failure`
     arguments: Mapping[str, Any] = field(default_factory=dict)  # picklable
 
@@ -76,7 +75,9 @@ class Failure:
 class TrialKind:
     """The work and the results of one kind of trial."""
 
-    work: Work
+    # (folder, device, **arguments) -> a frozen dataclass. A function of a module, as a process gets
+    # it by its name.
+    work: Callable[..., Work[Any]]
     result_type: type[Any]  # of what `work` returns
     noun: str  # of that, for errors
     keys: tuple[str, ...]  # fields by which its files are recognised
@@ -128,7 +129,7 @@ class Executor(Protocol):
 
 def run_trials(
     kind: TrialKind, trials: Sequence[Trial], executor: Executor
-) -> Generator[str, None, tuple[Any, ...]]:
+) -> Work[tuple[Any, ...]]:
     """Run the trials that have no result where `executor` says; returns all results, in order.
 
     A process that is ended from outside, such as for lack of memory, is started once more.
@@ -150,9 +151,7 @@ def run_trials(
     return tuple(kind.read(trial) for trial in trials)
 
 
-def _run_on(
-    executor: Executor, kind: TrialKind, trials: Sequence[Trial]
-) -> Generator[str, None, None]:
+def _run_on(executor: Executor, kind: TrialKind, trials: Sequence[Trial]) -> Work[None]:
     left, locked = {trial.result: trial for trial in trials}, dict[Path, Trial]()
     starts = Counter[Path]()
     again = list(trials)
@@ -201,7 +200,7 @@ def _fail(kind: TrialKind, trial: Trial, how: str) -> bool:
     return True
 
 
-def run_trial(kind: TrialKind, trial: Trial, device: str) -> Generator[str, None, bool]:
+def run_trial(kind: TrialKind, trial: Trial, device: str) -> Work[bool]:
     """Run `trial` in this process, and store its result; False if another process runs it."""
     try:
         with hold(trial.lock, lends=True) as lock:
@@ -225,7 +224,7 @@ def run_trial(kind: TrialKind, trial: Trial, device: str) -> Generator[str, None
     return True
 
 
-def _while_locked(steps: Generator[str, None, Any], lock: Lock) -> Generator[str, None, Any]:
+def _while_locked(steps: Work[Any], lock: Lock) -> Work[Any]:
     """`steps`, which end where another process has taken the trial over."""
     while True:
         try:

@@ -1,6 +1,6 @@
 """The job of a search and the records of its stages, the times of networks and the plan."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from fullstride.search.structures.additive import Slope
 from fullstride.search.structures.proposals import Design, fastest, first_design
 from fullstride.search.structures.space import NetSpace, net_space
 from fullstride.study.driver import StudyJob
+from fullstride.study.trials import Work
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.final_weights import STATISTICS_IMAGES
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
@@ -357,7 +358,7 @@ def describe(spec: NetSpec) -> str:
     return f"{', '.join(parts)} (kernel/ratio {', '.join(sorted(ratios))})"
 
 
-def time_networks(job: SearchJob) -> Generator[str, None, DeviceTimes]:
+def time_networks(job: SearchJob) -> Work[DeviceTimes]:
     """The profile of the device; here one that is fitted to networks that are measured."""
     if not job.settings.is_here:
         return DeviceTimes(profile=load_profile(job.settings.target))
@@ -372,7 +373,7 @@ def time_networks(job: SearchJob) -> Generator[str, None, DeviceTimes]:
 
 def measure_structures(
     job: SearchJob, rows: list[tuple[Structure, Variant]]
-) -> Generator[str, None, list[MeasuredStructure]]:
+) -> Work[list[MeasuredStructure]]:
     specs = [job.spec(structure, variant) for structure, variant in rows]
     label = find_label(job.settings.format)
     times = yield from measure_specs(specs, job.budget.batch, label, job.folder / "times")
@@ -389,7 +390,7 @@ def profile_of(job: SearchJob, measured: list[MeasuredStructure]) -> Profile:
     return fit_profile(specs, [each.ms for each in measured], job.budget.batch, label)
 
 
-def make_plan(job: SearchJob, times: DeviceTimes) -> Generator[str, None, SearchPlan]:
+def make_plan(job: SearchJob, times: DeviceTimes) -> Work[SearchPlan]:
     """Measure steps of the MasterNet, and say how long all trainings will take.
 
     Raises ValueError, with the shortest time, where no structure is within the budget.

@@ -7,7 +7,7 @@ Source: GENet, arXiv:2006.14090, section 4, whose code was never released. What 
 open is described in docs/reproduce/search.md.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def measure_selection(job: SearchJob, done: Results) -> Work:
     return measure_finalists(job, model, done["times"], done["selection"])
 
 
-def end_search(job: SearchJob, done: Results) -> Generator[str, None, SearchResults]:
+def end_search(job: SearchJob, done: Results) -> Work[SearchResults]:
     best = done["final"]
     assert best.score is not None  # it was trained
     results = SearchResults(

@@ -4,7 +4,7 @@ The profile is for networks like the measured ones, so it needs a dozen times an
 microbenchmarks; estimates by it then follow what the runtime does with these very blocks.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
@@ -34,6 +34,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
 from fullstride.search.settings import Clock
 from fullstride.search.structures.space import NetSpace
+from fullstride.study.trials import Work
 
 MODULE = "module"  # PyTorch's eager modules, in place of files of a format
 GROUP = 8  # networks that are measured in turn
@@ -63,7 +64,7 @@ def find_label(format: str = "") -> Label | None:
 
 def measure_specs(
     specs: Sequence[NetSpec], batch: int, label: Label | None, scratch: Path
-) -> Generator[str, None, list[CallTime]]:
+) -> Work[list[CallTime]]:
     """The times of untrained networks at their resolutions; weights do not change the time.
 
     Up to eight at once are measured in turn inside of every round, by `quiet_times`. All are

@@ -1,7 +1,7 @@
 """The stages of a search that train: tunings, their regression, the selection and the winners."""
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from fullstride.search.llr.plan import (
 from fullstride.search.structures.additive import AdditiveModel, fit, fit_paper
 from fullstride.search.structures.proposals import next_structures, select
 from fullstride.study.driver import run_stage
-from fullstride.study.trials import Failure, Trial
+from fullstride.study.trials import Failure, Trial, Work
 from fullstride.train.scoring import score_bundle
 
 AT_ONCE = 4  # trainings between two fits of the model
@@ -46,7 +46,7 @@ PROPOSE, SELECT = 3, 4
 MASTER, FINAL = "master", "final"  # trials
 
 
-def train_master(job: SearchJob) -> Generator[str, None, TunedScore]:
+def train_master(job: SearchJob) -> Work[TunedScore]:
     """Train the MasterNet; its validation score is what everything is compared with."""
     trial = whole_trial(job, MASTER, job.start, job.home)
     (score,) = yield from job.run(TRAINING, [trial])
@@ -94,7 +94,7 @@ def score_of(result: TunedScore | Failure) -> tuple[float | None, str]:
 
 def run_tunings(
     job: SearchJob, rows: Mapping[str, tuple[Structure, int]]
-) -> Generator[str, None, tuple[Tuning, ...]]:
+) -> Work[tuple[Tuning, ...]]:
     """Run the trials of `rows`: name of the trial -> structure and place."""
     trials = [tuning_trial(job, name, *row) for name, row in rows.items()]
     results = yield from job.run(TUNING, trials)
@@ -102,13 +102,13 @@ def run_tunings(
     return tuple(Tuning(name, *row, *score_of(result)) for (name, row), result in named)
 
 
-def run_design(job: SearchJob) -> Generator[str, None, tuple[Tuning, ...]]:
+def run_design(job: SearchJob) -> Work[tuple[Tuning, ...]]:
     structures, places = job.design.structures.tolist(), job.design.places.tolist()
     rows = zip(map(tuple, structures), places, strict=True)
     return (yield from run_tunings(job, {f"design-{n:03d}": row for n, row in enumerate(rows)}))
 
 
-def run_whole(job: SearchJob) -> Generator[str, None, tuple[Tuning, ...]]:
+def run_whole(job: SearchJob) -> Work[tuple[Tuning, ...]]:
     rows = [*map(tuple, job.random_structures.tolist())]
     names = [f"whole-{number:02d}" for number in range(len(rows))]
     trials = [whole_trial(job, *each, job.home) for each in zip(names, rows, strict=True)]
@@ -146,9 +146,7 @@ def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> A
     return fit(job.space, structures, scores, groups=groups, tuned=tuned)
 
 
-def regress(
-    job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]
-) -> Generator[str, None, Regression]:
+def regress(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> Work[Regression]:
     model = model_of(job, master, tunings)
     yield f"fitted to {len(tunings)} tunings"
     return Regression(
@@ -161,7 +159,7 @@ def regress(
 
 def tune_further(
     job: SearchJob, master: TunedScore, times: DeviceTimes, tunings: Sequence[Tuning]
-) -> Generator[str, None, tuple[Tuning, ...]]:
+) -> Work[tuple[Tuning, ...]]:
     """Tune structures within the budget that the model proposes, four between two fits.
 
     They differ from the MasterNet at several places, so all of their parts are new, and the first
@@ -195,7 +193,7 @@ def propose(
     tried: Sequence[Tuning],
     number: int,
     count: int,
-) -> Generator[str, None, tuple[Structure, ...]]:
+) -> Work[tuple[Structure, ...]]:
     """Up to `count` structures within the budget that were not tried, if possible at home."""
     variants = (job.home, *job.variants)
     variant = next(each for each in variants if fits(job, times.profile, each))
@@ -227,7 +225,7 @@ UNUSED = 0.1  # of the budget: a larger share calls for another selection
 
 def select_all(
     job: SearchJob, model: AdditiveModel, times: DeviceTimes
-) -> Generator[str, None, tuple[Finalist, ...]]:
+) -> Work[tuple[Finalist, ...]]:
     """The best structures of each variant by the regression, the best predicted first."""
     rows: list[Finalist] = []
     for variant in job.variants:
@@ -289,7 +287,7 @@ def select_in(
 
 def measure_finalists(
     job: SearchJob, model: AdditiveModel, times: DeviceTimes, finalists: Sequence[Finalist]
-) -> Generator[str, None, tuple[Finalist, ...]]:
+) -> Work[tuple[Finalist, ...]]:
     """The finalists that are within the budget when they are measured here.
 
     Where none of a variant is, or all leave a share of the budget unused, the profile is fitted
@@ -355,9 +353,7 @@ def within_budget(job: SearchJob, finalists: Iterable[Finalist]) -> list[Finalis
     return sorted(rows, key=lambda each: (job.variants.index(each.variant), -each.predicted))
 
 
-def train_winners(
-    job: SearchJob, finalists: Sequence[Finalist]
-) -> Generator[str, None, tuple[Winner, ...]]:
+def train_winners(job: SearchJob, finalists: Sequence[Finalist]) -> Work[tuple[Winner, ...]]:
     """Train the best predicted of each variant to the end, by the MasterNet's recipe."""
     chosen: dict[str, Finalist] = {}
     for variant in job.variants:
@@ -368,7 +364,7 @@ def train_winners(
 
 def train_finalists(
     job: SearchJob, chosen: Mapping[str, Finalist], *, final: bool = False
-) -> Generator[str, None, tuple[Winner, ...]]:
+) -> Work[tuple[Winner, ...]]:
     """Train the finalists from random weights; `chosen` has them by the names of their trials."""
     trials = [whole_trial(job, n, f.structure, f.variant, final) for n, f in chosen.items()]
     results = yield from job.run(TRAINING, trials)
@@ -386,14 +382,14 @@ def best_of(winners: Sequence[Winner]) -> Winner:
     return chosen
 
 
-def train_final(job: SearchJob, winner: Winner) -> Generator[str, None, Winner]:
+def train_final(job: SearchJob, winner: Winner) -> Work[Winner]:
     """The network of a search by the last recipe, if there is one; else the winner as it is."""
     if not job.method.final:
         return winner
     return best_of((yield from train_finalists(job, {FINAL: winner.finalist}, final=True)))
 
 
-def score_test(job: SearchJob, winner: Winner) -> Generator[str, None, dict[str, float]]:
+def score_test(job: SearchJob, winner: Winner) -> Work[dict[str, float]]:
     """The scores of the network of a search on the test images, which nothing has read before."""
     images = job.data.test
     if not len(images):

@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -20,7 +20,7 @@ from fullstride.measure.environment import choose_device
 from fullstride.measure.max_batch import FLOAT_BYTES, WORKSPACE_BYTES, budget_bytes
 from fullstride.measure.operators import Operators
 from fullstride.measure.protocols import timed_each
-from fullstride.measure.workload import Step, StepOptions, Work
+from fullstride.measure.workload import Step, StepOptions
 from fullstride.nets import zoo
 from fullstride.nets.bundle import build
 from fullstride.nets.families import resnet_rs
@@ -31,6 +31,7 @@ from fullstride.report.training_progress import duration
 from fullstride.search.scale.finished import Size
 from fullstride.search.settings import ScaleSettings
 from fullstride.study.driver import Parts, StudyJob
+from fullstride.study.trials import Work
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.recipes.choice import RecipeChoice, case_of
 from fullstride.train.recipes.recipe import Recipe
@@ -225,7 +226,7 @@ def point_costs(
     channels: int,
     batch: int,
     device: str,
-) -> Generator[str, None, tuple[PointCost, ...]]:
+) -> Work[tuple[PointCost, ...]]:
     """The cost of each point, in their order; yields lines for people.
 
     By the profile `settings.target`, or by inference and training steps of the network on `device`
@@ -276,7 +277,7 @@ def measured_times(
     batch: int,
     training_batch: int,
     device: str,
-) -> Generator[str, None, Times]:
+) -> Work[Times]:
     """Times on this machine, the smallest network first, as those of large ones follow from it."""
     where = torch.device(device)
     step_images = min(training_batch, STEP_IMAGES[where.type])
@@ -310,8 +311,8 @@ def network_times(
 ) -> tuple[float, float]:
     """Median ms per image of inference and of training, of the network with random weights."""
     net, results = build(spec), []
+    works: dict[Any, int] = {"inference": batch, "training": step_images}
     options = StepOptions(precision="float32" if device.type == "cpu" else "bfloat16")
-    works: dict[Work, int] = {"inference": batch, "training": step_images}
     for work, images in works.items():
         step = Step(net, work, images, spec.resolution, device, spec.in_channels, options)
         step()  # the first call chooses kernels

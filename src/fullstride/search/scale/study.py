@@ -1,7 +1,7 @@
 """The stages of a scaling study, and its results: JSON, a CSV file, lines, a plot and a page."""
 
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ from fullstride.study.driver import (
     start_study,
     write_stage,
 )
-from fullstride.study.trials import Failure, Trial
+from fullstride.study.trials import Failure, Trial, Work
 from fullstride.train.recipes.choice import RecipeChoice
 
 # The results and how they are shown.
@@ -340,7 +340,7 @@ def scale(
 # The stages. Each gets the job and the results of those before it.
 
 
-def cost_points(job: ScaleJob, done: Results) -> Generator[str, None, list[PointCost]]:
+def cost_points(job: ScaleJob, done: Results) -> Work[list[PointCost]]:
     """The costs of all points, of which those in the folder are not measured again."""
     kind = tuple[PointCost, ...]
     saved = {each.name: each for each in saved_stage(job.folder, COSTS, kind) or ()}
@@ -358,14 +358,12 @@ def cost_points(job: ScaleJob, done: Results) -> Generator[str, None, list[Point
     return [saved[point.name] for point in job.points]
 
 
-def plan_trainings(job: ScaleJob, done: Results) -> Generator[str, None, ScalePlan]:
+def plan_trainings(job: ScaleJob, done: Results) -> Work[ScalePlan]:
     yield from ()
     return make_plan(job, done[COSTS])
 
 
-def train(
-    job: ScaleJob, plan: ScalePlan, trainings: Sequence[PlannedTraining]
-) -> Generator[str, None, None]:
+def train(job: ScaleJob, plan: ScalePlan, trainings: Sequence[PlannedTraining]) -> Work[None]:
     points = {cost.name: cost.point for cost in plan.costs}
     trials = []
     for each in trainings:
@@ -412,7 +410,7 @@ def band_trainings(job: ScaleJob, plan: ScalePlan) -> list[PlannedTraining]:
     return chosen
 
 
-def analyse_all(job: ScaleJob, done: Results) -> Generator[str, None, ScaleResults]:
+def analyse_all(job: ScaleJob, done: Results) -> Work[ScaleResults]:
     """The analysis of all trainings in the folder; candidates are the points that fit."""
     plan, settings = done[PLAN], job.settings
     trainings, failures = read_study(job.folder)
