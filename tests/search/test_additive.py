@@ -218,14 +218,3 @@ def test_the_papers_fit_knows_its_limits():
     structures[1, 1] = 0
     with pytest.raises(ValueError, match="one place only"):
         fit_paper(space, structures, np.array([90.0, 89.0]), 90.0)
-
-
-def test_unfit_trainings_are_refused():
-    space = Space((Place("a", 2, 0, np.eye(2)[:, 1:], ("choice 1",)),))
-    rows = np.array([[0], [1]])
-    with pytest.raises(ValueError, match="not finite"):
-        fit(space, rows, np.array([90.0, np.nan]))
-    with pytest.raises(ValueError, match="group 0"):
-        fit(space, rows, np.array([90.0, 91.0]), groups=np.array([1, 1]))
-    with pytest.raises(ValueError, match="2 structures, 3 scores"):
-        fit(space, rows, np.array([90.0, 91.0, 92.0]))

@@ -128,20 +128,3 @@ def test_the_masternet_stays_as_it_is():
         for value in exchange.net.parameters():
             value.zero_()
     assert all(torch.equal(value, before[name]) for name, value in master.net.state_dict().items())
-
-
-def test_what_cannot_be_exchanged_is_refused_in_one_line():
-    master = master_of()
-    for spec, again, match in (
-        (SPEC, (), "itself"),
-        (SPEC, ("stages.9",), r"stages\.9.*use stem, stages\.0"),
-        (replace(SPEC, classes=11), (), "classes 11"),
-        (replace(SPEC, in_channels=3), (), "in_channels 3"),
-        (replace(SPEC, stages=SPEC.stages[:3]), (), "3 stages"),
-    ):
-        with pytest.raises(ValueError, match=match) as error:
-            exchanged(master, spec, seed=0, again=again)
-        assert "\n" not in str(error.value)
-    timm = zoo.create("timm/resnet10t", in_channels=1, classes=10)
-    with pytest.raises(ValueError, match="super-blocks"):
-        exchanged(replace(master, net=timm), SPEC, seed=0)

@@ -169,12 +169,9 @@ def test_grouped_blocks_are_refused_by_their_stage(block, group_width):
         net_space(spec)
 
 
-@pytest.mark.parametrize(
-    "options", [dict(width_range=(1.2, 2)), dict(most_widths=1), dict(depth_steps=-1)]
-)
-def test_unfit_ranges_are_refused(options):
+def test_a_range_of_widths_without_the_own_one_is_refused():
     with pytest.raises(ValueError, match="1"):
-        own_space("genet_tiny", **options)
+        own_space("genet_tiny", width_range=(1.2, 2))
 
 
 def test_a_place_that_nothing_changes_has_one_choice():
@@ -205,10 +202,3 @@ def test_every_structure_is_listed_once_and_neighbours_differ_at_one_place():
 def test_too_many_structures_are_not_listed():
     with pytest.raises(ValueError, match="can be listed"):
         own_space("genet_light").all()
-
-
-def test_a_place_whose_own_choice_has_features_is_refused():
-    with pytest.raises(ValueError, match="features of choice 0 must be 0"):
-        Place("stem", 2, 0, np.ones((2, 1)), ("width",))
-    with pytest.raises(ValueError, match="3 x 1 features for 2 choices"):
-        Place("stem", 2, 0, np.zeros((3, 1)), ("width",))

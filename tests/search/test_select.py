@@ -240,11 +240,6 @@ def test_spread_samples_know_the_gradient_better_than_uniform_ones():
     assert error(True) < 0.8 * error(False)
 
 
-def test_one_sample_of_a_place_is_refused():
-    with pytest.raises(ValueError, match="at least 2"):
-        first_design(small_space(), np.random.default_rng(0), per_place=1)
-
-
 # Proposals ----------------------------------------------------------------------------------------
 
 

@@ -65,20 +65,9 @@ def exchanged(master: Bundle, spec: NetSpec, seed: int, *, again: Collection[str
 
     The paper says that a super-block is exchanged and tuned, and not what becomes of the layers
     that read it, whose shapes change with its width. These layers are our reading of it.
-
-    Raises ValueError where the two have other inputs, classes or numbers of stages, for a part that
-    `spec` lacks, and where nothing would be new.
     """
-    if not isinstance(master.net, Network):
-        raise ValueError(
-            f"{master.name} has no super-blocks to exchange: use a network of `fullstride zoo`"
-        )
-    own = cast(NetSpec, master.net.spec)
-    check_comparable(own, spec)
-    parts, before = parts_of(spec), {part.path: part for part in parts_of(own)}
-    places = [part.place for part in parts[:-1]]
-    if unknown := [name for name in again if name not in places]:
-        raise ValueError(f"again {unknown[0]!r} is no part of the network: use {', '.join(places)}")
+    parts = parts_of(spec)
+    before = {part.path: part for part in parts_of(cast(NetSpec, master.net.spec))}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = Network(spec)
@@ -94,28 +83,10 @@ def exchanged(master: Bundle, spec: NetSpec, seed: int, *, again: Collection[str
         elif follows_new:
             adapted += input_layers(net, part.path)
         follows_new = is_new
-    if not fresh:
-        raise ValueError(
-            f"the network is {master.name} itself: change a stage, or name one in `again`"
-        )
     state, old = net.state_dict(), master.net.state_dict()
     net.load_state_dict({name: old[name] for name in state if not is_below(name, fresh)}, False)
     frozen = tuple(untouched(net, (*fresh, *adapted)))
     return Exchange(net.eval(), tuple(fresh), tuple(adapted), frozen)
-
-
-def check_comparable(own: NetSpec, spec: NetSpec) -> None:
-    for name in ("in_channels", "classes", "style"):
-        if getattr(own, name) != getattr(spec, name):
-            raise ValueError(
-                f"{name} {getattr(spec, name)} of the network, {getattr(own, name)} of the "
-                "MasterNet: use the same"
-            )
-    if len(own.stages) != len(spec.stages):
-        raise ValueError(
-            f"{len(spec.stages)} stages of the network, {len(own.stages)} of the MasterNet: use "
-            "the same number"
-        )
 
 
 def parts_of(spec: NetSpec) -> list[Part]:
@@ -206,8 +177,6 @@ def matched(
     learn, and of the layers that read one those before the last of them. The paper cites such
     feature distillation (DNA, arXiv:1911.13053) as a baseline, and does not say whether its own is
     one.
-
-    Raises ValueError for a new part of another stride, whose maps have another size.
     """
     net, own = exchange.net, cast(Network, master.net)
     order = [part.path for part in parts_of(net.spec)[:-1]]
@@ -272,14 +241,8 @@ def adapters_between(
 ) -> nn.ModuleList:
     """A module for each place that makes the network's map one of the MasterNet's shape."""
     adapters = nn.ModuleList()
-    for place, ours, theirs in zip(
-        places, *(maps_at(each.eval(), places, blank) for each in (net, own)), strict=True
-    ):
-        if ours.shape[2:] != theirs.shape[2:]:
-            raise ValueError(
-                f"{place} has maps of {ours.shape[3]} pixels a side, the MasterNet of "
-                f"{theirs.shape[3]}: use the same stride, or the method block"
-            )
+    both = (maps_at(each.eval(), places, blank) for each in (net, own))
+    for ours, theirs in zip(*both, strict=True):
         same = ours.shape[1] == theirs.shape[1]
         adapters.append(nn.Identity() if same else nn.Conv2d(ours.shape[1], theirs.shape[1], 1))
     return adapters

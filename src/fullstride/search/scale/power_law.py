@@ -149,19 +149,12 @@ def fit_power_law(
 
     By least squares, as the noise of a network does not depend much on its size. Floor and
     exponents are not negative. `noise` is the standard deviation of an error in points, if known.
-
-    Raises ValueError if there are fewer points than parameters, or a size is not above 0.
     """
     from scipy.optimize import least_squares  # takes most of a second to import
 
     table = np.asarray(sizes, float)
     table = table[:, None] if table.ndim == 1 else table
     y, count = np.asarray(errors, float), table.shape[1]
-    needed = 1 + count + saturating
-    if len(y) < needed:
-        raise ValueError(f"{len(y)} points for a law of {needed} parameters: give more trainings")
-    if not (np.isfinite(table).all() and (table > 0).all() and np.isfinite(y).all()):
-        raise ValueError("sizes and errors of a power law are finite numbers, sizes above 0")
     logs = np.log(table)
     center = logs.mean(0)
     x = logs - center

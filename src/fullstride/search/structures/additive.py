@@ -101,12 +101,9 @@ def fit(
     estimated. `noise`: standard deviation of a training; `prior`: of a term's effect
     at its largest feature; both in points. What is not given is estimated, as the maximum of the
     restricted likelihood times a weak prior of the noise.
-
-    Raises ValueError for scores that are not finite, and where group 0 has no training.
     """
     scores = np.asarray(scores, float)
     numbers = np.zeros(len(scores), int) if groups is None else np.asarray(groups)
-    check_trainings(structures, scores, numbers)
     every = np.unique(np.append(0, numbers))
     members = (numbers[:, None] == every).astype(float)  # (n, groups), group 0 first
     members = np.concatenate([members[:, every == 0], members[:, every != 0]], axis=1)
@@ -140,18 +137,6 @@ def correlations(space: Space) -> np.ndarray:
     terms = np.array([term for _, term in space.terms])
     same = (terms[:, None] == terms).astype(float)
     return CORRELATION * same + (1 - CORRELATION) * np.eye(len(terms))
-
-
-def check_trainings(structures: np.ndarray, scores: np.ndarray, groups: np.ndarray) -> None:
-    if not len(structures) == len(scores) == len(groups):
-        raise ValueError(
-            f"{len(structures)} structures, {len(scores)} scores and {len(groups)} groups: give "
-            "one of each for a training"
-        )
-    if not np.isfinite(scores).all():
-        raise ValueError("a score is not finite: leave out trainings that failed")
-    if not (groups == 0).any():
-        raise ValueError("no training of group 0: train the MasterNet itself, whose group it is")
 
 
 def effects_of(
@@ -216,7 +201,6 @@ def fit_paper(
     Raises ValueError for structures that differ from the MasterNet's at several places.
     """
     scores = np.asarray(scores, float)
-    check_trainings(structures, scores, np.zeros(len(scores), int))
     if ((structures != space.start).sum(axis=1) > 1).any():
         raise ValueError("the paper's fit takes structures that differ at one place only")
     features = space.features(structures)

@@ -172,8 +172,6 @@ def first_design(
     are spread over the choices of the class, the ends of the ranges first; with `spread=False` they
     are drawn uniformly, as in the paper.
     """
-    if per_place < 2:
-        raise ValueError(f"{per_place} samples of a place: use at least 2, of which 1 is a control")
     rows, places = list[np.ndarray](), list[int]()
     for i, place in enumerate(space.places):
         control = [place.start] if control_each else []

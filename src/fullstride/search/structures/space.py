@@ -33,17 +33,6 @@ class Place:
     # (choices,) the classes of block, numbered; samples are drawn within one. None: all equal
     classes: np.ndarray | None = None
 
-    def __post_init__(self) -> None:
-        rows, columns = self.features.shape
-        classes = self.choices if self.classes is None else len(self.classes)
-        if not rows == classes == self.choices or columns != len(self.terms):
-            raise ValueError(
-                f"place {self.name}: {rows} x {columns} features for {self.choices} choices and "
-                f"{len(self.terms)} terms: give a row for each choice and a column for each term"
-            )
-        if not 0 <= self.start < self.choices or self.features[self.start].any():
-            raise ValueError(f"place {self.name}: the features of choice {self.start} must be 0")
-
 
 @dataclass(frozen=True, eq=False)
 class Space:
@@ -214,10 +203,6 @@ def net_space(
     low, high = width_range
     if not 0 < low <= 1 <= high:
         raise ValueError(f"widths of {low:g} to {high:g} times: give a range that has 1 in it")
-    if most_widths < 3 or depth_steps < 0:
-        raise ValueError(
-            f"most_widths {most_widths} and depth_steps {depth_steps}: use at least 3 and 0"
-        )
     names = ["stem", *(f"stages.{i}" for i in range(len(master.stages)))]
     names += ["head"] if master.head_width else []
     places, options = [], []
