@@ -34,8 +34,9 @@ demo-page: demo
 	cp $(DEMO)/report.html docs/demo.html
 	cp $(DEMO)/files.png docs/demo.png
 
-# The site of docs/, in site/: it opens from disk. A warning, such as a broken link, is an error.
+# The references, and the site of docs/ in site/: it opens from disk. A warning, such as a broken link, is an error.
 docs: .venv/ready
+	$(BIN)/python docs/write_reference.py
 	$(BIN)/zensical build --clean --strict
 
 # An environment that could not be completed is made anew the next time.

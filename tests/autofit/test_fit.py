@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from described_files import undescribed
 
 from fullstride import cli
 from fullstride.autofit.fit import FIT, fit
@@ -69,6 +70,7 @@ def whole(digits, tmp_path_factory):
 @pytest.mark.slow
 def test_a_fit_ships_a_file_that_predicts_and_says_how_good_it_is(whole, digits):
     folder, events, _ = whole
+    assert not undescribed("A fit", folder)
     results = events[-1].result
     model = open_file(folder / results.shipment.model)
     pictures = [digits.test.picture(index) for index in range(64)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from described_files import undescribed
 from scipy.stats import spearmanr
 
 from fullstride import cli
@@ -183,6 +184,7 @@ def whole(data, tmp_path_factory):
 @pytest.mark.slow
 def test_a_search_ends_with_a_network_within_the_budget(whole, data):
     folder, events = whole
+    assert not undescribed("A search", folder)
     results = events[-1].result
     net = zoo.load(folder / results.bundle).net
     estimator = Estimator(load_profile(PROFILE), 1)

@@ -76,6 +76,12 @@ def fit(
 
     Raises ValueError, in one line, for arguments and data that do not fit, if `out` has another
     fit, and if no candidate is within the budget.
+
+    Examples:
+        >>> import fullstride
+        >>> events = fullstride.fit("digits", "runs/fit", budget_ms=1, weights="none", dry_run=True)
+        >>> next(events).stage
+        'data'
     """
     if not isinstance(data, DataSet):
         task = task_for(str(data), RunOptions(task=arguments.get("task", "")), {})

@@ -17,7 +17,7 @@ Licence = Literal["permissive", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class FitSettings(TargetSettings):
-    """The arguments of `fit`. One that has begun to train is resumed only with the same ones."""
+    """What a fit may take and try. One that has begun to train is resumed with the same only."""
 
     # The time that a call may take, divided by its images, in ms. Of several each gets a file.
     budget_ms: tuple[Annotated[float, Bounds(gt=0)], ...] = ()

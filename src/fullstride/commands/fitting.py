@@ -49,6 +49,7 @@ def fit(
     After a stop, the same command goes on where it was.
 
     Args:
+        data: A folder with one subfolder of images per class, or what else `train` takes.
         out: The folder of the fit: its trials, the file that ships, fit.json and report.html.
         pick: Copy the best of the files that takes at most so many ms per image to model-PICKms,
             too.
@@ -76,6 +77,7 @@ def search(
     stages.
 
     Args:
+        data: A folder with one subfolder of images per class, or what else `train` takes.
         out: The folder of the search: its trials, the results of its stages, and search.json.
     """
     from fullstride.search.llr.study import SEARCH as STUDY
@@ -94,6 +96,7 @@ def scale(
     After a stop, the same command goes on where it was; with a larger grid it adds trainings.
 
     Args:
+        data: A folder with one subfolder of images per class, or what else `train` takes.
         out: The folder of the study: its trainings, scale.json, trainings.csv and report.html.
     """
     from fullstride.search.scale.study import SCALE as STUDY

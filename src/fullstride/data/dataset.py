@@ -92,11 +92,11 @@ class Images:
 class DataSet:
     """Images for training (`train`), model selection (`val`) and the final score (`test`)."""
 
-    name: str
+    name: str  # the last part of `where`
     where: str  # opens the same data set from any working directory
     classes: tuple[str, ...]  # a name for each output of a network
-    train: Images
-    val: Images
+    train: Images  # to learn from
+    val: Images  # to choose epochs and networks by
     test: Images  # none where the data have a validation split of their own, but no test
     channels: int  # 1: gray, 3: RGB
     mirror: bool  # whether a left-right flip keeps the class
@@ -210,6 +210,12 @@ def open_data(
             training images lack. These are the last classes.
 
     Raises ValueError in one line.
+
+    Examples:
+        >>> import fullstride
+        >>> data = fullstride.open_data("digits")
+        >>> len(data.train), len(data.val), len(data.test)
+        (1037, 260, 500)
     """
     if where == DIGITS:
         data = digits(rule)

@@ -72,10 +72,17 @@ class ComparisonImages:
     """Real images to compare outputs on, with their labels if these are available.
 
     Clips are arrays, uint8 (T, H, W, C) as the network takes them.
+
+    Examples:
+        >>> import fullstride
+        >>> digits = fullstride.open_data("digits").val
+        >>> images = fullstride.ComparisonImages([digits.picture(0)], labels=[digits.targets[0]])
+        >>> images.pictures[0].size
+        (8, 8)
     """
 
-    pictures: Sequence[Image.Image | np.ndarray]
-    labels: Sequence[int] = ()
+    pictures: Sequence[Image.Image | np.ndarray]  # of Pillow, or uint8 (H, W) or (H, W, C)
+    labels: Sequence[int] = ()  # the class of each, by its place in the bundle's classes
 
     def __post_init__(self) -> None:
         if len(self.labels) not in (0, len(self.pictures)):

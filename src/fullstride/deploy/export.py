@@ -50,11 +50,11 @@ class Reference:
 class ExportResult:
     """A file that passed its comparison."""
 
-    path: Path
-    format: str
-    metadata: Metadata
-    runtime: str
-    comparison: Comparison
+    path: Path  # of the file or folder
+    format: str  # such as onnx
+    metadata: Metadata  # that the file holds
+    runtime: str  # the program that computed it, and its version
+    comparison: Comparison  # with PyTorch's outputs
     tried: tuple[tuple[int, float], ...]  # for int8: number of layers in float -> points lost
 
 
@@ -84,6 +84,16 @@ def export(
         reference: The result of `make_reference` for the same arguments; computed if None.
         progress: Called with one line at each stage of an int8 export, and about operators that a
             runtime computes slowly.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fullstride
+        >>> bundle = fullstride.train_network("digits", "genet_tiny", "runs/few", steps=2)
+        >>> digits = fullstride.open_data("digits").val
+        >>> images = fullstride.ComparisonImages([digits.picture(number) for number in range(4)])
+        >>> result = fullstride.export(bundle, Path("few.onnx"), images)
+        >>> result.format, result.comparison.same_class
+        ('onnx', 4)
     """
     precision = options.precision or "fp32"
     kind = find_format(options.format, precision)

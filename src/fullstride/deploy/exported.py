@@ -106,9 +106,9 @@ def as_utf8(text: str) -> str:
 class ExportedModel:
     """An exported file, opened by its runtime."""
 
-    path: Path
-    metadata: Metadata
-    infer: Infer
+    path: Path  # of the file or folder
+    metadata: Metadata  # that the file holds
+    infer: Infer  # inputs as an array -> outputs
     runtime: str  # the program that computes, its version and its number of threads
 
     def __repr__(self) -> str:

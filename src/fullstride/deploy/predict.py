@@ -63,7 +63,7 @@ class Prediction:
 
     path: str  # "" for a picture in memory
     guesses: tuple[Any, ...] = ()  # `Guess` for classification
-    unreadable: str = ""
+    unreadable: str = ""  # the reason; "" for a picture that was read
 
     def __str__(self) -> str:
         what = self.unreadable or self.guesses_text
@@ -108,6 +108,14 @@ def predict(
 
     A picture that cannot be read yields a `Prediction` with the reason. Raises ValueError for what
     is no picture, and for flip where `check_tta` does.
+
+    Examples:
+        >>> import fullstride
+        >>> bundle = fullstride.train_network("digits", "genet_tiny", "runs/few", steps=2)
+        >>> picture = fullstride.open_data("digits").test.picture(0)
+        >>> [row] = fullstride.predict(bundle, picture, top=2)
+        >>> len(row.guesses), row.guesses[0].label in bundle.classes
+        (2, True)
     """
     pre, task = model.preprocessing, task_of(model)
     top = max(CLASSES, task.most_objects) if top is None else top

@@ -42,6 +42,11 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """One of `profile_names()`, or a JSON file: a profile, or a data sheet of a device.
 
     Raises ValueError in one line.
+
+    Examples:
+        >>> import fullstride
+        >>> fullstride.load_profile("t4-fp16")
+        Profile('t4-fp16': NVIDIA T4, tensorrt, fp16)
     """
     name, names = str(name_or_path), profile_names()
     if name in names:

@@ -39,6 +39,13 @@ def estimate(
     `resolution` in pixels and `in_channels` describe the image; operators have theirs already.
     Inference is that of the network as it ships, with branches merged (`nets.merged_branches`).
     Raises ValueError for training steps where the profile has none, and for an unfit image.
+
+    Examples:
+        >>> import fullstride
+        >>> net, profile = fullstride.zoo.create("resnet50"), fullstride.load_profile("rtx4090")
+        >>> time = fullstride.estimate(net, profile, batch=64)
+        >>> time.low < time.ms_per_image < time.high
+        True
     """
     if not isinstance(net, Operators):
         form = partial(in_form, partial(on_meta, net), training)

@@ -80,14 +80,14 @@ class Estimate:
     """
 
     profile: str  # name
-    work: Literal["inference", "training"]
-    batch: int
-    ms_per_image: float
+    work: Literal["inference", "training"]  # a call, or a step
+    batch: int  # images of a call
+    ms_per_image: float  # the time of a call / its images
     low: float  # ms per image
-    high: float
+    high: float  # ms per image
     device_ms: float  # of a batch: time that the device is busy
     host_ms: float  # of a batch: time that the host is busy
-    bound: Bound
+    bound: Bound  # what most of the time is for
     resolvable_ratio: float  # the order of two estimates with a smaller ratio is not reliable
     # Why the interval is wide: what the fitted networks and batches did not have, in words
     unfitted: tuple[str, ...] = ()

@@ -78,16 +78,16 @@ class Fit:
 class Profile:
     """A device with a runtime, a layout and a precision."""
 
-    name: str
-    device: str
+    name: str  # such as rtx4090
+    device: str  # in full
     layout: Literal["nchw", "nhwc", ""]  # "": the runtime chooses
-    precision: str
-    machine: Machine
+    precision: str  # of activations
+    machine: Machine  # what the data sheet says
     sheet: str  # source of the machine's peak and bandwidth
-    inference: Fit
+    inference: Fit  # the fitted numbers
     training: Fit | None = None  # a step with backward and update
     measured: bool = True  # False: the numbers are those of another device
-    note: str = ""
+    note: str = ""  # what a user should know of it
 
     def __post_init__(self) -> None:
         check_text(self)

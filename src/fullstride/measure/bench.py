@@ -173,6 +173,15 @@ def bench(
 
     The networks are not changed: copies are moved, converted and timed. `batches`: the result of
     `find_batches` for protocols that fit the batch to memory; by default it is computed here.
+
+    Examples:
+        >>> import fullstride
+        >>> from dataclasses import replace
+        >>> from fullstride.measure.protocols import ONLINE
+        >>> quick = replace(ONLINE, resolution=32, warmup_s=0, rounds=3, round_s=0.01)
+        >>> (row,) = fullstride.bench({"tiny": fullstride.zoo.create("genet_tiny")}, quick)
+        >>> row.name, row.precision, row.images_per_s > 0
+        ('tiny', 'float32', True)
     """
     device = find_device(device)
     check_possible(protocol, device, options)

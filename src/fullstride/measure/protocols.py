@@ -161,32 +161,29 @@ class Measurement:
     """A result with its conditions: network, protocol and environment."""
 
     name: str  # of the network
-    protocol: Protocol
+    protocol: Protocol  # how it was timed
     images_per_s: Positive  # at the median
     spread: NonNegative  # (p90 - p10) / median of the samples; above 0.05 the machine was busy
-    ms_p50: Positive | None = None  # of a call, like the two below; online only
-    ms_p90: Positive | None = None
-    ms_p99: Positive | None = None
+    ms_p50: Positive | None = None  # of a call; online only
+    ms_p90: Positive | None = None  # of a call
+    ms_p99: Positive | None = None  # of a call
     ms_per_image: Positive | None = None  # trimmed mean; genet only
-    cpu_ms_per_image: NonNegative | None = (
-        None  # of all threads, median over rounds: steadier than wall time; CPU only
-    )
+    # of all threads, median over rounds: steadier than wall time; CPU only
+    cpu_ms_per_image: NonNegative | None = None
     peak_memory_mib: Positive | None = None  # weights, input and the peak of a call; GPU only
     largest_batch: int | None = None  # that trains; tresnet only
     memory_gib: Positive | None = None  # limit of the device memory, if there was one
     reference: str | None = None  # the network that `ratio` is relative to
-    ratio: Positive | None = (
-        None  # of images_per_s to the reference's, in the same round, median over rounds
-    )
-    samples: tuple[float, ...] = field(
-        repr=False
-    )  # online and genet: ms of every call; else images/s of every round
-    precision: Precision
-    layout: Layout
-    compiled: bool
+    # of images_per_s to the reference's, in the same round, median over rounds
+    ratio: Positive | None = None
+    # online and genet: ms of every call; else images/s of every round
+    samples: tuple[float, ...] = field(repr=False)
+    precision: Precision  # of weights and activations
+    layout: Layout  # memory format: nchw, or nhwc for channels last
+    compiled: bool  # by torch.compile
     efficiency: Efficiency = "plain"  # of training
     runtime: str = ""  # of an exported file, with its precision; "" is PyTorch
-    environment: Environment
+    environment: Environment  # device, versions and commit
 
     def __post_init__(self) -> None:
         if not self.samples:

@@ -71,6 +71,11 @@ def cost(net: Net, resolution: int, in_channels: int = 3) -> Cost:
 
     It runs on the meta device, so that nothing is computed. Raises ValueError for an image that the
     network does not take.
+
+    Examples:
+        >>> import fullstride
+        >>> fullstride.cost(fullstride.zoo.create("resnet50"), resolution=224).macs
+        4089184256
     """
     net = on_meta(net)
     with FlopCounterMode(display=False) as counter:

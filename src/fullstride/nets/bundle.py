@@ -100,12 +100,22 @@ def no_head(metadata: Metadata, net: Backbone) -> nn.Module | None:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A trained network with its metadata: enough to use it, and to know its origin."""
+    """A trained network with its metadata: enough to use it, and to know its origin.
 
-    net: Backbone
+    Examples:
+        >>> import fullstride
+        >>> bundle = fullstride.train_network("digits", "genet_tiny", "runs/few", steps=2)
+        >>> bundle.task, bundle.preprocessing.resolution, bundle.scores["test"]["images"]
+        ('classify', 48, 500)
+        >>> bundle.save("bundles/few")
+        >>> fullstride.zoo.load("bundles/few").name
+        'few'
+    """
+
+    net: Backbone  # in evaluation mode
     name: str  # in tables: that of the network, or one that the user chose
     classes: tuple[str, ...]  # in the order of the logits
-    preprocessing: Preprocessing
+    preprocessing: Preprocessing  # of its images
     recipe: Mapping[str, Any] = field(default_factory=dict)  # how it was trained
     scores: Mapping[str, Any] = field(default_factory=dict)  # split -> score -> value
     environment: Mapping[str, Any] = field(default_factory=dict)  # where it was trained

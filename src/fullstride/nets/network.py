@@ -14,6 +14,13 @@ class Network(Backbone):
     """The stem, stages and head of `spec`: (N, in_channels, H, W) -> (N, K) logits. Any H and W.
 
     With `spec.frames`, the network takes clips, (N, in_channels, T, H, W) of any T.
+
+    Examples:
+        >>> import torch
+        >>> import fullstride
+        >>> net = fullstride.Network(fullstride.zoo.spec("genet_tiny"))
+        >>> net(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     spec: NetSpec

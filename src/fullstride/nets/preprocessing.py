@@ -16,11 +16,18 @@ Fit = Literal["crop", "squish", "pad"]
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """Resize to a square, scale to 0..1, subtract `mean`, divide by `std`."""
+    """Resize to a square, scale to 0..1, subtract `mean`, divide by `std`.
+
+    Examples:
+        >>> import fullstride
+        >>> pixels = fullstride.Preprocessing(resolution=64, mean=(0.5,), std=(0.25,), crop=1.0)
+        >>> pixels.resolution, pixels.kernel, pixels.fit
+        (64, 'bilinear', 'crop')
+    """
 
     resolution: int = 224  # pixels a side
     mean: tuple[float, ...] = IMAGENET_MEAN  # one per channel: 1 is gray, 3 is RGB
-    std: tuple[float, ...] = IMAGENET_STD
+    std: tuple[float, ...] = IMAGENET_STD  # as many
     kernel: Kernel = "bilinear"  # of the resize, antialiased
     # Keep the aspect ratio and crop the centre; resize to a square; or keep the aspect ratio, make
     # the longer side `resolution`, at the top left, and fill the rest with the mean colour.
@@ -106,7 +113,7 @@ WeightsKind = Literal["averaged", "raw"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """What replaces that which is known of a network's weights."""
+    """What is used in place of what a network's weights say, or are assumed to say."""
 
     # Pixels a side; by default those of a bundle, of a known released file, or of the family.
     resolution: int | None = None

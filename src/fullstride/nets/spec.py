@@ -50,17 +50,24 @@ MOST_CHANNELS, MOST_BLOCKS, MOST_FRAMES = 65_536, 1_024, 1_024
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A sequence of equal blocks, of which the first changes width and resolution."""
+    """A sequence of equal blocks, of which the first changes width and resolution.
 
-    block: type[Block]
+    Examples:
+        >>> import fullstride
+        >>> first = fullstride.zoo.spec("resnet50").stages[0]
+        >>> first.block.__name__, first.depth, first.width, first.inner
+        ('Bottleneck', 3, 256, 64)
+    """
+
+    block: type[Block]  # such as Basic or Bottleneck
     depth: int  # blocks
     width: int  # channels out of every block
     stride: int = 1  # of the first block: 1, or 2 to halve the map
     ratio: float = 1.0  # channels inside a block / width
-    kernel: Annotated[int, Bounds(le=255)] = 3
+    kernel: Annotated[int, Bounds(le=255)] = 3  # side of the k x k convolutions, an odd number
     # channels per group of a k x k convolution; 0: all, 1: depthwise
     group_width: Annotated[int, Bounds(ge=0)] = 0
-    se: SE | None = None
+    se: SE | None = None  # squeeze-and-excitation
     # frames that the first convolution of a block sees; 0: of a network of images
     time_kernel: Annotated[int, Bounds(ge=0, le=255)] = 0
 
@@ -104,18 +111,25 @@ def doubled(first: Stage, *depths: int) -> tuple[Stage, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class NetSpec:
-    """A whole network: stem, stages, head. `Network(spec)` builds it."""
+    """A whole network: stem, stages, head. `Network(spec)` builds it.
+
+    Examples:
+        >>> import fullstride
+        >>> spec = fullstride.zoo.spec("resnet50")
+        >>> spec.in_channels, spec.resolution, spec.classes, len(spec.stages)
+        (3, 224, 1000, 4)
+    """
 
     source: str  # where the numbers come from
-    stem: type[Stem]
-    stem_width: int
-    stages: tuple[Stage, ...]
+    stem: type[Stem]  # the layers before the stages
+    stem_width: int  # channels out of the stem
+    stages: tuple[Stage, ...]  # in order
     # channels of a 1 x 1 convolution before the global average; 0: none
     head_width: Annotated[int, Bounds(ge=0, le=MOST_CHANNELS)] = 0
-    style: Style = field(default_factory=Style)
-    init: Callable[[nn.Module], None] = init_resnet
-    in_channels: int = 3
-    classes: int = 1000
+    style: Style = field(default_factory=Style)  # norms, activations and shortcuts of all blocks
+    init: Callable[[nn.Module], None] = init_resnet  # sets the initial weights
+    in_channels: int = 3  # of an image: 1 is gray, 3 is RGB
+    classes: int = 1000  # K, the number of logits
     resolution: int = 224  # pixels a side; inputs of any size are accepted
     # frames of a clip, of which inputs may have any number; 0: the network takes images
     frames: Annotated[int, Bounds(ge=0, le=MOST_FRAMES)] = 0

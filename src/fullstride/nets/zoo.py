@@ -31,7 +31,13 @@ FRAME_STRIDE = 2  # of clips, arXiv:2103.07579 section 6.4
 
 
 def spec(name: str) -> NetSpec | TimmSpec:
-    """The spec of a network's name, or in a JSON file. Raises ValueError with near misses."""
+    """The spec of a network's name, or in a JSON file. Raises ValueError with near misses.
+
+    Examples:
+        >>> import fullstride
+        >>> fullstride.zoo.spec("resnet50").scaled(width=0.5).stages[0].width
+        128
+    """
     if name.startswith("timm/"):
         return timm_spec(name.removeprefix("timm/"))
     if is_spec_file(name):
@@ -90,6 +96,13 @@ def create(
     other sizes work too. With `efficiency` fused, a training step saves fewer tensors (see
     `nets.fused_form`, also for int8 activations and padded channels); training sets it as its
     recipe says.
+
+    Examples:
+        >>> import torch
+        >>> import fullstride
+        >>> net = fullstride.zoo.create("resnet50", classes=5)
+        >>> net(torch.zeros(2, 3, 64, 64)).shape
+        torch.Size([2, 5])
     """
     if efficiency not in ("plain", "fused"):
         raise ValueError(
@@ -126,6 +139,12 @@ def load(
     `fullstride.tasks.load` knows those of all tasks. What a file of weights does not say, and is
     assumed, is a line on the standard error stream; `options` replace it. Raises ValueError in one
     line.
+
+    Examples:
+        >>> import fullstride
+        >>> _ = fullstride.train_network("digits", "genet_tiny", "runs/few", steps=2)
+        >>> fullstride.zoo.load("runs/few").classes
+        ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
     """
     path = Path(name_or_path)
     if path.exists() and not path.is_dir():
@@ -292,7 +311,13 @@ def family_preprocessing(spec: Spec) -> Preprocessing:
 
 
 def list(pattern: str = "*") -> tuple[str, ...]:  # the last function, as it hides the built-in one
-    """The names of the networks that match a pattern, such as `resnet_rs_*` or `timm/*resnet*`."""
+    """The names of the networks that match a pattern, such as `resnet_rs_*` or `timm/*resnet*`.
+
+    Examples:
+        >>> import fullstride
+        >>> fullstride.zoo.list("genet_*")
+        ('genet_light', 'genet_normal', 'genet_large', 'genet_tiny')
+    """
     names: Iterable[str] = families.SPECS
     if pattern.startswith("timm/"):
         names = (f"timm/{name}" for name in timm_names())

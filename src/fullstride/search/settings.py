@@ -53,7 +53,7 @@ PRESETS = {"ours": OURS, "paper": PAPER}
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings(BudgetSettings):
-    """The arguments of a search. One that has begun to train is resumed only with the same ones."""
+    """How a search is done. One that has begun to train is resumed only with the same settings."""
 
     # The network to begin with: masternet_1 to masternet_20, another of `fullstride zoo` made of
     # Basic and Bottleneck stages, or a JSON file of a spec.
@@ -136,7 +136,7 @@ Depth = Annotated[float, Bounds(gt=0, le=1_024)]
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleSettings(BudgetSettings):
-    """The arguments of `scale`. One that has begun to train is resumed only with the same ones."""
+    """Which networks are scaled, and how. A study is resumed with the same settings only."""
 
     # The network that is scaled; or several, such as timm/efficientnet_b0 to b4, that are compared
     # as they are.

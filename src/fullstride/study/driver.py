@@ -125,9 +125,9 @@ class Study:
 class Event:
     """A line on the progress of a stage, or its result when it has ended."""
 
-    stage: str
-    line: str = ""
-    result: Any = None
+    stage: str  # its name
+    line: str = ""  # of text; "" with a result
+    result: Any = None  # what the stage ended with; None on the way
 
 
 def run_study(

@@ -90,7 +90,7 @@ class BatchSource(Protocol):
 class Checkpoint:
     """The state of training after a step, of tensors and numbers only."""
 
-    state: dict[str, Any] = field(repr=False)
+    state: dict[str, Any] = field(repr=False)  # what `resume` takes
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,18 @@ def train_epochs(
     device computes reproducibly. With several processes in `context`, `batches` has each process's
     part of every batch, and all yield the same. Raises FloatingPointError, with the step, if the
     loss is not finite or diverges.
+
+    Examples:
+        >>> import fullstride
+        >>> from fullstride.data.loader import Batches, LoaderOptions, TrainView
+        >>> from fullstride.tasks.classify import Classify
+        >>> pixels = fullstride.Preprocessing(resolution=32, mean=(0.5,), std=(0.5,))
+        >>> images = fullstride.open_data("digits").train.subset(range(64))
+        >>> batches = Batches(images, TrainView(pixels), LoaderOptions(batch=16, shuffle=True))
+        >>> net = fullstride.zoo.create("genet_tiny", in_channels=1)
+        >>> recipe = fullstride.Recipe(epochs=2, batch_size=16, lr=0.1)
+        >>> [epoch.number for epoch in fullstride.train_epochs(net, Classify(), batches, recipe)]
+        [0, 1]
     """
     recipe = recipe.in_epochs(len(batches))
     trainer = build_trainer(net, task, recipe, len(batches), teacher, context)

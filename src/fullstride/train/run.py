@@ -330,7 +330,7 @@ def train_network(
 
     Args:
         data: A folder with one subfolder of images per class, or what else `open_data` opens; or a
-            `DataSet` of it, such as `open_data(folder, val=0.2, group="parent")`.
+            `DataSet` of it, such as `open_data(folder, SplitRule(val=0.2))`.
         model: A name that `zoo.list()` has, or timm/NAME.
         out: The run folder, for log, checkpoint, best weights and the bundle.
         recipe: A recipe, or the name, run, bundle or JSON file of one; by default digits for the
@@ -345,6 +345,12 @@ def train_network(
             unless `lr` is given too.
 
     Raises ValueError in one line for names or data that do not fit, and if `out` has another run.
+
+    Examples:
+        >>> import fullstride
+        >>> bundle = fullstride.train_network("digits", "genet_tiny", "runs/few", steps=2)
+        >>> sorted(bundle.scores)
+        ['test', 'val']
     """
     deadline = deadline_s(None, minutes)
     out = Path(out)

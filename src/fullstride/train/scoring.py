@@ -96,6 +96,17 @@ def evaluate(
     With several processes in `context`, each has a part of the images, and all return the scores of
     the whole. Raises ValueError if there is no readable image, and FloatingPointError if a score is
     not finite.
+
+    Examples:
+        >>> import fullstride
+        >>> from fullstride.data.loader import Batches, LoaderOptions, TestView
+        >>> from fullstride.tasks.classify import Classify
+        >>> pixels = fullstride.Preprocessing(resolution=32, mean=(0.5,), std=(0.5,))
+        >>> images = fullstride.open_data("digits").test.subset(range(64))
+        >>> net = fullstride.zoo.create("genet_tiny", in_channels=1).eval()
+        >>> batches = Batches(images, TestView(pixels), LoaderOptions(batch=32))
+        >>> fullstride.evaluate(net, Classify(), batches)["images"]
+        64
     """
     score, images = count(net, task.score(), batches, context)
     return finite_scores(score, images)

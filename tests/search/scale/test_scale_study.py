@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from described_files import undescribed
 
 from fullstride.cli import run
 from fullstride.search.scale.finished import Source, read_trainings, table_7
@@ -44,6 +45,7 @@ def results_in(folder):
 
 
 def test_a_study_trains_the_cross_three_anchors_twice_and_a_point_near_the_front(folder):
+    assert not undescribed("A study of scaling", folder)
     names = [path.parent.name for path in results_in(folder)]
     points = {name.rpartition("-seed")[0] for name in names}
     # the cross of 2 x 1 x 4 has 5 points, of which 3 are anchors; one of the other three follows

@@ -81,6 +81,16 @@ def open_file(
 
     Files of the formats pt2 and aoti are programs: loading one may run any code, so they are opened
     only with `trust`. Raises ValueError, in one line, for any other file.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fullstride
+        >>> bundle = fullstride.train_network("digits", "genet_tiny", "runs/few", steps=2)
+        >>> digits = fullstride.open_data("digits").val
+        >>> images = fullstride.ComparisonImages([digits.picture(0)])
+        >>> _ = fullstride.export(bundle, Path("few.onnx"), images)
+        >>> fullstride.open_file("few.onnx").metadata.classes == bundle.classes
+        True
     """
     path = Path(path)
     if not path.exists():

@@ -87,6 +87,13 @@ def search_network(
 
     Raises ValueError, in one line, for arguments and data that do not fit, if `out` has another
     search, and if no structure is within the budget.
+
+    Examples:
+        >>> import fullstride
+        >>> arguments = dict(budget_ms=0.3, master="genet_tiny", dry_run=True)
+        >>> events = fullstride.search_network("digits", "runs/search", **arguments)
+        >>> for event in events:  # doctest: +SKIP
+        ...     print(event.stage, event.line)
     """
     return start_study(SEARCH, data, out, recipe, arguments)
 

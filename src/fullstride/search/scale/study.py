@@ -333,6 +333,12 @@ def scale(
 
     Raises ValueError, in one line, for arguments and data that do not fit, and if `out` has another
     study.
+
+    Examples:
+        >>> import fullstride
+        >>> events = fullstride.scale("digits", "runs/scale", models=("genet_tiny",), dry_run=True)
+        >>> for event in events:  # doctest: +SKIP
+        ...     print(event.stage, event.line)
     """
     return start_study(SCALE, data, out, recipe, arguments)
 

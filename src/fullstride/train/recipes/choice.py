@@ -38,7 +38,16 @@ class RecipeFields(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a run begins with and where it computes; the comment on a field is its help."""
+    """What a run begins with and where it computes; the comment on a field is its help.
+
+    Examples:
+        >>> import fullstride
+        >>> options = fullstride.RunOptions(device="cpu", width=0.5)
+        >>> choice = dict(options=options, steps=2)
+        >>> bundle = fullstride.train_network("digits", "genet_tiny", "runs/half", **choice)
+        >>> bundle.net.spec.stages[0].width
+        24
+    """
 
     # Initial weights: a run, a bundle, a file of released weights, or hub; by default random ones.
     weights: str = ""

@@ -137,7 +137,13 @@ def short_flag(field: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The hyperparameters of a training run. The comment on a field is its command-line help."""
+    """The hyperparameters of a training run. The comment on a field is its command-line help.
+
+    Examples:
+        >>> import fullstride
+        >>> fullstride.Recipe(epochs=10, batch_size=32, lr=0.1).at_batch(64)
+        Recipe(epochs=10, batch_size=64, lr=0.2)
+    """
 
     # passes over the training images; the last one may be partial
     epochs: Annotated[float, Bounds(gt=0, le=MAX_EPOCHS), short_flag("epochs")]
