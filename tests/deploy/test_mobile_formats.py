@@ -9,25 +9,37 @@ from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from bundles import COLOUR, GRAY, make_bundle, small_bundle
+from clips import clip_bundle, some_clips
 from torch import nn
+from toy_bundles import bundle_of, some_pictures
 
 from fullstride.data.dataset import open_data
 from fullstride.deploy import choose_form
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export, export_job, make_reference
 from fullstride.deploy.export_runs import format_by_suffix
-from fullstride.deploy.formats import FORMATS, detect_format, executorch, mobile, open_file
+from fullstride.deploy.formats import FORMATS, detect_format, executorch, mobile, ncnn, open_file
 from fullstride.deploy.predict import inputs, probabilities
 from fullstride.deploy.settings import ExportOptions
 from fullstride.measure.protocols import ONLINE
 
-HAS_EXECUTORCH = find_spec("executorch") is not None
+# Format -> the packages that write and run its files.
+PACKAGES = {"executorch": ["executorch"], "ncnn": ["ncnn", "pnnx"]}
+
+
+def real(format, *values, slow=True):
+    """A case of a test by the real runtime, skipped where it is missing."""
+    absent = [name for name in PACKAGES[format] if find_spec(name) is None]
+    reason = f"{', '.join(absent)}: not installed"
+    marks = [pytest.mark.skipif(bool(absent), reason=reason)] + [pytest.mark.slow] * slow
+    return pytest.param(format, *values, marks=marks)
 
 
 @pytest.fixture(scope="module")
@@ -236,17 +248,31 @@ def test_files_of_one_size_are_not_asked_for_others(fake_executorch, pictures, h
         export(bundle, tmp_path / "net.pte", ComparisonImages(pictures), options)
 
 
-def test_a_runtime_that_is_missing_is_one_line_with_its_extra(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(executorch, "find_spec", lambda name: None)
-    path = tmp_path / "net.pte"
-    line = r"^executorch is not installed: pip install 'fullstride\[executorch\]'$"
-    options = ExportOptions(format=format_by_suffix(path))
+@pytest.mark.parametrize(
+    ("module", "name"), [(executorch, "net.pte"), (ncnn, "net")], ids=["executorch", "ncnn"]
+)
+def test_a_runtime_that_is_missing_is_one_line_with_its_extra(
+    module, name, pictures, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    path, format = tmp_path / name, module.__name__.split(".")[-1]
+    line = rf"^{format} is not installed: pip install 'fullstride\[{format}\]'$"
     with pytest.raises(ValueError, match=line):
-        export(small_bundle(), path, ComparisonImages(pictures), options)
-    path.write_bytes(b"....ET12")
+        export(small_bundle(), path, ComparisonImages(pictures), ExportOptions(format=format))
+    if path.suffix:
+        path.write_bytes(b"....ET12")
+    else:
+        path.mkdir()
+        for file in FORMATS[format].files:
+            (path / file).touch()
+    assert detect_format(path) == format
     with pytest.raises(ValueError, match=line):
         open_file(path)
-    assert "executorch" not in choose_form.data_formats()
+    assert format not in choose_form.data_formats()
+
+
+def test_the_suffix_of_a_file_says_its_format():
+    assert format_by_suffix(Path("net.pte")) == "executorch"
 
 
 def test_an_installed_runtime_is_an_entrant_of_auto_and_of_fit(fake_executorch):
@@ -257,52 +283,118 @@ def test_an_installed_runtime_is_an_entrant_of_auto_and_of_fit(fake_executorch):
 # By the real runtimes.
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_EXECUTORCH, reason="executorch is not installed")
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("int8", 0.02)])
-def test_xnnpack_computes_all_of_a_tresnet(precision, tolerance, pictures, tmp_path):
-    bundle, path, lines = make_bundle("tresnet_tiny", COLOUR), tmp_path / "net.pte", []
-    options = ExportOptions(format="executorch", precision=precision, max_drop=100)
-    export(
-        bundle,
-        path,
-        ComparisonImages(pictures),
-        options,
-        calibration=pictures,
-        progress=lines.append,
-    )
-    assert not [line for line in lines if "XNNPACK" in line]
+@pytest.mark.parametrize(
+    ("format", "precision", "kind", "tolerance"),
+    [
+        real("executorch", "fp32", "normalised", 1e-6),
+        real("executorch", "int8", "normalised", 0.02),
+        real("ncnn", "fp32", "pixels", 1e-6),
+        real("ncnn", "fp16", "normalised", 1e-4),
+    ],
+)
+def test_a_runtime_computes_all_of_a_tresnet(
+    format, precision, kind, tolerance, pictures, tmp_path
+):
+    bundle, lines = make_bundle("tresnet_tiny", COLOUR), []
+    path = tmp_path / f"net{FORMATS[format].suffix}"
+    options = ExportOptions(format=format, precision=precision, input_kind=kind, max_drop=100)
+    images = ComparisonImages(pictures)
+    export(bundle, path, images, options, calibration=pictures, progress=lines.append)
+    assert not [line for line in lines if "operators" in line]
     rows, expected = probabilities(open_file(path), pictures), probabilities(bundle, pictures)
     assert rows == pytest.approx(expected, abs=tolerance)
     assert (precision == "fp32") is bool(np.abs(rows - expected).max() < 1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_EXECUTORCH, reason="executorch is not installed")
-def test_auto_measures_a_file_of_executorch_beside_another(pictures, tmp_path, monkeypatch):
-    monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", "executorch"))
+@pytest.mark.parametrize("format", [real("executorch"), real("ncnn")])
+def test_auto_measures_a_file_of_a_phone_beside_another(format, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", format))
     monkeypatch.setattr(choose_form, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
     lines, options = [], ExportOptions(precision="fp32", input_kind="pixels")
     result = choose_form.fastest(
         small_bundle(), tmp_path / "net", ComparisonImages(pictures), options, progress=lines.append
     )
     timed = {line.split(":")[0] for line in lines if " ms an image" in line}
-    assert timed == {"onnx fp32", "executorch fp32"}
+    assert timed == {"onnx fp32", f"{format} fp32"}
     assert result.path.suffix == FORMATS[result.format].suffix
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not HAS_EXECUTORCH, reason="executorch is not installed")
-def test_damaged_files_of_executorch_are_one_line(pictures, tmp_path):
-    path = tmp_path / "net.pte"
-    options = ExportOptions(format="executorch")
-    export(small_bundle(), path, ComparisonImages(pictures), options)
-    data = path.read_bytes()
-    for end in (8, 100, len(data) // 2):
-        path.write_bytes(data[:end])
-        with pytest.raises(ValueError, match=r"^[^\n]*net.pte cannot be read[^\n]*$"):
-            open_file(path)
-    path.write_bytes(data)
-    (x,) = inputs("normalised", small_bundle().preprocessing, pictures[:1])
+@pytest.mark.parametrize("format", [real("executorch"), real("ncnn", slow=False)])
+def test_damaged_files_are_one_line(format, pictures, tmp_path):
+    path = tmp_path / f"net{FORMATS[format].suffix}"
+    bundle, options = small_bundle(), ExportOptions(format=format)
+    export(bundle, path, ComparisonImages(pictures), options)
+    for file in [*path.iterdir()] if path.is_dir() else [path]:
+        data = file.read_bytes()
+        for end in (8, 100, len(data) // 2):
+            file.write_bytes(data[:end])
+            with pytest.raises(ValueError, match=rf"^[^\n]*{path.name} cannot be read[^\n]*$"):
+                open_file(path)
+        file.write_bytes(data)
+    (x,) = inputs("normalised", bundle.preprocessing, pictures[:1])
     with pytest.raises(ValueError, match="does not take inputs of"):
         open_file(path).run(x[..., :16])
+
+
+@pytest.mark.parametrize(("format", "pre"), [real("ncnn", GRAY), real("ncnn", COLOUR)])
+def test_ncnn_itself_makes_the_inputs_of_pixels(format, pre, pictures, tmp_path):
+    import ncnn as library
+
+    bundle, path = make_bundle("genet_tiny", pre), tmp_path / "net"
+    options = ExportOptions(format=format, input_kind="pixels")
+    export(bundle, path, ComparisonImages(pictures), options)
+    net, kinds, side = library.Net(), library.Mat.PixelType, pre.resolution
+    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
+    net.load_param(str(path / "model.param"))
+    net.load_model(str(path / "model.bin"))
+    kind = kinds.PIXEL_RGB if pre.channels == 3 else kinds.PIXEL_GRAY
+    expected = probabilities(bundle, pictures)
+    for (pixels,), row in zip(inputs("pixels", pre, pictures, batch=1), expected, strict=True):
+        extractor = net.create_extractor()
+        extractor.input("in0", library.Mat.from_pixels(pixels, kind, side, side))
+        assert np.array(extractor.extract("out0")[1]) == pytest.approx(row, abs=1e-4)
+
+
+@pytest.mark.parametrize("format", [real("ncnn")])
+def test_maps_are_those_of_pytorch_and_boxes_are_refused_in_one_line(format, tmp_path):
+    pictures, options = some_pictures(), ExportOptions(format=format, input_kind="pixels")
+    result = export(bundle_of("segment"), tmp_path / "maps", ComparisonImages(pictures), options)
+    assert result.comparison.same_class == len(pictures)
+    assert result.comparison.relative_difference < 1e-4
+    assert open_file(result.path).run(np.zeros((2, 64, 64, 3), np.uint8)).shape == (2, 3, 64, 64)
+    with pytest.raises(ValueError, match=r"^ncnn has no layer for [a-z.:]+: use another format$"):
+        export(bundle_of("detect"), tmp_path / "boxes", ComparisonImages(pictures), options)
+    assert not (tmp_path / "boxes").exists()
+
+
+@pytest.mark.parametrize("format", [real("ncnn", slow=False)])
+def test_clips_of_pixels_are_refused_in_one_line(format, tmp_path):
+    options = ExportOptions(format=format, input_kind="pixels")
+    with pytest.raises(ValueError, match=r"^ncnn makes no clips of pixels: leave [^\n]* out$"):
+        export(clip_bundle(), tmp_path / "net", ComparisonImages(some_clips()), options)
+
+
+@pytest.mark.parametrize("format", [real("ncnn", slow=False)])
+def test_a_converter_that_fails_is_one_line(format, pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr("pnnx.EXEC_PATH", "/bin/false")
+    options = ExportOptions(format=format)
+    with pytest.raises(ValueError, match=r"^the converter of ncnn failed \(1\): [^\n]*$"):
+        export(small_bundle(), tmp_path / "net", ComparisonImages(pictures), options)
+    assert not (tmp_path / "net").exists()
+
+
+@pytest.mark.parametrize("format", [real("ncnn", slow=False)])
+def test_an_export_to_ncnn_replaces_its_own_folder_alone(format, pictures, tmp_path):
+    path, images = tmp_path / "net", ComparisonImages(pictures)
+    export(small_bundle(), path, images, ExportOptions(format=format))
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="--force"):
+        export(small_bundle(), path, images, ExportOptions(format=format))
+    result = export(small_bundle(), path, images, ExportOptions(format=format, force=True))
+    assert {each.name for each in path.iterdir()} == {*FORMATS[format].files, "notes.txt"}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model.json").write_text("{}")
+    with pytest.raises(ValueError, match="other"):
+        export(small_bundle(), other, images, ExportOptions(format=format, force=True))
+    assert result.path == path

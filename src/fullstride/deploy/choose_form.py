@@ -61,7 +61,8 @@ from fullstride.tasks.task import Task
 from fullstride.train.averages import BATCH_NORM
 
 TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
-CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt", "executorch")  # that `fastest` compares
+# That `fastest` compares.
+CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt", "executorch", "ncnn")
 Label = tuple[str, Precision]  # of a file: format and precision
 
 
@@ -302,7 +303,7 @@ def data_formats() -> list[str]:
 
 def own_precisions(name: str) -> list[Precision]:
     """The precisions that a format computes in here: fp16 is left out where it would be fp32."""
-    halves = name != "openvino" and torch.cuda.is_available()
+    halves = name not in ("openvino", "ncnn") and torch.cuda.is_available()
     return [each for each in FORMATS[name].precisions if each != "fp16" or halves]
 
 

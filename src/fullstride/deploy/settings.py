@@ -36,11 +36,19 @@ class ShipSettings:
     """Which file is made of trained networks, and by which images it is judged."""
 
     # See docs/guides/shipping.md. auto: the fastest format and precision of openvino, onnx, aoti,
-    # tensorrt and executorch, of those that run here. By default the format of files that end as
-    # --out does: onnx, or executorch for .pte; and openvino, the fastest on CPUs, for a folder.
+    # tensorrt, executorch and ncnn, of those that run here. By default the format of files that end
+    # as --out does: onnx, or executorch for .pte; and openvino, the fastest on CPUs, for a folder.
     format: (
         Literal[
-            "onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server", "executorch", "auto"
+            "onnx",
+            "openvino",
+            "aoti",
+            "pt2",
+            "tensorrt",
+            "triton-server",
+            "executorch",
+            "ncnn",
+            "auto",
         ]
         | None
     ) = None

@@ -33,7 +33,7 @@ TASKS = {
     "video": "video:Video",
 }
 # As in `fullstride.deploy.formats`.
-FORMATS = ("onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server", "executorch")
+FORMATS = ("onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server", "executorch", "ncnn")
 
 
 def check_name(kind: str, name: str, names: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ import torch
 from fullstride.deploy.exported import ExportedModel, ExportedModule
 from fullstride.deploy.formats import (
     executorch,
+    ncnn,
     onnx,
     openvino,
     tensorrt,
@@ -34,6 +35,7 @@ FORMATS: dict[str, Format] = {
         tensorrt.TENSORRT,
         triton_server.TRITON_SERVER,
         executorch.EXECUTORCH,
+        ncnn.NCNN,
     )
 }
 
@@ -56,9 +58,9 @@ def output(kind: Format, force: bool) -> Output:
 
 
 def _is_exported_folder(path: Path) -> bool:
-    """Whether the folder has the form of a format, with our metadata in its graph."""
+    """Whether the folder has the form of a format, with our metadata in its graph or beside it."""
     mark = b"float_layers"
-    graphs = (each for each in path.rglob("*") if each.suffix in (".onnx", ".xml"))
+    graphs = (each for each in path.rglob("*") if each.suffix in (".onnx", ".xml", ".json"))
     return detect_format(path) is not None and any(
         mark in read_regular(each, MAX_GRAPH_BYTES) for each in graphs if each.is_file()
     )

@@ -23,9 +23,12 @@ aten = torch.ops.aten
 
 def program(job: ExportJob) -> torch.export.ExportedProgram:
     """The float32 graph of the job's module for one image, of operators that run well."""
-    channels = job.metadata.preprocessing.channels
-    one = replace(job, net=with_patch_convolutions(job.net, channels), example=job.example[:1])
-    return one.program(batch=1).run_decompositions(DECOMPOSITIONS)
+    return of_one_image(job).program(batch=1).run_decompositions(DECOMPOSITIONS)
+
+
+def of_one_image(job: ExportJob) -> ExportJob:
+    net = with_patch_convolutions(job.net, job.metadata.preprocessing.channels)
+    return replace(job, net=net, example=job.example[:1])
 
 
 def one_by_one(infer: Infer) -> Infer:

@@ -1,0 +1,166 @@
+"""Writes and opens folders of ncnn: graph, weights and a file about them, in fp32 or fp16."""
+
+# pyright: reportMissingImports=false
+
+import hashlib
+import json
+import subprocess
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fullstride.deploy.exported import ExportedModel, Metadata
+from fullstride.deploy.formats import mobile
+from fullstride.deploy.formats.base import (
+    Format,
+    last_line,
+    missing_package,
+    quiet,
+    unreadable_file,
+)
+from fullstride.deploy.job import ExportJob
+from fullstride.io.console import without_native_lines
+from fullstride.io.records import MAX_JSON_BYTES
+from fullstride.io.writing import open_regular, read_regular
+
+GRAPH, WEIGHTS, ABOUT = "model.param", "model.bin", "model.json"
+INPUT, OUTPUT = "in0", "out0"
+# Types of layers that ncnn lacks have the name of their operator: torch.topk, aten::sort.
+FOREIGN = {".", ":"}
+
+
+class Planes(nn.Module):
+    """A module of pixels (N, H, W, C) that takes what ncnn makes of them: float32 (N, C, H, W)."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x.permute(0, 2, 3, 1).clone())
+
+
+def write(job: ExportJob, folder: Path) -> None:
+    if job.metadata.preprocessing.frames and not job.normalised:
+        raise ValueError("ncnn makes no clips of pixels: leave --with-preprocessing out")
+    job = mobile.of_one_image(job)
+    module, x = job.module(), torch.from_numpy(job.example)
+    if not job.normalised:
+        module, x = Planes(module), x.movedim(-1, 1).float()
+    with torch.no_grad():
+        module = torch.export.export(module, (x,)).run_decompositions({}).module(check_guards=False)
+    folder.mkdir()
+    with TemporaryDirectory(dir=folder) as scratch:
+        with quiet(""), torch.no_grad():  # PyTorch calls the trace that pnnx reads outdated
+            torch.jit.save(torch.jit.trace(module, (x,), check_trace=False), f"{scratch}/graph.pt")
+        convert(Path(scratch), folder, job.metadata.precision == "fp16")
+    for line in (folder / GRAPH).read_text().splitlines():
+        if FOREIGN.intersection(kind := line.split(maxsplit=1)[0]):
+            raise ValueError(f"ncnn has no layer for {kind}: use another format")
+    about = {"metadata": job.metadata.to_strings(), "sha256": checksums(folder)}
+    (folder / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
+
+
+def convert(scratch: Path, folder: Path, fp16: bool) -> None:
+    """Let the converter of ncnn make its two files of `scratch`/graph.pt."""
+    from pnnx import EXEC_PATH
+
+    names = dict(pnnxparam="a", pnnxbin="b", pnnxpy="c", ncnnpy="d", pnnxonnx="e")
+    paths = {name: scratch / file for name, file in names.items()}
+    paths |= {"ncnnparam": folder / GRAPH, "ncnnbin": folder / WEIGHTS}
+    words = [f"{name}={path}" for name, path in paths.items()]
+    done = subprocess.run(
+        [EXEC_PATH, str(scratch / "graph.pt"), *words, f"fp16={int(fp16)}"],
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode or not (folder / GRAPH).exists():
+        why = last_line(ValueError(done.stderr or done.stdout))
+        raise ValueError(f"the converter of ncnn failed ({done.returncode}): {why}")
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """ncnn reads beyond the end of damaged files, so they are compared before."""
+    sums: dict[str, str] = {}
+    for name in (GRAPH, WEIGHTS):
+        with open_regular(folder / name) as file:
+            sums[name] = hashlib.sha256(file.read()).hexdigest()
+    return sums
+
+
+def open_file(folder: Path, threads: int) -> ExportedModel:
+    if reason := missing("ncnn"):
+        raise ValueError(reason)
+    import ncnn
+
+    try:
+        about = json.loads(read_regular(folder / ABOUT, MAX_JSON_BYTES))
+        if about["sha256"] != checksums(folder):
+            raise ValueError(f"{GRAPH} or {WEIGHTS} is not the one of {ABOUT}")
+        strings = dict(about["metadata"])
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        raise unreadable_file(folder, error) from None
+    metadata = Metadata.from_strings(strings, folder)
+    net = ncnn.Net()
+    net.opt.num_threads = threads
+    half = metadata.precision == "fp16"
+    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = half
+    with without_native_lines():
+        if net.load_param(str(folder / GRAPH)) or net.load_model(str(folder / WEIGHTS)):
+            raise unreadable_file(folder, ValueError("ncnn does not load it"))
+    infer = mobile.one_by_one(lambda images: run(ncnn, net, metadata, images[0])[None])
+    model = ExportedModel(folder, metadata, infer, f"ncnn {version('ncnn')}, {threads} threads")
+    kind = np.float32 if metadata.input_kind == "normalised" else np.uint8
+    model.run(np.zeros((1, *metadata.input_shape()), kind))  # its sizes are those of the metadata
+    return model
+
+
+def run(ncnn: Any, net: Any, metadata: Metadata, image: np.ndarray) -> np.ndarray:
+    """The outputs for an image, of which ncnn itself would take any size."""
+    if image.shape != metadata.input_shape():
+        raise ValueError("another size")
+    image = np.ascontiguousarray(image)
+    if metadata.input_kind == "normalised":
+        source = ncnn.Mat(image)
+    else:
+        (h, w, c), kinds = image.shape, ncnn.Mat.PixelType
+        kind = kinds.PIXEL_RGB if c == 3 else kinds.PIXEL_GRAY
+        source = ncnn.Mat.from_pixels(image, kind, w, h)
+    extractor = net.create_extractor()
+    extractor.input(INPUT, source)
+    failed, result = extractor.extract(OUTPUT)
+    if failed:
+        raise ValueError(f"ncnn failed: {failed}")
+    return np.array(result)
+
+
+def detect(path: Path) -> bool:
+    return (path / GRAPH).is_file() and (path / ABOUT).is_file()
+
+
+def missing(*packages: str) -> str:
+    """Without an import. `packages`: of its two, by default both."""
+    for package in packages or ("ncnn", "pnnx"):
+        if find_spec(package) is None:
+            return str(missing_package(package, "ncnn"))
+    return ""
+
+
+NCNN = Format(
+    name="ncnn",
+    suffix="",
+    precisions=("fp32", "fp16"),
+    write=write,
+    open=open_file,
+    detect=detect,
+    missing=missing,
+    files=(GRAPH, WEIGHTS, ABOUT),
+    one_size=True,
+)
