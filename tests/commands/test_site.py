@@ -14,6 +14,7 @@ from fullstride import cli
 ROOT = Path(__file__).parents[2]
 SITE = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
+LOG = ROOT / "docs/log.md"
 BUILDER = shutil.which("zensical", path=str(Path(sys.executable).parent)) or shutil.which(
     "zensical"
 )
@@ -53,6 +54,29 @@ def test_one_sentence_says_everywhere_what_the_project_is_for():
     first.append((ROOT / "src/fullstride/__init__.py").read_text())
     for text in (*first, SITE["site_description"], cli.DESCRIPTION):
         assert purpose in " ".join(text.split())
+
+
+PLAIN = [page for page in PAGES if page.parent.name in ("docs", "start", "guides") and page != LOG]
+
+
+def prose(page: Path) -> list[str]:
+    """The paragraphs and the items of lists, without code, tables, headings and addresses."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(
+        r"^(#|\||!|---).*$|\]\([^)]*\)|`[^`]*`|arXiv:[\d.]+", "x", text, flags=re.MULTILINE
+    )
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text)
+    return [re.sub(r"^(?:[-*]|\d+\.) ", "", " ".join(each.split())) for each in paragraphs]
+
+
+@pytest.mark.parametrize("page", PLAIN, ids=lambda page: page.name)
+def test_sentences_are_short_and_numbers_are_in_tables(page):
+    sentences = [
+        each.split() for text in prose(page) for each in re.split(r"(?<=[.:;!?])\s+", text)
+    ]
+    assert sum(len(words) <= 25 for words in sentences) >= 0.9 * len(sentences)
+    for paragraph in prose(page):
+        assert len(re.findall(r"(?<![\w-])\d[\d.,]*", paragraph)) <= 3, paragraph
 
 
 def build(folder: Path) -> tuple[int, str]:
