@@ -1,10 +1,12 @@
 """The site of docs/: it has every page, what is named exists, and a broken link ends its build."""
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 SITE = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 LOG = ROOT / "docs/log.md"
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 BUILDER = shutil.which("zensical", path=str(Path(sys.executable).parent)) or shutil.which(
     "zensical"
 )
@@ -87,18 +90,15 @@ def build(folder: Path) -> tuple[int, str]:
     return result.returncode, re.sub(r"\x1b\[[\d;]*m", "", result.stdout + result.stderr)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BUILDER is None, reason="needs the extra docs")
-def test_the_site_builds_without_a_warning_and_asks_nobody(tmp_path):
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    shutil.copy(ROOT / "zensical.toml", tmp_path)
-    code, printed = build(tmp_path)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site, built from a copy of docs/."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "docs", folder / "docs")
+    shutil.copy(ROOT / "zensical.toml", folder)
+    code, printed = build(folder)
     assert code == 0, printed
-    for page in (tmp_path / "site").glob("**/*.html"):
-        sources = re.findall(
-            r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="([^"]*)"', page.read_text()
-        )
-        assert not [source for source in sources if source.startswith(("http", "//"))], page.name
+    return folder / "site"
 
 
 @pytest.mark.slow
@@ -112,3 +112,70 @@ def test_a_broken_link_or_anchor_fails_the_build(planted, tmp_path):
     code, printed = build(tmp_path)
     assert code != 0
     assert "index.md" in printed
+
+
+def opened(page: Path, *flags: str) -> dict[str, str]:
+    """What the scripts of a page wrote beside its root, in a browser that reads it from disk."""
+    assert BROWSER is not None
+    words = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    words += ["--enable-logging=stderr", f"--user-data-dir={page.parents[1] / 'profile'}", *flags]
+    words += ["--window-size=1400,1000", "--virtual-time-budget=60000", "--dump-dom", page.as_uri()]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    assert "CONSOLE" not in result.stderr
+    root = re.search(r"<html[^>]*>", result.stdout)
+    assert root is not None
+    return {key: unescape(text) for key, text in re.findall(r'data-(\w+)="([^"]*)"', root[0])}
+
+
+# Each page in turn in a frame: pixels that run out, requests beyond the disk, broken pictures.
+LOOK = """<!DOCTYPE html><iframe style="border: 0; height: 900px; width: WIDTHpx"></iframe><script>
+const pages = PAGES, seen = {}, frame = document.querySelector("iframe");
+frame.onload = () => setTimeout(() => {
+  const page = frame.contentDocument, root = page.documentElement, view = page.defaultView;
+  const names = view.performance.getEntriesByType("resource").map((each) => each.name);
+  const broken = [...page.images].filter((each) => !each.naturalWidth).length;
+  const out = Math.max(0, root.scrollWidth - view.innerWidth);
+  seen[pages.shift()] = [out, names.filter((each) => !each.startsWith("file:")).length, broken];
+  if (pages.length) frame.src = pages[0];
+  else document.documentElement.dataset.seen = JSON.stringify(seen);
+}, 100);
+frame.src = pages[0];
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BUILDER or not BROWSER, reason="needs the extra docs, and chromium")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_page_fits_a_phone_and_a_screen_and_asks_nobody(site, width):
+    pages = [name.replace(".md", ".html") for name in pages_of(SITE["nav"])]
+    frame = site / f"frame{width}.html"
+    frame.write_text(LOOK.replace("WIDTH", str(width)).replace("PAGES", json.dumps(pages)))
+    seen = json.loads(opened(frame, "--allow-file-access-from-files")["seen"])
+    assert seen == dict.fromkeys(pages, [0, 0, 0])
+
+
+# The search is in a shadow of the page.
+SEARCH = """<script>
+const later = (work) => setTimeout(work, 1000);
+addEventListener("load", () => later(() => {
+  document.querySelector(".md-search__button").click();
+  later(() => {
+    const field = [...document.querySelectorAll("*")].filter((each) => each.shadowRoot)
+      .map((each) => each.shadowRoot.querySelector("input")).find((each) => each);
+    field.value = "raspberry";
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+    later(() => {
+      const links = field.getRootNode().querySelectorAll("a[href]");
+      document.documentElement.dataset.results = [...links].map((each) => each.href).join(" ");
+    });
+  });
+}));
+</script></body>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not BUILDER or not BROWSER, reason="needs the extra docs, and chromium")
+def test_the_search_works_from_disk(site):
+    page = site / "search_test.html"
+    page.write_text((site / "index.html").read_text().replace("</body>", SEARCH))
+    assert "guides/devices.html" in opened(page)["results"]
