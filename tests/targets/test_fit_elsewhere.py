@@ -1,12 +1,13 @@
 """`fit --target COMMAND` measures there what it would measure here."""
 
 import json
+import os
 import sys
 
 import pytest
 
 from fullstride import cli
-from fullstride.autofit.budget import MACHINE_FILE
+from fullstride.targets.stored import MACHINE_FILE
 from fullstride.targets.target import Target, connect
 
 pytestmark = pytest.mark.slow
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def command(tmp_path):
-    target = f"env OMP_NUM_THREADS=1 {sys.executable}"
+    target = f"taskset -c {max(os.sched_getaffinity(0))} {sys.executable}"
     words = ["fit", "digits", "--budget-ms", "5", "--epochs", "1", "--weights", "none"]
     words += ["--candidates", "genet_tiny", "--resolutions", "16", "--formats", "onnx"]
     yield [*words, "--target", target, "--device", "cpu", "--out", str(tmp_path / "fit")]

@@ -11,10 +11,9 @@ from rich.table import Table
 
 from fullstride.autofit.candidates import Candidate, check_source, find_specs
 from fullstride.autofit.settings import FitSettings
-from fullstride.deploy.choose_form import Label, runnable
+from fullstride.deploy.choose_form import Label, runnable, that_run_there
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.io.console import printable
-from fullstride.io.records import Record
 from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget, is_elsewhere
@@ -22,13 +21,12 @@ from fullstride.report import scatter
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.scatter import BANDS, TimedCandidate
 from fullstride.study.driver import StudyJob
-from fullstride.targets.target import Machine, Target, connect
+from fullstride.targets.stored import check_same
+from fullstride.targets.target import Target, connect
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric, Task
 from fullstride.train.recipes.choice import RunOptions, case_of
 
-MACHINE_FILE = "target.json"  # in the folder of a fit for another machine
-MACHINE = Record(Machine, "the machine that files were measured on", ("processor", "runtimes"))
 INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
 
 
@@ -98,12 +96,7 @@ class FitJob(StudyJob):
         if not is_elsewhere(self.settings.target):
             return None
         target = connect(self.settings.target)
-        identity, before = target.describe().identity, MACHINE.find(self.folder / MACHINE_FILE)
-        if before is not None and before != identity:
-            raise ValueError(
-                f"{target.where} is {identity}, and was {before} when {self.folder} was "
-                "measured: use another --out"
-            )
+        check_same(target, self.folder)
         return target
 
     @cached_property
@@ -111,15 +104,7 @@ class FitJob(StudyJob):
         """The formats and precisions that are timed. Raises ValueError if one does not run."""
         labels = runnable(self.settings.formats, self.settings.precisions)
         labels = tuple(label for label in labels if self.may_be(label[1]))
-        if self.target is None:
-            return labels
-        there = self.target.describe()
-        if labels := tuple(label for label in labels if label[0] in there.runtimes):
-            return labels
-        raise ValueError(
-            f"{self.target.where} has none of the runtimes that are asked for; `fullstride measure "
-            "target` says what to install"
-        )
+        return labels if self.target is None else that_run_there(labels, self.target)
 
     def check(self) -> None:
         """Raise ValueError, in one line, so that a typing error is found before many images are."""

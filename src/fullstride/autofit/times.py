@@ -13,8 +13,6 @@ import numpy as np
 
 from fullstride.autofit.budget import (
     INPUT,
-    MACHINE,
-    MACHINE_FILE,
     NOISE,
     CandidateTime,
     FitJob,
@@ -46,6 +44,7 @@ from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.report.console_tables import three_digits
+from fullstride.targets.stored import save_machine
 from fullstride.tasks.task import Task
 
 # The files of a candidate are written untrained, timed, and removed.
@@ -353,7 +352,7 @@ def time_candidates(
     """
     if job.profile is None:
         if job.target is not None:
-            MACHINE.save(job.folder / MACHINE_FILE, job.target.describe().identity)
+            save_machine(job.target, job.folder)
         times = yield from measured(job, candidates)
     else:
         times = estimated(candidates, job.profile, job)

@@ -53,9 +53,10 @@ USUAL = {
     "train": "recipe_name epochs batch_size lr resolution weights device task val",
     "validate": "data split device per_class tta out resolution",
     "predict": "top json call_batch device tta out draw nearest",
-    "export": "format precision with_preprocessing with_resize any_size budget_ms data max_drop "
-    "force",
-    "bench": "protocol call_batch resolution device precision layout compiled rounds out suite",
+    "export": "format precision with_preprocessing with_resize any_size budget_ms target data "
+    "max_drop force",
+    "bench": "protocol call_batch resolution device target precision layout compiled rounds out "
+    "suite",
     "choose": "target budget_ms images_per_s call_batch source times_from out json task",
     "study search": "master budget_ms images_per_s target preset recipe_name epochs executor "
     "dry_run",
@@ -75,6 +76,7 @@ def choices(names: Iterable[str]) -> str:
 
 PROFILES = sorted(path.stem for path in Path(__file__).parents[1].glob("latency/*/*.json"))
 TARGET, HERE_OR_TARGET = f"{choices(PROFILES)}|FILE", f"{choices(['here', *PROFILES])}|FILE"
+ELSEWHERE = "ssh://HOST|COMMAND"
 # How the help shows the values of flags that are texts, by parameters and fields, or for a command.
 VALUES = {
     "device": "cpu|cuda|cuda:N|auto",
@@ -84,7 +86,10 @@ VALUES = {
     "protocol": choices(["online", "throughput", "tresnet", "genet", "resnet_rs"]),
     "source": f"{choices(['ours', 'timm'])} ...",
     "target": TARGET,
-    "fit target": f"{HERE_OR_TARGET}|ssh://HOST|COMMAND",
+    "fit target": f"{HERE_OR_TARGET}|{ELSEWHERE}",
+    "choose target": f"{TARGET}|{ELSEWHERE}",
+    "bench target": f"here|{ELSEWHERE}",
+    "export target": f"here|{ELSEWHERE}",
     "study search target": HERE_OR_TARGET,
     "study scale target": HERE_OR_TARGET,
     "study figures target": f"{TARGET} ...",

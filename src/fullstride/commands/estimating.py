@@ -12,11 +12,21 @@ from rich.console import Console
 from rich.progress import track
 from tyro.conf import arg
 
-from fullstride.commands.flags import NO_PROFILE, Device, Layout, Models, Profile, refuse_flags
+from fullstride.commands.flags import (
+    NO_PROFILE,
+    Device,
+    Layout,
+    Models,
+    Profile,
+    ProfileFlags,
+    refuse_flags,
+)
 from fullstride.io.console import console, print_error
 from fullstride.io.writing import PLOT, check_output
 
 if TYPE_CHECKING:
+    from fullstride.latency.select import Selection
+    from fullstride.measure.budget import Budget
     from fullstride.nets.zoo import NamedNetwork
 
 
@@ -174,6 +184,27 @@ class ChooseFlags:
         tasks.find_task(self.task)
         return partial(tasks.find_network, task=self.task, classes=self.classes)
 
+    def choose(self, profile: ProfileFlags, budget: "Budget") -> "Selection":
+        """By estimates for a profile, or by times on another machine."""
+        from fullstride.latency import select
+
+        choose = partial(
+            select.select,
+            sources=self.source,
+            prefer_published=self.times_from == "published",
+            with_head=self.heads(),
+            resolution=self.resolution,
+            watch=progress,
+        )
+        target = profile.find_target()
+        if target is None:
+            return choose(profile.load(), budget)
+        from fullstride.deploy.elsewhere import choose_there
+
+        what = {"task": self.task, "classes": self.classes}
+        say = partial(print, file=sys.stderr, flush=True)
+        return choose_there(target, budget, choose, **what, progress=say)
+
 
 CHOOSE = ChooseFlags()
 
@@ -201,18 +232,11 @@ def choose(
     from fullstride.report import console_lines, console_tables
 
     check_output(out, PLOT)
-    device, budget = profile.load(), find_budget(budget_ms, images_per_s, call_batch)
+    budget = find_budget(budget_ms, images_per_s, call_batch)
     if budget is None:
         raise ValueError("no budget: give --budget-ms or --images-per-s")
-    selection = select.select(
-        device,
-        budget,
-        sources=options.source,
-        prefer_published=options.times_from == "published",
-        with_head=options.heads(),
-        resolution=options.resolution,
-        watch=progress,
-    )
+    selection = options.choose(profile, budget)
+    device = selection.profile
     if selection.left_out:
         print_error(console_lines.left_out_line(selection))
     if out:

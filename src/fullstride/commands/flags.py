@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fullstride.deploy.exported import ExportedModel
     from fullstride.latency.profiles import Profile as LatencyProfile
     from fullstride.nets.bundle import Bundle
+    from fullstride.targets.target import Target
     from fullstride.tasks.task import Task
 
 Data = Annotated[Positional[str], arg(metavar="DATA")]
@@ -69,13 +70,26 @@ OPENED = OpenFlags()
 class ProfileFlags:
     """What the network must run on: the device that times are estimated for."""
 
-    # A profile such as v100-fp16, or a file that `measure calibrate` wrote.
+    # A profile such as v100-fp16, or a file that `measure calibrate` wrote. `choose` also takes
+    # another machine, on which it measures: see docs/guides/targets.md.
     target: str = ""
     # In its place: a JSON file of its data sheet, as docs/guides/latency.md describes.
     device_sheet: str = ""
     # A CSV file of times that were measured there, which correct those of the profile: columns
     # model, img_size, batch, and ms_per_image or images_per_s. Three networks are enough.
     measured: Path | None = None
+
+    def find_target(self) -> "Target | None":
+        """Another machine, on which networks are measured; None for a profile."""
+        from fullstride.measure.budget import is_elsewhere
+
+        if not is_elsewhere(self.target):
+            return None
+        from fullstride.targets.target import connect
+
+        own = {"device_sheet": self.device_sheet, "measured": self.measured}
+        refuse_flags(own, f"with --target {self.target}: leave it out")
+        return connect(self.target)
 
     def load(self) -> "LatencyProfile":
         from fullstride.latency.devices import correct, load_profile, profile_names

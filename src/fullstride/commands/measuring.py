@@ -1,6 +1,7 @@
 """Holds the commands that list networks and measure their cost, memory and speed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -190,20 +191,33 @@ def bench(
         return
     if quick:
         raise ValueError("--quick is for a suite: say --suite papers too")
-    from fullstride import tasks
-    from fullstride.deploy.formats import open_as_modules
     from fullstride.io.writing import check_output
-    from fullstride.measure import bench_by_name
     from fullstride.measure.protocols import MEASUREMENTS, save_measurements
     from fullstride.report import console_tables
 
     check_output(out, MEASUREMENTS)
-    files = open_as_modules([*models, *filter(None, [settings.reference])], trust=trust)
-    plan = bench_by_name.plan(models, settings, files, tasks.build_head)
-    rows = print_tables(plan.run(), is_one_table=not settings.protocol)
+    with bench_plan(models, settings, trust) as plan:
+        rows = print_tables(plan.run(), is_one_table=not settings.protocol)
     print(*console_tables.measurement_notes(rows, plan.options.in_channels), sep="\n")
     if out:
         save_measurements(rows, out)
+
+
+@contextmanager
+def bench_plan(models: tuple[str, ...], settings: BenchSettings, trust: bool) -> Iterator[Any]:
+    """What is measured here, or on another machine."""
+    from fullstride import tasks
+    from fullstride.deploy.choose_form import find_target
+    from fullstride.deploy.elsewhere import bench_there
+    from fullstride.deploy.formats import open_as_modules
+    from fullstride.measure import bench_by_name
+
+    if (machine := find_target(settings.target)) is not None:
+        with bench_there(models, settings, machine, trust=trust) as plan:
+            yield plan
+        return
+    files = open_as_modules([*models, *filter(None, [settings.reference])], trust=trust)
+    yield bench_by_name.plan(models, settings, files, tasks.build_head)
 
 
 def target(where: Annotated[Positional[str], arg(metavar="TARGET")]) -> None:
@@ -213,7 +227,7 @@ def target(where: Annotated[Positional[str], arg(metavar="TARGET")]) -> None:
 
     Args:
         where: ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON], or a command that runs a Python there,
-            which has NumPy and a runtime. `fit --target` takes the same.
+            which has NumPy and a runtime. --target of other commands takes the same.
     """
     from fullstride.targets.target import Target, report
 

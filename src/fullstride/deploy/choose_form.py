@@ -37,10 +37,11 @@ from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import FORMATS, detect_format, onnx, open_file, output, tensorrt
 from fullstride.deploy.job import ExportJob
 from fullstride.deploy.settings import ExportOptions
+from fullstride.io.console import print_note
 from fullstride.io.writing import atomic_write, scratch_folder
 from fullstride.measure.bench import DEFAULTS as BENCH_DEFAULTS
 from fullstride.measure.bench import BenchOptions, Series, bench, measurement
-from fullstride.measure.budget import Budget, conditions, ties, within
+from fullstride.measure.budget import HERE, Budget, conditions, is_elsewhere, ties, within
 from fullstride.measure.environment import cpu_name
 from fullstride.measure.protocols import (
     ONLINE,
@@ -51,11 +52,10 @@ from fullstride.measure.protocols import (
     location,
     read_measurements,
 )
-from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tables.class_names import permutation
-from fullstride.targets.target import Target, TimedFile
+from fullstride.targets.target import Target, TimedFile, connect
 from fullstride.tasks import common_metric, find_task
 from fullstride.tasks.task import Task
 from fullstride.train.averages import BATCH_NORM
@@ -181,15 +181,18 @@ def fastest(
     budget: Budget | None = None,
     progress: Progress = lambda line: None,
 ) -> ExportResult:
-    """Export `bundle` to each format that runs here and keep the file with the lowest latency.
+    """Export `bundle` to each format that runs and keep the file with the lowest latency.
 
-    Files are in the precision of `options`, or in each if that is None, and are measured in turn by
-    the online protocol. `progress` is called with a line when a try begins, and with its time, its
-    latency alone and the points that it loses when it ends. `out` gets the suffix of the chosen
-    format. See `export` for the other arguments. Raises ValueError, with the latencies, if no file
-    passes its comparison or fits the budget.
+    They run on the target of `options`, this machine by default. Files are in the precision of
+    `options`, or in each if that is None, and are measured in turn by the online protocol.
+    `progress` is called with a line when a try begins, and with its time, its latency alone and the
+    points that it loses when it ends. `out` gets the suffix of the chosen format. See `export` for
+    the other arguments. Raises ValueError, with the latencies, if no file passes its comparison or
+    fits the budget.
     """
-    candidates = available(options.precision)
+    candidates, target = available(options.precision), find_target(options.target)
+    if target is not None:
+        candidates = [*that_run_there(candidates, target)]
     for kind in {FORMATS[name].suffix: FORMATS[name] for name, _ in candidates}.values():
         check_free(with_suffix(out, kind.suffix), kind, options.force)
     reference = make_reference(bundle, images, options.input_kind)
@@ -203,7 +206,7 @@ def fastest(
             progress(f"{label}: {number} of {len(candidates)}")
             start = time.perf_counter()
             try:
-                results[label] = export(
+                result = export(
                     bundle,
                     path,
                     images,
@@ -213,16 +216,17 @@ def fastest(
                     reference=reference,
                     progress=lambda line, label=label: progress(f"{label}: {line}"),
                 )
+                alone = latencies({label: path}, bundle, batch, TRIAL, target)[label]
             except ValueError as error:
                 what = str(error).removeprefix(f"{path} ")
             else:
-                alone = latencies({label: path}, bundle, batch, TRIAL)[label]
-                drop = results[label].comparison.drop
+                results[label], drop = result, result.comparison.drop
                 what = f"{alone:.3f} ms an image, {drop:.2f} points lost"
             progress(f"{label}: {what}, after {time.perf_counter() - start:.1f} s")
         if not results:
-            raise ValueError(f"{out} was not written: no format of those that run here passed")
-        ms = latencies({label: each.path for label, each in results.items()}, bundle, batch)
+            raise ValueError(f"{out} was not written: no format of those that run passed")
+        paths = {label: each.path for label, each in results.items()}
+        ms = latencies(paths, bundle, batch, ONLINE, target)
         ms = {label: ms[label] for label in sorted(ms, key=lambda label: ms[label])}
         progress(f"measured in turn, an image: {in_words(ms)}")
         best = next(iter(ms))
@@ -286,6 +290,29 @@ def runnable(
     return tuple(pairs)
 
 
+def find_target(where: str) -> Target | None:
+    """The connection to another machine; None for this one. Raises ValueError for a profile."""
+    if where == HERE:
+        return None
+    if is_elsewhere(where):
+        return connect(where)
+    raise ValueError(
+        f"--target {where}: files are measured, so it is {HERE}, ssh://HOST, or a command that "
+        "runs a Python"
+    )
+
+
+def that_run_there(labels: Sequence[Label], target: Target) -> tuple[Label, ...]:
+    """Those whose runtime another machine has. Raises ValueError where it has none."""
+    there = target.describe().runtimes
+    if own := tuple(label for label in labels if label[0] in there):
+        return own
+    raise ValueError(
+        f"{target.where} has none of the runtimes that are asked for; `fullstride measure target` "
+        "says what to install"
+    )
+
+
 def quickly_written(labels: Sequence[Label]) -> Label:
     """The one to measure first: it is available in most places, and is quickly written."""
     preferred: tuple[Label, ...] = ("tensorrt", "fp16"), ("onnx", "fp32"), ("openvino", "fp32")
@@ -312,15 +339,16 @@ def latencies(
     bundle: Bundle,
     batch: int = 1,
     protocol: Protocol | None = None,
-    percentile: float = 50,
+    target: Target | None = None,
 ) -> dict[str, float]:
-    """The time of a call / its images, in ms, of each file, measured in turn.
+    """The median time of a call / its images, in ms, of each file, measured in turn.
 
-    `protocol` is the online one by default, and the time its median.
+    `protocol` is the online one by default, and `target` as of `measure_files`.
     """
     models = {label: open_file(path, trust=True) for label, path in paths.items()}
     protocol = replace(protocol or ONLINE, resolution=bundle.preprocessing.resolution, batch=batch)
-    return {row.name: call_time(row, percentile).ms for row in measure_files(models, protocol)}
+    rows = measure_files(models, protocol, target=target)
+    return {row.name: call_time(row).ms for row in rows}
 
 
 def measure_files(
@@ -367,7 +395,7 @@ def run_there(target: Target, model: ExportedModel, batch: int) -> None:
 def measure_there(
     models: Mapping[str, ExportedModel], protocol: Protocol, target: Target, threads: int | None
 ) -> list[Measurement]:
-    """`measure_files` on another machine, by the online protocol."""
+    """`measure_files` on another machine. It waits after each call, also for a throughput."""
     files = [timed_file(name, model, protocol.batch) for name, model in models.items()]
     times = target.measure(
         files,
@@ -376,11 +404,16 @@ def measure_there(
         warmup_s=protocol.warmup_s,
         threads=threads,
     )
+    if reason := times.environment.held_back_by:
+        print_note(f"{target.where} was held back while it measured: {reason}")
     versions, threads = target.describe().runtimes, times.environment.threads
     rows = []
     for file in files:
-        series = Series(lambda: None, protocol.batch, environment=times.environment)
-        series.samples += times.ms[file.name]
+        ms = np.reshape(times.ms[file.name], (protocol.rounds, -1))
+        calls, environment = ms.shape[1], times.environment
+        series = Series(lambda: None, protocol.batch, calls, environment=environment)
+        for each in ms / 1e3:
+            series.add(each if protocol.waits else [each.sum()], 0.0, protocol.waits)
         own = replace(protocol, resolution=models[file.name].preprocessing.resolution)
         row = measurement(file.name, series, own, BENCH_DEFAULTS)
         runtime = f"{file.format} {versions[file.format]}, {threads} threads, {file.precision}"
@@ -458,7 +491,7 @@ class UntrainedFiles:
 
 
 def untrained_files(
-    net: Backbone,
+    net: nn.Module,
     name: str,
     pre: Preprocessing,
     classes: int,

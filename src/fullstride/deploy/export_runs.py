@@ -26,6 +26,7 @@ from fullstride.deploy.exported import one_input
 from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
 from fullstride.deploy.predict import inputs, logits
 from fullstride.deploy.settings import ShipSettings
+from fullstride.measure.budget import HERE
 from fullstride.measure.environment import choose_device
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions
@@ -155,6 +156,11 @@ def export_runs(
     budget, precision = settings.budget, settings.precision
     options = replace(settings.options, format=settings.format or format_by_suffix(out))
     auto = options.format == "auto"
+    if settings.target != HERE and not (auto and len(runs) == 1):
+        raise ValueError(
+            f"--target {settings.target} is where the files of one run are measured: name one run, "
+            "and say --format auto"
+        )
     if not auto:  # before anything that takes time
         check_free(out, find_format(options.format, precision or "fp32"), options.force)
     int8 = precision == "int8" or (auto and precision is None)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fullstride.measure.budget import Budget, find_budget
+from fullstride.measure.budget import HERE, Budget, find_budget
 from fullstride.nets.efficiency import Precision
 
 # What a file takes, and returns. normalised: float32 (N, C, H, W) -> logits. pixels: uint8
@@ -27,6 +27,7 @@ class ExportOptions:
     backend: Backend = "onnx"  # the runtime inside triton-server
     max_drop: float | None = None  # points of top-1 that it may lose; None: by the precision
     device: str = "cpu"  # where aoti and pt2 files compute; other runtimes choose their own
+    target: str = HERE  # where files are measured that the fastest is chosen from
     threads: int | None = None  # of the CPU, for the comparison; None: PyTorch's number
     force: bool = False  # replace an existing file
 
@@ -63,8 +64,11 @@ class ShipSettings:
     any_size: bool = False
     # The runtime inside triton-server.
     backend: Backend = "onnx"
-    # Only accept what takes at most this time, measured here: the median time of a call divided by
-    # its images.
+    # With auto: another machine, on which files are measured: ssh://HOST, or a command that runs a
+    # Python there. See docs/guides/targets.md.
+    target: str = HERE
+    # Only accept what takes at most this time, measured here or on --target: the median time of a
+    # call divided by its images.
     budget_ms: float | None = None
     # The budget as a rate instead.
     images_per_s: float | None = None
@@ -102,5 +106,6 @@ class ShipSettings:
             backend=self.backend,
             max_drop=self.max_drop,
             device=self.device,
+            target=self.target,
             force=self.force,
         )

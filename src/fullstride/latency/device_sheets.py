@@ -248,19 +248,22 @@ def measured_of(row: Mapping[str, str]) -> MeasuredTime:
 
 
 def corrected(
-    profile: Profile, measured: Sequence[MeasuredTime], by_profile: Sequence[Estimate]
+    profile: Profile,
+    measured: Sequence[MeasuredTime],
+    by_profile: Sequence[Estimate],
+    most_off: float = MOST_OFF,
 ) -> Profile:
     """The profile with its times multiplied by the median of measured over estimated ones.
 
     `by_profile`: the estimate of each measured time. Times of a network count as one, their
     median. Those that launches on the host bound correct the time of a launch there, and nothing
-    else: they say nothing of the device. Raises ValueError where two times are MOST_OFF times
+    else: they say nothing of the device. Raises ValueError where two times are `most_off` times
     apart.
     """
     on_device, on_host = defaultdict(list), defaultdict(list)
     for row, own in zip(measured, by_profile, strict=True):
         ratio = row.ms_per_image / own.ms_per_image
-        if not 1 / MOST_OFF < ratio < MOST_OFF:
+        if not 1 / most_off < ratio < most_off:
             raise ValueError(
                 f"{row.network} at {row.resolution} pixels takes {row.ms_per_image:g} ms an image "
                 f"as measured and {own.ms_per_image:.3g} by {profile.name}: check the unit, and "

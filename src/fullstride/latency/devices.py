@@ -61,7 +61,10 @@ def load_profile(name_or_path: str | Path) -> Profile:
                 "fit and study search measure here"
             )
         elif is_elsewhere(name):
-            advice = "only fit measures on another machine, choose a profile or a JSON file here"
+            advice = (
+                "this command does not measure; `measure calibrate --target` writes a profile of "
+                "that machine"
+            )
         elif close:
             advice = f"did you mean {' or '.join(close)}, or the path of a JSON file?"
         else:

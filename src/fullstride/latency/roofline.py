@@ -26,7 +26,8 @@ from fullstride.measure.operators import (
     concatenate,
 )
 
-Runtime = Literal["eager", "cuda graph", "compiled", "tensorrt"]
+Runtime = Literal["eager", "cuda graph", "compiled", "tensorrt", "onnx", "openvino"]
+ONE_KERNEL = ("compiled", "onnx", "openvino")  # runtimes with one kernel for a chain of operators
 
 ARITHMETIC = ("dense", "1x1", "depthwise", "grouped")
 ARITHMETIC_OF = {name: name for name in ARITHMETIC} | {"linear": "1x1", "product": "1x1"}
@@ -166,7 +167,7 @@ def prepare_rows(
 
     # Operators that are part of the one before: only their other operands are read.
     merged = np.zeros(len(kind), dtype=bool)
-    if machine.runtime == "compiled":  # one kernel for a chain
+    if machine.runtime in ONE_KERNEL:
         merged = chain >= IN_CHAIN
     elif machine.runtime == "tensorrt":  # the epilogue of the convolution
         last = (kind == KIND["activation"]) | (kind == KIND["add"])
@@ -174,7 +175,7 @@ def prepare_rows(
         alone = ~merged & (MEMORY_INDEX[kind] > 0)
         element[alone] = np.maximum(element[alone], 2)  # int8 is for convolutions
     read = np.where(merged, np.maximum(read - written, 0), read)
-    if machine.runtime == "compiled":  # the other chain need not write an operand of this one
+    if machine.runtime in ONE_KERNEL:  # the other chain need not write an operand of this one
         read = np.where(chain == JOINING, -written, read)
         launches[chain == JOINING] = 0
     written = np.where(merged, 0, written)

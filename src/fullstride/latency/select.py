@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride import tables
@@ -38,6 +39,9 @@ SAFE = 0.9  # probability to stay inside of a budget
 # it oversteps 0 to 2 of 30 budgets by more than 5 % then, and 0 to 3 without.
 MARGIN, LIKELY = 1.05, 0.6
 WithHead = Callable[[str], "NamedNetwork"]
+Place = tuple[str, int]  # a network and a resolution
+# Measured ms per image, or the reason why there are none.
+MeasuredTimes = Mapping[Place, float | str]
 MEASURED = 3  # networks that are worth measuring, at most
 MAX_BYTES = 10_000_000  # of a CSV file; timm's table of 1,300 networks has 0.1 million
 
@@ -49,18 +53,25 @@ class Option:
     network: Published
     estimate: Estimate
     published_ms: float | None  # per image, published for this device and batch
-    by: Literal["estimated", "published"]  # which of the two times decides
+    by: Literal["estimated", "published", "measured"]  # which of the times decides
+    measured_ms: float | None = None  # per image, on the device
+
+    @property
+    def place(self) -> Place:
+        """Where the time is that of others too, whose weights are of another training."""
+        name = self.network.name
+        is_timm = name.startswith("timm/")
+        return name.partition(".")[0] if is_timm else name, self.network.resolution
 
     @property
     def ms(self) -> float:
         """Per image."""
-        if self.by == "published" and self.published_ms:
-            return self.published_ms
-        return self.estimate.ms_per_image
+        times = {"published": self.published_ms, "measured": self.measured_ms}
+        return times.get(self.by) or self.estimate.ms_per_image
 
     def probability_within(self, ms_per_image: float) -> float:
         """The probability that the deciding time is within this one."""
-        if self.by == "published":
+        if self.by != "estimated":
             return float(self.ms <= ms_per_image)
         return self.estimate.probability_within(ms_per_image)
 
@@ -206,13 +217,13 @@ def operators_of_option(
 def options_tie(a: Option, b: Option) -> bool:
     """Whether the order of two times is uncertain.
 
-    A published time is uncertain against an estimate where it lies in the estimate's interval.
+    Another time is uncertain against an estimate where it lies in the estimate's interval.
     """
     if a.by == b.by == "estimated":
         return is_tie(a.estimate, b.estimate)
-    if a.by == b.by:
+    if "estimated" not in (a.by, b.by):
         return a.ms == b.ms
-    exact, estimate = (a, b.estimate) if a.by == "published" else (b, a.estimate)
+    exact, estimate = (b, a.estimate) if a.by == "estimated" else (a, b.estimate)
     return estimate.low <= exact.ms <= estimate.high
 
 
@@ -257,6 +268,22 @@ def may_fit(option: Option, budget_ms: float) -> bool:
     return option.by == "estimated" and option.ms < budget_ms * option.estimate.resolvable_ratio
 
 
+def with_measured(
+    options: Iterable[Option], measured: MeasuredTimes
+) -> tuple[tuple[Option, ...], dict[str, str]]:
+    """The options with their measured times, and why others do not run, by their labels."""
+    running, failures = list[Option](), dict[str, str]()
+    for option in options:
+        time = measured.get(option.place)
+        if isinstance(time, str):
+            failures[option.label] = time
+        elif time is None:
+            running.append(option)
+        else:
+            running.append(replace(option, by="measured", measured_ms=time))
+    return tuple(running), failures
+
+
 @dataclass(frozen=True, kw_only=True)
 class Selection:
     """All options, and the choice among them."""
@@ -297,6 +324,7 @@ def option_json(option: Option, budget_ms: float) -> dict[str, Any]:
         "low": time.low,
         "high": time.high,
         "published_ms": option.published_ms,
+        "measured_ms": option.measured_ms,
         "probability": round(option.probability_within(budget_ms), 4),
         "bound": time.bound,
         "not_fitted_on": time.unfitted,
@@ -311,6 +339,7 @@ def select(
     prefer_published: bool = True,
     with_head: WithHead | None = None,
     resolution: int | None = None,
+    measured: MeasuredTimes = MappingProxyType({}),
     watch: Callable[[Sequence[Published]], Iterable[Published]] = lambda networks: networks,
 ) -> Selection:
     """The most accurate network of `sources` within `budget` on the device of `profile`.
@@ -318,7 +347,8 @@ def select(
     A source is one of `SOURCES` or a CSV file. `prefer_published`: published times decide
     where they exist. `with_head` makes a network with the head of a task of a name. With a
     `resolution`, all times are those of images of so many pixels a side, and a network has the
-    highest accuracy that is published for any. `watch` may wrap the networks, to show progress.
+    highest accuracy that is published for any. Times that were `measured` on the device decide, and
+    networks that do not run there are left out. `watch` may wrap the networks, to show progress.
     Raises ValueError if nothing fits.
     """
     networks = [network for name in sources for network in find_source(name)()]
@@ -333,6 +363,8 @@ def select(
             watch(networks), profile, budget.batch, prefer_published, left_out, with_head
         )
     )
+    options, failures = with_measured(options, measured)
+    left_out |= failures
     if left_out and not options:
         name, why = next(iter(left_out.items()))
         raise ValueError(f"none of {len(left_out)} networks has a time; the first, {name}: {why}")

@@ -5,6 +5,7 @@ from typing import Literal
 
 from tyro.conf import UseAppendAction
 
+from fullstride.measure.budget import HERE
 from fullstride.nets.efficiency import Efficiency
 
 
@@ -26,8 +27,11 @@ class BenchSettings:
     rounds: int | None = None
     # cpu, cuda, cuda:1, or auto: cuda where there is one.
     device: str = "auto"
-    # By default the protocol's own.
-    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    # Another machine, on which networks are measured as files: ssh://HOST, or a command that runs a
+    # Python there. See docs/guides/targets.md.
+    target: str = HERE
+    # By default the protocol's own; int8 is for a --target.
+    precision: Literal["fp32", "bf16", "fp16", "int8"] | None = None
     # Memory format.
     layout: Literal["nchw", "nhwc"] = "nchw"
     # Measure the networks compiled by torch.compile.

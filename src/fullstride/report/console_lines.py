@@ -235,15 +235,20 @@ def selection_lines(
     return [*lines, *measure_lines(choice, profile), profile_line(profile)]
 
 
+THERE = "by fullstride bench --target on {}"
+EXPORTED = {"tensorrt": "exported to TensorRT", "onnx": THERE, "openvino": THERE}
+
+
 def measure_lines(choice: "Choice", profile: "Profile") -> list[str]:
     """The commands that would end the doubt, run on the device; networks of one size in one."""
     machine, batch = profile.machine, choice.budget.batch
     names: dict[int, list[str]] = {}
     for option in choice.to_measure:
         names.setdefault(option.network.resolution, []).append(option.network.name)
-    if machine.runtime == "tensorrt":
+    if machine.runtime in EXPORTED:
         each = (f"{' '.join(same)} at {side}" for side, same in names.items())
-        return [f"measure these, exported to TensorRT: {'; '.join(each)}"] if names else []
+        what = EXPORTED[machine.runtime].format(profile.name)
+        return [f"measure these, {what}: {'; '.join(each)}"] if names else []
     how = "--protocol online" if batch == 1 else f"--protocol throughput --call-batch {batch}"
     how += "".join(f" --precision {word}" for word in profile.precision.split()[:1])
     how += f" --layout {profile.layout}" if profile.layout else ""

@@ -170,8 +170,10 @@ def measurement_notes(rows: "Sequence[Measurement]", channels: int) -> list[str]
     sizes = " and ".join(f"{side} x {side}" for side in sides)
     precisions = ", ".join(dict.fromkeys(short_precision(row.precision) for row in rows))
     modes = " and ".join(dict.fromkeys("compiled" if row.compiled else "eager" for row in rows))
-    where = f"{environment.device}, {environment.threads} threads, torch {environment.torch}"
-    how = f"{sizes} x {channels}, {precisions}, {rows[-1].layout}, {modes}, {where}"
+    where = f"{environment.device}, {environment.threads} threads"
+    if environment.torch:  # which has no part in times on another machine
+        where = f"{precisions}, {rows[-1].layout}, {modes}, {where}, torch {environment.torch}"
+    how = f"{sizes} x {channels}, {where}"
     notes = [how, *dict.fromkeys(f"{row.name}: {row.runtime}" for row in rows if row.runtime)]
     notes += [busy_note(row) for row in rows if spread_of_rounds(row) > BUSY]
     if any(row.protocol.name == "tresnet" and row.efficiency != "plain" for row in rows):

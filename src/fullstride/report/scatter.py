@@ -91,7 +91,7 @@ def files_figure(
 
 
 def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figure:
-    """Plot published times as filled and estimated ones as hollow markers, with their intervals.
+    """Plot estimated times as hollow markers, with their intervals, and all others as filled ones.
 
     Only networks on the front are labelled, above it, where no marker can be. `title` names the
     device and the batch size.
@@ -112,7 +112,7 @@ def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figu
             draw_option(axes, option, option in choice.front)
         ring: Any = dict(mec=COLOURS[1], mfc="none", ms=13, mew=2, label="best")
         axes.plot(choice.best.ms, choice.best.network.top1, "o", **ring)
-        for by, colour in (("published", INK), ("estimated", "white")):
+        for by, colour in (("published", INK), ("measured", INK), ("estimated", "white")):
             if any(option.by == by for option in options):
                 axes.plot([], [], "o", mec=INK, mfc=colour, ms=7, label=f"{by} time")
         draw_legend(axes, loc="lower right")

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 import selectors
 import shlex
 import subprocess
@@ -136,7 +137,6 @@ class Times:
 
     ms: dict[str, tuple[Milliseconds, ...]]  # by the name of the file
     environment: Environment
-    held_back: str  # whether the clock fell while they were measured, in words, or ""
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,11 @@ class Target:
         self.process: subprocess.Popen[bytes] | None = None
         self.sent: set[str] = set()  # names of files that are there
         self.errors: Any = None  # file of what the process prints to standard error
+
+    @property
+    def name(self) -> str:
+        """As a file's name: pi@raspberrypi of ssh://pi@raspberrypi."""
+        return re.sub(r"[^\w.@=-]+", "-", self.where.removeprefix("ssh://"))[:100].strip("-.")
 
     def __enter__(self) -> "Target":
         return self
@@ -242,8 +247,7 @@ class Target:
         )
         return Times(
             ms={names[key]: each for key, each in ms.items()},
-            environment=environment_of(self.describe(), after, threads),
-            held_back=held_back(before, after),
+            environment=environment_of(self.describe(), before, after, threads),
         )
 
     def clear(self) -> None:
@@ -460,15 +464,17 @@ def advice(line: str) -> str:
     return ""
 
 
-def held_back(before: State, after: State) -> str:
+def held_back(before: State, after: State) -> str | None:
     """Whether the clock fell under load, in words."""
     first, last = before.clock_mhz, after.clock_mhz
     if first is None or last is None or last >= SLOWER * first:
-        return ""
+        return None
     return f"the clock fell from {first:,.0f} MHz: {after}"
 
 
-def environment_of(description: Description, state: State, threads: int | None) -> Environment:
+def environment_of(
+    description: Description, before: State, after: State, threads: int | None
+) -> Environment:
     """The environment of a measurement there. PyTorch had no part in it."""
     return Environment(
         device=description.processor,
@@ -481,9 +487,10 @@ def environment_of(description: Description, state: State, threads: int | None) 
         fullstride=version("fullstride"),
         commit=None,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        clock_mhz=state.clock_mhz,
-        clock_max_mhz=state.clock_max_mhz,
-        temperature_c=state.temperature_c,
+        clock_mhz=after.clock_mhz,
+        clock_max_mhz=after.clock_max_mhz,
+        temperature_c=after.temperature_c,
+        held_back_by=held_back(before, after),
     )
 
 

@@ -1,0 +1,304 @@
+"""Measures networks by name on another machine, as the files that would ship, and chooses by it."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from torch import nn
+
+from fullstride import tasks
+from fullstride.deploy.choose_form import (
+    Label,
+    Progress,
+    measure_files,
+    run_there,
+    runnable,
+    that_run_there,
+    untrained_files,
+)
+from fullstride.deploy.exported import ExportedModel, InputKind
+from fullstride.deploy.formats import detect_format, open_as_modules
+from fullstride.deploy.formats.base import last_line
+from fullstride.io.writing import remove, scratch_folder
+from fullstride.latency.device_sheets import MeasuredTime, corrected
+from fullstride.latency.devices import CPU
+from fullstride.latency.profiles import Profile
+from fullstride.latency.select import MeasuredTimes, Option, Place, Selection
+from fullstride.measure import bench_by_name
+from fullstride.measure.bench_by_name import noise
+from fullstride.measure.budget import Budget
+from fullstride.measure.protocols import BUSY, MEDIANS, Measurement, Protocol, call_time
+from fullstride.measure.settings import BenchSettings
+from fullstride.nets import zoo
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.targets.stored import StoredTimes
+from fullstride.targets.target import Target
+from fullstride.tasks.task import Task
+
+INPUT: InputKind = "pixels"  # of the files, as `fit` ships them
+Files = Mapping[Label, ExportedModel]
+Rows = dict[Label, Measurement]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesThere:
+    """Files of networks with fresh weights for another machine, and their times, which are stored.
+
+    A file is in `folder` until it was timed.
+    """
+
+    target: Target
+    store: StoredTimes
+    labels: Sequence[Label]  # the forms of a network
+    folder: Path
+    batch: int = 1
+
+    def write(
+        self, net: nn.Module, name: str, pre: Preprocessing, classes: int, task: Task | None = None
+    ) -> Files:
+        """The forms of a network that run there. Raises ValueError, with the reason, for none."""
+        reason, models = "", dict[Label, ExportedModel]()
+        try:
+            files = untrained_files(net, name, pre, classes, INPUT, task)
+            for label in self.labels:
+                try:
+                    model = files.open(*label, self.folder, batch=self.batch)
+                    run_there(self.target, model, self.batch)
+                except (ValueError, MemoryError) as error:
+                    reason = reason or last_line(error)
+                else:
+                    models[label] = model
+        except OSError:  # such as a lost connection, which is not the network's fault
+            raise
+        except Exception as error:  # a network of others, which may raise anything
+            reason = last_line(error)
+        if not models:
+            raise ValueError(f"{name} does not run on {self.target.where}: {reason}")
+        return models
+
+    def write_named(
+        self, name: str, resolution: int, task: str = "", classes: int | None = None
+    ) -> Files:
+        """`write` of a name, or of what is at a path, with the head of its task."""
+        named = tasks.find_network(name, task, classes)
+        is_path = Path(name).exists() and not zoo.is_spec_file(name)
+        kind = tasks.task_of(tasks.load(name)) if is_path else tasks.find_task(task or "classify")
+        pre = replace(zoo.family_preprocessing(named.spec), resolution=resolution)
+        count = named.spec.classes
+        return self.write(
+            named.build(), name, pre, count, kind.for_classes([*map(str, range(count))])
+        )
+
+    def stored(self, network: str, resolution: int) -> Rows:
+        """The times of a network from earlier calls, by its forms."""
+        place = network, resolution, self.batch
+        times = {label: self.store.find(*place, *label) for label in self.labels}
+        return {label: row for label, row in times.items() if row is not None}
+
+    def measure(self, networks: Mapping[str, Files], protocol: Protocol) -> dict[str, Rows]:
+        """All files in turn, by the names of the networks. Latencies of names are stored."""
+        keys = [(name, label) for name, own in networks.items() for label in own]
+        models = {label_of(name, label): networks[name][label] for name, label in keys}
+        times: dict[str, Rows] = {name: {} for name in networks}
+        rows = measure_files(models, protocol, target=self.target)
+        for (name, label), row in zip(keys, rows, strict=True):
+            times[name][label] = row
+            if protocol.name == "online" and not Path(name).exists():  # whose content may change
+                self.store.save(name, *label, row)
+        return times
+
+    def clear(self) -> None:
+        for path in self.folder.iterdir():
+            remove(path)
+        self.target.clear()
+
+
+def label_of(name: str, label: Label) -> str:
+    return " ".join(filter(None, (name, *label)))
+
+
+@contextmanager
+def files_there(target: Target, precision: str = "fp32", batch: int = 1) -> Iterator[FilesThere]:
+    """In each format that is written here and runs on the target, in one precision."""
+    labels = that_run_there(runnable((), (precision,)), target)
+    store = StoredTimes(target)
+    with scratch_folder(store.checked / "files") as folder:
+        files = FilesThere(target=target, store=store, labels=labels, folder=folder, batch=batch)
+        yield files
+        files.clear()
+
+
+# ---- a benchmark
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanThere(bench_by_name.Plan):
+    """What is to be measured on another machine, in each form."""
+
+    files: FilesThere
+    networks: Mapping[str, Files]
+
+    def measure(self, parts: Sequence[Protocol]) -> list[list[Measurement]]:
+        times = [self.files.measure(self.networks, part) for part in parts]
+        return [[row for rows in each.values() for row in rows.values()] for each in times]
+
+
+@contextmanager
+def bench_there(
+    models: Sequence[str], settings: BenchSettings, target: Target, *, trust: bool = False
+) -> Iterator[PlanThere]:
+    """The plan of a benchmark by names on another machine, whose files are there until the end.
+
+    Networks are files with fresh weights, in each format that runs there, and exported files are
+    those. Raises ValueError, in one line, for what cannot be measured there.
+    """
+    check_flags(settings)
+    exported, there = open_as_modules(models, trust=trust), target.describe().runtimes
+    for name, module in exported.items():
+        if (kind := detect_format(module.model.path)) not in there:
+            raise ValueError(f"{name} is {kind}, which {target.where} does not run: leave it out")
+    own = replace(settings, precision=None, reference="none")
+    plan = bench_by_name.plan(models, own, exported, tasks.build_head)
+    first, networks = next(iter(plan.protocols.values()))[0], dict[str, Files]()
+    with files_there(target, settings.precision or "fp32") as files:
+        for name in plan.nets:
+            if name in exported:
+                networks[name] = {("", "fp32"): exported[name].model}
+            else:
+                side = plan.options.resolutions.get(name, first.resolution)
+                networks[name] = files.write_named(name, side)
+        parts = {each.name: getattr(plan, each.name) for each in fields(plan)}
+        yield PlanThere(**parts, files=files, networks=networks)
+
+
+def check_flags(settings: BenchSettings) -> None:
+    """Raise ValueError, in one line, for a flag that says nothing of files there."""
+    names = ("device", "layout", "compiled", "efficiency", "padded", "memory_gib", "reference")
+    flags = [each for each in names if getattr(settings, each) != getattr(BenchSettings(), each)]
+    if flags:
+        words = ", ".join(f"--{each.replace('_', '-')}" for each in flags)
+        raise ValueError(f"{words} with --target {settings.target}: leave it out")
+    if others := sorted({*settings.protocol} - {*bench_by_name.DEFAULT_PROTOCOLS}):
+        raise ValueError(f"--protocol {others[0]} is for networks here: use online or throughput")
+
+
+# ---- a choice
+
+
+MOST = 12  # networks that a choice measures
+QUANTILES = (0.25, 0.5)  # of the front by rough estimates: the networks that correct all others
+UNLIMITED_MS = 1e9
+Choose = Callable[..., Selection]  # `latency.select.select`, but for the profile and the budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimesThere:
+    """Times of the networks of a choice, each the shortest of its forms."""
+
+    files: FilesThere
+    task: str = ""
+    classes: int | None = None
+    ms: dict[Place, float | str] = field(default_factory=dict)  # or why there is none
+
+    def name(self, place: Place) -> str:
+        return " ".join(map(str, filter(None, (place[0], self.task, self.classes))))
+
+    def find(self, place: Place) -> None:
+        """Take it from earlier calls, if it is there."""
+        if place not in self.ms and (rows := self.files.stored(self.name(place), place[1])):
+            self.ms[place] = fastest_ms(rows)
+
+    def measure(self, place: Place) -> str:
+        """Returns the times, or why there are none, in words."""
+        name = self.name(place)
+        try:
+            models = self.files.write_named(*place, self.task, self.classes)
+            rows = quieter(lambda: self.files.measure({name: models}, MEDIANS)[name])
+        except ValueError as error:
+            self.ms[place] = words = last_line(error)
+            return words
+        self.ms[place] = fastest_ms(rows)
+        times = (f"{label_of('', label)} {ms_of(row):.3g} ms" for label, row in rows.items())
+        return f"{name} at {place[1]} x {place[1]}: {', '.join(times)}"
+
+
+def choose_there(
+    target: Target,
+    budget: Budget,
+    choose: Choose,
+    *,
+    task: str = "",
+    classes: int | None = None,
+    progress: Progress = lambda line: None,
+) -> Selection:
+    """The most accurate network within the budget, by times on the target.
+
+    Rough estimates are corrected by the networks that were measured. Those whose times would decide
+    are measured, and the choice is made again, until no doubt is left, or `MOST` were. Times are
+    stored at once, and a later call reads them.
+    """
+    rough = profile_there(target)
+    everything = choose(rough, replace(budget, ms_per_image=UNLIMITED_MS))
+    with files_there(target, batch=budget.batch) as files:
+        times = TimesThere(files=files, task=task, classes=classes)
+        for option in everything.options:
+            times.find(option.place)
+        front, left = everything.choice.front, MOST
+        due = [] if times.ms else [front[int(share * len(front))] for share in QUANTILES]
+        if times.ms:
+            progress(f"{len(times.ms)} networks were measured before: {times.files.store.folder}")
+        while True:
+            for place in [*dict.fromkeys(option.place for option in due)][:left]:
+                progress(times.measure(place))
+                files.clear()
+                left -= 1
+            profile = corrected_by(rough, everything.options, times.ms, budget.batch)
+            selection = choose(profile, budget, measured=times.ms)
+            due = selection.choice.to_measure
+            if not due or not left:
+                return selection
+
+
+def profile_there(target: Target) -> Profile:
+    """Rough relative times of processors."""
+    there = target.describe()
+    return replace(
+        CPU,
+        name=target.name,
+        device=f"{there.processor}, {there.cores} threads",
+        machine=replace(CPU.machine, runtime="onnx"),
+    )
+
+
+def corrected_by(
+    rough: Profile, options: Sequence[Option], ms: MeasuredTimes, batch: int
+) -> Profile:
+    """The profile with its times as those that were measured."""
+    estimates = {option.place: option.estimate for option in options}
+    rows = [
+        MeasuredTime(network=name, resolution=side, batch=batch, ms_per_image=time)
+        for (name, side), time in ms.items()
+        if not isinstance(time, str)
+    ]
+    own = [estimates[row.network, row.resolution] for row in rows]
+    return corrected(rough, rows, own, most_off=math.inf) if rows else rough
+
+
+def ms_of(row: Measurement) -> float:
+    return call_time(row).ms
+
+
+def fastest_ms(rows: Rows) -> float:
+    return min(map(ms_of, rows.values()))
+
+
+def quieter(measure: Callable[[], Rows]) -> Rows:
+    """What is measured, or once more where the machine was busy, and the quieter of both."""
+
+    def own_noise(rows: Rows) -> float:
+        return noise([[*rows.values()]])
+
+    rows = measure()
+    return min(rows, measure(), key=own_noise) if own_noise(rows) > BUSY else rows

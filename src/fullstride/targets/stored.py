@@ -1,0 +1,70 @@
+"""Stores the times of a target in a folder that has its name, and refuses those of another machine.
+
+Of a fit that is its own folder, and of other commands one in the user's cache folder.
+"""
+
+import os
+import re
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from fullstride.io.records import Record, deletable
+from fullstride.measure.protocols import Measurement, read_measurements, save_measurements
+from fullstride.targets.target import Machine, Target
+
+MACHINE_FILE = "target.json"
+MACHINE = Record(Machine, "the machine that files were measured on", ("processor", "runtimes"))
+
+
+def check_same(target: Target, folder: Path, advice: str = "use another --out") -> None:
+    """Raise ValueError, in one line, if `folder` has times of another machine."""
+    identity, before = target.describe().identity, MACHINE.find(folder / MACHINE_FILE)
+    if before is not None and before != identity:
+        raise ValueError(
+            f"{target.where} is {identity}, and was {before} when {folder} was measured: {advice}"
+        )
+
+
+def save_machine(target: Target, folder: Path) -> None:
+    MACHINE.save(folder / MACHINE_FILE, target.describe().identity)
+
+
+class StoredTimes:
+    """What was measured on a target before, a file for each network, size, batch and form."""
+
+    def __init__(self, target: Target):
+        self.target = target
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self.folder = cache / "fullstride" / "targets" / target.name
+
+    @cached_property
+    def checked(self) -> Path:
+        """The folder. Raises ValueError, in one line, if it has times of another machine."""
+        check_same(self.target, self.folder, "remove it to measure anew")
+        if not (self.folder / MACHINE_FILE).exists():
+            save_machine(self.target, self.folder)
+        return self.folder
+
+    def path(self, network: str, resolution: int, batch: int, format: str, precision: str) -> Path:
+        name = re.sub(r"[^\w.-]", "+", network)
+        return self.checked / f"{name}-{resolution}-{batch}-{format}-{precision}.json"
+
+    def find(self, *key: str | int) -> Measurement | None:
+        """The one of a network, a resolution, a batch, a format and a precision, if there is one.
+
+        Raises ValueError for a file that has something else.
+        """
+        path = self.path(*key)  # pyright: ignore[reportArgumentType]
+        if not path.exists():
+            return None
+        with deletable():
+            (row,) = read_measurements(path)
+        return row
+
+    def save(self, network: str, format: str, precision: str, row: Measurement) -> Measurement:
+        """Store a measurement by the online protocol."""
+        own = replace(row, name=network)
+        path = self.path(network, row.protocol.resolution, row.protocol.batch, format, precision)
+        save_measurements([own], path)
+        return own
