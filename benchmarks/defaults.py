@@ -57,12 +57,12 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.final_weights import with_precise_statistics
 from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.named import FINETUNE, finetune, scratch
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.scoring import ScoringOptions, score_images
+from fullstride.train.scoring import score_images
 
 OUTPUT = json_output("results of a benchmark", "environment", "cells")
 LITE0 = "timm/tf_efficientnet_lite0"
@@ -293,18 +293,18 @@ def score(cell: Cell, recipe: Recipe, seed: int, folder: Path) -> dict[str, floa
     data, task, recipe = cell_data(cell, seed, folder), Classify(), replace(recipe, seed=seed)
     start = lite0(folder) if cell.mode == "finetune" else None
     net, pre = initial_network(cell.model, task, data, recipe, start)
-    batches = training_batches(data, task, pre, recipe)
+    batches = training_batches(data, task, BatchOptions(pre), recipe)
     scores = {}
     try:
         *_, last = loop.train_epochs(net, task, batches, recipe)
         nets = {"top1": last.average}
         if recipe.precise_bn:
             nets["precise_top1"] = with_precise_statistics(
-                last.average, task, data.train, ScoringOptions(pre, "cpu")
+                last.average, task, data.train, BatchOptions(pre, "cpu")
             )
         for name, each in nets.items():
             scores[name] = round(
-                score_images(each, task, data.test, ScoringOptions(pre, "cpu"))[0]["top1"], 3
+                score_images(each, task, data.test, BatchOptions(pre, "cpu"))[0]["top1"], 3
             )
     except FloatingPointError:  # too high a rate for the cell
         scores = {"top1": round(100 / len(data.classes), 3)}

@@ -37,9 +37,10 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import build_head, find_task, task_of
 from fullstride.tasks.task import Task
 from fullstride.train import run, run_folder
+from fullstride.train.batches import BatchOptions
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.scoring import ScoringOptions, score_images
+from fullstride.train.scoring import score_images
 
 MODELS = (f"timm/{BACKBONE}",)
 SIDE = 96  # pixels
@@ -136,7 +137,7 @@ STUDIES = {
 
 def scores(net: nn.Module, task: Task, data: DataSet, pre: Preprocessing) -> dict[str, float]:
     """What `net` achieves on the test, with the IoU of each class as CLASS_iou."""
-    evaluation = score_images(net, task, data.test, ScoringOptions(pre, "cpu"))
+    evaluation = score_images(net, task, data.test, BatchOptions(pre, "cpu"))
     result = dict(evaluation.scores)
     for row in evaluation.score.by_class(data.classes):
         if (iou := getattr(row, "iou", None)) is not None:

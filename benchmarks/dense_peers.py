@@ -23,7 +23,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.task import Task
 from fullstride.train.averages import Average
-from fullstride.train.batches import recipe_in_epochs, training_batches
+from fullstride.train.batches import BatchOptions, recipe_in_epochs, training_batches
 from fullstride.train.optimizer import build_optimizer, lr_at
 from fullstride.train.recipes.recipe import Recipe
 
@@ -132,7 +132,7 @@ def train_peer(
 ) -> nn.Module:
     """The averaged network after the recipe's steps, in evaluation mode."""
     torch.manual_seed(recipe.seed)
-    net, batches = build().train(), training_batches(data, task, pre, recipe)
+    net, batches = build().train(), training_batches(data, task, BatchOptions(pre), recipe)
     recipe = recipe_in_epochs(data, recipe)
     optimizer, average = build_optimizer(net, recipe), Average(net, recipe.ema_decay)
     steps = round(recipe.epochs * len(batches))

@@ -35,7 +35,8 @@ from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks.classify import Classify
-from fullstride.train.scoring import ScoringOptions, scoring_batches
+from fullstride.train.batches import BatchOptions
+from fullstride.train.scoring import scoring_batches
 
 SIDE, QUALITY = 48, 90
 OUTPUT = json_output("a study of decoding at reduced scale", "protocol", "rows")
@@ -80,7 +81,7 @@ def features(data: DataSet, bundle: Bundle, draft: bool) -> np.ndarray:
     classifier = bundle.net.get_submodule(bundle.net.classifier)
     classifier.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0]))
     bundle.net.eval()
-    for x, _, _ in scoring_batches(Classify(), data.test, ScoringOptions(pre, "cpu")).epoch(0):
+    for x, _, _ in scoring_batches(Classify(), data.test, BatchOptions(pre, "cpu")).epoch(0):
         bundle.net(x)
     return torch.cat(rows).numpy()
 

@@ -26,9 +26,10 @@ from fullstride.io.writing import Output, atomic_write, begins_with, json_output
 from fullstride.measure.environment import Environment
 from fullstride.tasks.retrieval import METRICS, Retrieval, retrieval_scores
 from fullstride.train import prepare, run
+from fullstride.train.batches import BatchOptions
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
-from fullstride.train.scoring import ScoringOptions, score_images
+from fullstride.train.scoring import score_images
 
 MODEL = "genet_tiny"
 RECIPE = replace(DIGITS, epochs=30, warmup_epochs=2, resolution=16, batch_size=64, per_class=8)
@@ -50,7 +51,7 @@ def untrained_scores(seed: int) -> dict[str, float]:
     task, recipe = Retrieval(), replace(RECIPE, seed=seed)
     data = task.open_data("digits")
     net, pre = prepare.initial_network(MODEL, task, data, recipe)
-    return named(score_images(net.eval(), task, data.test, ScoringOptions(pre, "cpu")).scores)
+    return named(score_images(net.eval(), task, data.test, BatchOptions(pre, "cpu")).scores)
 
 
 def pixel_scores() -> dict[str, float]:

@@ -50,12 +50,12 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.tasks.classify import Classify
 from fullstride.train import loop
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.distill import Teacher
 from fullstride.train.recipes import papers
 from fullstride.train.recipes.named import DIGITS, RECIPES
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
-from fullstride.train.scoring import ScoringOptions, score_images
+from fullstride.train.scoring import score_images
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")
 SHORT, LONG = 24, 93  # epochs, for 90 and 350 in the paper
@@ -168,7 +168,7 @@ def trained(
     net = Network(network)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
     task = Classify()
-    batches = training_batches(data, task, PRE, recipe)
+    batches = training_batches(data, task, BatchOptions(PRE), recipe)
     *_, last = loop.train_epochs(net, task, batches, recipe, teacher=teacher)
     net.load_state_dict(last.state["average"])
     return net
@@ -186,7 +186,7 @@ def scores(job: tuple[Row, int]) -> tuple[Row, int, dict[str, float]]:
         )
     net = trained(row.network, recipe, data, teacher)
     top1 = {
-        part: score_images(net, Classify(), getattr(data, part), ScoringOptions(PRE, "cpu"))[0][
+        part: score_images(net, Classify(), getattr(data, part), BatchOptions(PRE, "cpu"))[0][
             "top1"
         ]
         for part in ("val", "test")

@@ -26,11 +26,12 @@ from fullstride.study.driver import run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks import find_task
 from fullstride.train import run_folder
+from fullstride.train.batches import BatchOptions
 from fullstride.train.distill import matching_teacher
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
-from fullstride.train.scoring import ScoringOptions, images_to_score, score_images
+from fullstride.train.scoring import images_to_score, score_images
 
 COUNTS = {"train": 48, "t10k": 24}
 RECIPE = Recipe(epochs=2, batch_size=16, lr=0.05, resolution=24, hflip_prob=0, random_kernel=True)
@@ -120,7 +121,7 @@ def test_scores_and_predictions_of_gray_images_are_those_of_rgb_files(runs, gray
     ours = images_to_score(str(runs["gray"]), bundle, gray.where)
     assert ours.images.names == gray.test.names
     scores = [
-        score_images(bundle.net, task, images, ScoringOptions(bundle.preprocessing, "cpu")).scores
+        score_images(bundle.net, task, images, BatchOptions(bundle.preprocessing, "cpu")).scores
         for images in (ours.images, rgb.test)
     ]
     assert scores[0] == scores[1]

@@ -19,7 +19,7 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tables import names
 from fullstride.train import prepare, run, run_folder
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
@@ -154,7 +154,7 @@ def test_a_step_with_a_head_is_the_same_in_the_fused_form(age_with_head, few_age
     for efficiency in ("plain", "fused"):
         recipe = replace(SHORT, efficiency=efficiency)
         net, pre = prepare.initial_network("tresnet_tiny", age_with_head, few_ages, recipe)
-        batches = training_batches(few_ages, age_with_head, pre, recipe)
+        batches = training_batches(few_ages, age_with_head, BatchOptions(pre), recipe)
         learner = build_trainer(net.train(), age_with_head, recipe, 4, None, SINGLE_PROCESS)
         steps = enumerate(batches.epoch(0))
         losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]

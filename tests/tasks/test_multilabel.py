@@ -19,7 +19,7 @@ from fullstride.deploy.settings import ExportOptions
 from fullstride.report.training_progress import calibration_line
 from fullstride.tasks.multilabel import MultiLabel, multilabel_focal
 from fullstride.train import prepare, run, run_folder
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
@@ -197,7 +197,7 @@ def test_mixed_images_have_the_labels_of_both(changes, few_labels):
     net, pre = prepare.initial_network("genet_tiny", task, few_labels, recipe)
     noting = Noting(labels=4)
     learner = build_trainer(net.train(), noting, recipe, 4, None, SINGLE_PROCESS)
-    x, wanted, _ = next(training_batches(few_labels, task, pre, recipe).epoch(0))
+    x, wanted, _ = next(training_batches(few_labels, task, BatchOptions(pre), recipe).epoch(0))
     assert learner.step(x, wanted, 0).isfinite()
     (mixed,) = targets
     shares = [(mixed - wanted.roll(1, 0)), (wanted - wanted.roll(1, 0))]
@@ -211,7 +211,7 @@ def test_a_step_is_the_same_in_the_fused_form(few_labels):
     for efficiency in ("plain", "fused"):
         recipe = replace(SHORT, efficiency=efficiency)
         net, pre = prepare.initial_network("tresnet_tiny", task, few_labels, recipe)
-        batches = training_batches(few_labels, task, pre, recipe)
+        batches = training_batches(few_labels, task, BatchOptions(pre), recipe)
         learner = build_trainer(net.train(), task, recipe, 4, None, SINGLE_PROCESS)
         steps = enumerate(batches.epoch(0))
         losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]

@@ -27,7 +27,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks.losses import batch_hard_triplet
 from fullstride.tasks.retrieval import Retrieval, RetrievalScore, retrieval_scores
 from fullstride.train import prepare, run
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
@@ -497,7 +497,7 @@ def test_a_step_is_the_same_in_the_fused_form(things):
     for efficiency in ("plain", "fused"):
         recipe = replace(TRIPLET, efficiency=efficiency, task_options={"embedding_size": 6})
         net, pre = prepare.initial_network("tresnet_tiny", task, data, recipe)
-        batches = training_batches(data, task, pre, recipe)
+        batches = training_batches(data, task, BatchOptions(pre), recipe)
         learner = build_trainer(net.train(), task, recipe, len(batches), None, SINGLE_PROCESS)
         steps = enumerate(batches.epoch(0))
         losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]

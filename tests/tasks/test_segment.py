@@ -20,7 +20,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.dense import PixelHead, class_colours
 from fullstride.tasks.segment import Segment, SegmentScore
 from fullstride.train import run, run_folder
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.recipe import Recipe
@@ -196,7 +196,7 @@ def test_a_view_of_training_is_a_function_of_seed_epoch_and_sample(boxes):
     task = Segment().with_options(SHORT)
 
     def views(workers):
-        batches = training_batches(boxes, task, pre, SHORT, workers=workers)
+        batches = training_batches(boxes, task, BatchOptions(pre, workers=workers), SHORT)
         both = [next(batches.epoch(1)), next(batches.epoch(2))]
         batches.close()
         return both
@@ -268,7 +268,9 @@ def test_the_recipe_of_the_paper_is_for_this_task_alone(boxes):
     assert recipe.schedule == "cosine"
     classify = tasks.find_task("classify")
     with pytest.raises(ValueError, match="recipe.task_options jitter: the task classify"):
-        training_batches(classify.open_data("digits"), classify, Preprocessing(), recipe)
+        training_batches(
+            classify.open_data("digits"), classify, BatchOptions(Preprocessing()), recipe
+        )
 
 
 @pytest.mark.slow

@@ -14,8 +14,9 @@ from fullstride.nets.bundle import Bundle, read_metadata
 from fullstride.report.training_progress import calibration_line
 from fullstride.tasks.classify import LIMITS, Classify, fit_temperature
 from fullstride.train import run
+from fullstride.train.batches import BatchOptions
 from fullstride.train.recipes.named import DIGITS
-from fullstride.train.scoring import HeldOutputs, ScoringOptions, score_images
+from fullstride.train.scoring import HeldOutputs, score_images
 
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch_size=16, resolution=16, lr=0.01)
 
@@ -88,11 +89,11 @@ def test_a_run_stores_its_temperature_with_the_error_before_and_after(few_digits
     list(run.train(tmp_path / "run", "genet_tiny", few_digits, SHORT))
     bundle = tasks.load(tmp_path / "run")
     plain = score_images(
-        bundle.net, Classify(), few_digits.test, ScoringOptions(bundle.preprocessing, "cpu")
+        bundle.net, Classify(), few_digits.test, BatchOptions(bundle.preprocessing, "cpu")
     )
     task = tasks.task_of(bundle)
     scaled = score_images(
-        bundle.net, task, few_digits.test, ScoringOptions(bundle.preprocessing, "cpu")
+        bundle.net, task, few_digits.test, BatchOptions(bundle.preprocessing, "cpu")
     )
     saved = bundle.scores["test"]
     assert bundle.temperature != 1

@@ -23,7 +23,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.video import Video, views_of
 from fullstride.train import run
-from fullstride.train.batches import mix, training_batches
+from fullstride.train.batches import BatchOptions, mix, training_batches
 from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import find_recipe, scratch, video
@@ -178,15 +178,15 @@ def test_scale_jitter_reaches_the_view_and_fields_of_clips_are_refused_for_image
     recipe = replace(SHORT, hflip_prob=0.7).with_task_options({"short_side": (24, 40)})
     task = Video().with_options(recipe)
     pre = Preprocessing(resolution=24, frames=4)
-    batches = training_batches(data, task, pre, recipe)
+    batches = training_batches(data, task, BatchOptions(pre), recipe)
     assert batches.view.short_side == (24, 40)
     assert batches.view.augmentation.hflip_prob == 0  # left would be right
     assert next(batches.epoch(0)).x.shape == (4, 3, 4, 24, 24)
     with pytest.raises(ValueError, match=r"recipe.task_options .*short_side.* the task classify"):
-        training_batches(data, tasks.find_task(), pre, recipe)
+        training_batches(data, tasks.find_task(), BatchOptions(pre), recipe)
     for wrong in (dict(decoder="opencv"), dict(grow_from=16), dict(train_resolution_ratio=0.5)):
         with pytest.raises(ValueError, match="leave them out|pillow"):
-            training_batches(data, task, pre, replace(recipe, **wrong))
+            training_batches(data, task, BatchOptions(pre), replace(recipe, **wrong))
 
 
 def test_clips_are_mixed_as_each_of_their_frames():

@@ -16,7 +16,7 @@ from rectangles import write_rectangles
 from fullstride import cli
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.tasks.classify import Classify
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.loop import Epoch, train_epochs
 from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.named import DIGITS, FINETUNE
@@ -78,7 +78,7 @@ def weighed(
 def data_share(data: DataSet, workers: int) -> float:
     """The fraction of a real epoch that waits for images, by the log of training."""
     net, pre = initial_network("genet_tiny", Classify(), data, RECIPE)
-    batches = training_batches(data, Classify(), pre, RECIPE, "cpu", workers)
+    batches = training_batches(data, Classify(), BatchOptions(pre, "cpu", workers), RECIPE)
     (epoch,) = train_epochs(net, Classify(), batches, RECIPE)
     assert isinstance(epoch, Epoch)
     return epoch.data_share

@@ -18,7 +18,7 @@ from fullstride.tasks import find_task
 from fullstride.tasks.classify import Classify
 from fullstride.train import final_weights, run_folder
 from fullstride.train.averages import BATCH_NORM
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.final_weights import is_clearly_better
 from fullstride.train.loop import train_epochs
 from fullstride.train.prepare import initial_network
@@ -86,7 +86,7 @@ def test_frozen_statistics_are_those_of_the_weights_and_gains_train(start, few_d
     recipe = replace(
         FROZEN, optimizer="sgd", linear_probe=False, weight_decay=0.0, momentum=0.0, steps=1
     )
-    batches = training_batches(few_digits, Classify(), pre, recipe)
+    batches = training_batches(few_digits, Classify(), BatchOptions(pre), recipe)
     x, y, _ = next(batches.epoch(0))
     own = copy.deepcopy(net).eval()  # no dropout here, so evaluation is only that of the norms
     F.cross_entropy(own(x), y, label_smoothing=0.1).backward()

@@ -17,7 +17,7 @@ from fullstride.deploy.offline import write_outputs
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import run
-from fullstride.train.batches import JointBatches, run_batches
+from fullstride.train.batches import BatchOptions, JointBatches, run_batches
 from fullstride.train.compute import DistributedContext
 from fullstride.train.distill import read_pseudo_labels
 from fullstride.train.recipes.choice import RunOptions
@@ -36,7 +36,9 @@ def store(tmp_path_factory) -> Path:
 
 
 def joint(data, recipe, **how) -> JointBatches:
-    batches, in_steps, fingerprint = run_batches(data, Classify(), PIXELS, recipe, **how)
+    batches, in_steps, fingerprint = run_batches(
+        data, Classify(), BatchOptions(PIXELS, **how), recipe
+    )
     assert isinstance(batches, JointBatches)
     assert fingerprint
     assert in_steps == replace(recipe, label_smoothing=0.0)

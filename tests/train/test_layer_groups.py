@@ -17,7 +17,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.train import batches, run, run_folder
 from fullstride.train.averages import Average
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.loop import Trainer, build_trainer, train_epochs
 from fullstride.train.optimizer import build_optimizer, lr_at, lr_scales, momentum_at
@@ -110,7 +110,7 @@ def test_frozen_stages_keep_their_weights_and_statistics_and_the_others_learn(
     net = network(name)
     before = {key: value.clone() for key, value in net.state_dict().items()}
     recipe = replace(SHORT, efficiency=efficiency, freeze_stages=stages, weight_decay=0.1)
-    batches = training_batches(few_digits, Classify(), GRAY, recipe)
+    batches = training_batches(few_digits, Classify(), BatchOptions(GRAY), recipe)
     *_, epoch = train_epochs(net, Classify(), batches, recipe)
     numbers = net.layer_numbers(coarse=True)
     last = max(numbers.values())
@@ -140,7 +140,7 @@ def test_layers_that_are_frozen_by_path_stay_and_all_others_learn(
     randomise(net)
     before = {key: value.clone() for key, value in net.state_dict().items()}
     recipe = replace(SHORT, epochs=1, efficiency=efficiency, frozen=paths, weight_decay=0.1)
-    batches = training_batches(few_digits, Classify(), GRAY, recipe)
+    batches = training_batches(few_digits, Classify(), BatchOptions(GRAY), recipe)
     (epoch,) = train_epochs(net, Classify(), batches, recipe)
     for state in (net.state_dict(), epoch.average.state_dict()):
         for key, value in state.items():
@@ -189,7 +189,7 @@ def test_frozen_stages_save_no_tensors_for_the_backward_pass():
 
 def test_the_classifier_alone_trains_in_the_first_epochs_and_then_everything(few_digits):
     recipe = replace(SHORT, epochs=2, freeze_epochs=1, ema_decay=0.0)
-    batches = training_batches(few_digits, Classify(), GRAY, recipe)
+    batches = training_batches(few_digits, Classify(), BatchOptions(GRAY), recipe)
     net = network()
     before = {key: value.clone() for key, value in net.state_dict().items()}
     epochs = train_epochs(net, Classify(), batches, recipe)
@@ -252,7 +252,7 @@ def test_a_run_with_frozen_layers_goes_on_to_the_same_weights_bit_for_bit(
 
 def test_the_rate_of_the_log_is_that_of_the_schedule(few_digits):
     recipe = replace(SHORT, epochs=1, layer_decay=0.5)
-    batches = training_batches(few_digits, Classify(), GRAY, recipe)
+    batches = training_batches(few_digits, Classify(), BatchOptions(GRAY), recipe)
     (epoch,) = train_epochs(network(), Classify(), batches, recipe)
     assert epoch.lr == lr_at(1 - 0.5 / len(batches), recipe.in_epochs(len(batches)))
 

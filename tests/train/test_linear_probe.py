@@ -11,11 +11,12 @@ from fullstride.cli import run as command
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
 from fullstride.train import final_weights, run_folder
+from fullstride.train.batches import BatchOptions
 from fullstride.train.final_weights import STRENGTHS, features, fit_probe
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
-from fullstride.train.scoring import ScoringOptions, score_bundle
+from fullstride.train.scoring import score_bundle
 
 SHORT = Recipe(epochs=2, batch_size=16, lr=0.05, resolution=16, hflip_prob=0.0, linear_probe=True)
 HOPELESS = replace(SHORT, lr=1e-9)  # a classifier that stays random
@@ -120,7 +121,7 @@ def test_a_run_that_was_stopped_after_its_probe_does_not_make_it_again(
 def test_features_are_the_inputs_of_the_classifier(weights, few_digits):
     bundle = Bundle.load(weights)
     task, classifier = find_task(), bundle.net.get_submodule(bundle.net.classifier)
-    how = ScoringOptions(bundle.preprocessing, "cpu")
+    how = BatchOptions(bundle.preprocessing, "cpu")
     inputs, labels, _ = features(bundle.net, task, few_digits.test, how)
     assert labels.tolist() == list(few_digits.test.targets)
     with torch.inference_mode():

@@ -16,14 +16,14 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks.classify import Classify
 from fullstride.train import final_weights, run, run_folder
 from fullstride.train.averages import RunningStatistics
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.loop import train_epochs
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.scoring import FinalNetwork, ScoringOptions, score_images
+from fullstride.train.scoring import FinalNetwork, score_images
 
 SHORT = replace(
     DIGITS, epochs=2, warmup_epochs=0, resolution=16, batch_size=16, lr=0.01, dropout=0.5
@@ -208,7 +208,7 @@ def trained(recipe: Recipe, data: DataSet):
     torch.manual_seed(0)
     net = zoo.create("genet_tiny", classes=10, in_channels=1)
     pre = zoo.family_preprocessing(net.spec)
-    return net, pre, training_batches(data, Classify(), pre, recipe)
+    return net, pre, training_batches(data, Classify(), BatchOptions(pre), recipe)
 
 
 def test_a_training_that_was_stopped_while_the_statistics_are_young_goes_on_to_the_same_bits():
@@ -233,6 +233,6 @@ def test_a_fresh_network_at_one_step_an_epoch_does_not_keep_the_initial_statisti
         net, pre, batches = trained(recipe, data)
         *_, last = train_epochs(net, Classify(), batches, recipe)
         losses[momentum] = score_images(
-            last.average, Classify(), data.val, ScoringOptions(pre, "cpu")
+            last.average, Classify(), data.val, BatchOptions(pre, "cpu")
         )[0]
     assert losses[0.1]["loss"] < losses[None]["loss"] / 5

@@ -16,12 +16,12 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
 from fullstride.train import final_weights, loop, run, run_folder
+from fullstride.train.batches import BatchOptions
 from fullstride.train.final_weights import with_precise_statistics
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, RECIPES, finetune, scratch
 from fullstride.train.recipes.recipe import Recipe
-from fullstride.train.scoring import ScoringOptions
 
 METRIC = find_task().metric
 SHORT = replace(DIGITS, epochs=7, warmup_epochs=0, resolution=8, batch_size=32, dropout=0.2)
@@ -312,7 +312,7 @@ def test_with_precise_statistics_those_of_the_average_are_measured(
     mean = final_weights.averaged([each.net.state_dict() for each in ingredients(folder).values()])
     net = copy.deepcopy(bundle.net)
     net.load_state_dict(mean)
-    how = ScoringOptions(bundle.preprocessing, "cpu")
+    how = BatchOptions(bundle.preprocessing, "cpu")
     expected = with_precise_statistics(net, find_task(), few_digits.train, how).state_dict()
     for name, value in bundle.net.state_dict().items():
         assert torch.allclose(value, expected[name], rtol=1e-4, atol=1e-6), name

@@ -28,7 +28,7 @@ from fullstride.tasks import find_task
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.losses import weighted_triplet
 from fullstride.train import prepare, run, run_folder
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.compute import SINGLE_PROCESS
 from fullstride.train.distill import (
     CachedTeacher,
@@ -150,7 +150,7 @@ def test_the_network_grows_into_its_resolution(digits):
         train_epochs(
             net,
             Classify(),
-            training_batches(digits, Classify(), GRAY, recipe),
+            training_batches(digits, Classify(), BatchOptions(GRAY), recipe),
             recipe,
         )
     )
@@ -558,7 +558,9 @@ def test_the_triplet_loss_is_added_with_its_weight_and_draws_classes_apart(digit
     for weight in (0.0, 1.0):
         torch.manual_seed(0)
         net = zoo.create("genet_tiny", in_channels=1)
-        batches = training_batches(digits, Classify(), GRAY, replace(recipe, triplet=weight))
+        batches = training_batches(
+            digits, Classify(), BatchOptions(GRAY), replace(recipe, triplet=weight)
+        )
         x, labels, _ = next(batches.epoch(0))
         assert labels.bincount().sort(descending=True).values[:4].tolist() == [4, 4, 4, 4]
         with torch.no_grad():

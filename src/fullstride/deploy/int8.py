@@ -20,7 +20,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train import loop
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.recipes.named import FINETUNE
 from fullstride.train.recipes.recipe import Recipe
 
@@ -193,7 +193,7 @@ def finetune_int8(
         )
     teacher, student = (copy.deepcopy(net).cpu().eval() for _ in range(2))
     limits, expected = input_ranges(teacher, images), logits(teacher, images).softmax(1)
-    batches = training_batches(data, task, pre, recipe, "cpu", 0)
+    batches = training_batches(data, task, BatchOptions(pre), recipe)
 
     @torch.no_grad()
     def probabilities(x: Tensor, epoch: int, indices: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.report.console_tables import wilson
 from fullstride.tasks import build_head, task_of
 from fullstride.train import run_folder
+from fullstride.train.batches import BatchOptions
 from fullstride.train.final_weights import features
-from fullstride.train.scoring import ScoringOptions, SplitScores, load_scores
+from fullstride.train.scoring import SplitScores, load_scores
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet, Images
@@ -79,7 +80,7 @@ def least_like_training(folder: Path, data: "DataSet", device: str) -> list[str]
     bundle = Bundle.load(folder, build_head)
     if isinstance(bundle.net, TimmNetwork) and not bundle.net.embeds:
         return []
-    how = ScoringOptions(bundle.preprocessing, device)
+    how = BatchOptions(bundle.preprocessing, device)
 
     def embedded(images: "Images") -> tuple[torch.Tensor, list[str]]:
         number = min(len(images), MOST_IMAGES)

@@ -81,7 +81,8 @@ class TrainingProgress:
         split, bundle = data.score_split, folder / run_folder.BUNDLE
         scored = bool(getattr(data, split))
         scores = run_folder.final_scores(folder, split, self.metric) if scored else {}
-        report_skipped(run_folder.skipped_images(self.rows) | scores.get("skipped", {}))
+        skipped = {name: reason for row in self.rows for name, reason in row["skipped"].items()}
+        report_skipped(skipped | scores.get("skipped", {}))
         line = f"no score, as all images were trained on; bundle in {bundle}"
         if scored:
             line = test_line(split, scores, self.metric, bundle, data.missing_classes(split))

@@ -14,7 +14,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 from fullstride.tasks.classify import Classify
-from fullstride.train.batches import recipe_in_epochs, training_batches
+from fullstride.train.batches import BatchOptions, recipe_in_epochs, training_batches
 from fullstride.train.loop import Epoch, train_epochs
 from fullstride.train.recipes.recipe import Recipe
 
@@ -207,7 +207,7 @@ def matched(
         efficiency="plain",
         grad_accum_steps=max(1, whole.grad_accum_steps),
     )
-    batches = training_batches(data, Classify(), pre, short, device, workers)
+    batches = training_batches(data, Classify(), BatchOptions(pre, device, workers), short)
     try:
         task = MatchMaps(places=tuple(places))
         *_, epoch = train_epochs(net.to(device), task, batches, short, teacher=maps)

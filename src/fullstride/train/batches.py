@@ -30,14 +30,21 @@ SINGLE_LABEL_FIELDS = {"mixup", "cutmix", "teacher", "triplet", "per_class"}
 SINGLE_LABEL_FIELDS |= {"loss", "class_weights", "balanced_sampling", "unlabelled"}
 
 
+@dataclass(frozen=True)
+class BatchOptions:
+    """How images are read, and where the network that gets them runs."""
+
+    pre: Preprocessing
+    device: torch.device | str = "cpu"
+    workers: int = 0
+    context: DistributedContext = SINGLE_PROCESS
+
+
 def training_batches(
     data: DataSet,
     task: Task,
-    pre: Preprocessing,
+    how: BatchOptions,
     recipe: Recipe,
-    device: torch.device | str = "cpu",
-    workers: int = 0,
-    context: DistributedContext = SINGLE_PROCESS,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Batches:
     """The training images as the recipe augments them, in each process its part of every batch.
@@ -45,17 +52,17 @@ def training_batches(
     Raises ValueError if the recipe's batch cannot be divided, or `task` excludes what it asks for.
     """
     check_task(task, recipe)
-    check_batch(len(data.train), recipe, context)
+    check_batch(len(data.train), recipe, how.context)
     recipe = recipe_in_epochs(data, recipe)
     augmentation = Augmentation(
         **{field.name: getattr(recipe, field.name) for field in fields(Augmentation)}
     )
     if not data.mirror:
         augmentation = replace(augmentation, hflip_prob=0.0)
-    sides = recipe.resolutions(pre.resolution)
+    sides = recipe.resolutions(how.pre.resolution)
     return Batches(
         data.train,
-        task.train_view(pre, augmentation, recipe.decoder, sides),
+        task.train_view(how.pre, augmentation, recipe.decoder, sides),
         LoaderOptions(
             batch=recipe.batch_size,
             seed=recipe.seed,
@@ -64,10 +71,10 @@ def training_batches(
             balance=recipe.balanced_sampling,
             repeats=recipe.repeated_augmentation,
             distinct_views=recipe.distinct_views,
-            workers=workers,
-            device=device,
-            rank=context.rank,
-            world_size=context.world_size,
+            workers=how.workers,
+            device=how.device,
+            rank=how.context.rank,
+            world_size=how.context.world_size,
         ),
         collate=collate or task.collate,
     )
@@ -117,13 +124,7 @@ def recipe_in_epochs(data: DataSet, recipe: Recipe) -> Recipe:
 
 
 def measurement_batches(
-    data: DataSet,
-    task: Task,
-    pre: Preprocessing,
-    recipe: Recipe,
-    device: torch.device | str,
-    batch: int,
-    workers: int = 0,
+    data: DataSet, task: Task, how: BatchOptions, recipe: Recipe, batch: int
 ) -> Batches:
     """The training images in batches of at most `batch`, for measurements.
 
@@ -139,7 +140,7 @@ def measurement_batches(
         repeated_augmentation=1,
         grow_from=None,
     )
-    return training_batches(data, task, pre, recipe, device, workers)
+    return training_batches(data, task, how, recipe)
 
 
 def repeat(batch: Batch, images: int) -> Batch:
@@ -244,20 +245,14 @@ TrainingBatches = Batches | JointBatches
 
 
 def run_batches(
-    data: DataSet,
-    task: Task,
-    pre: Preprocessing,
-    recipe: Recipe,
-    device: torch.device | str = "cpu",
-    workers: int = 0,
-    context: DistributedContext = SINGLE_PROCESS,
+    data: DataSet, task: Task, how: BatchOptions, recipe: Recipe
 ) -> tuple[TrainingBatches, Recipe, str]:
     """`training_batches` and, with the recipe's `unlabelled`, the images without labels.
 
     Also the recipe for the steps, and a fingerprint of the pseudo-labels, "" without any. Raises
     ValueError where the pseudo-labels are of other classes, or their images are gone.
     """
-    labelled = training_batches(data, task, pre, recipe, device, workers, context)
+    labelled = training_batches(data, task, how, recipe)
     if not recipe.unlabelled:
         return labelled, recipe, ""
     store = Path(recipe.unlabelled)
@@ -270,13 +265,11 @@ def run_batches(
         )
     images = open_images_of(labels, store).images.subset(labels.images_m[chosen.rows].tolist())
     images = replace(images, targets=tuple(chosen.rows.tolist()))
-    own = batch_of_its_own(recipe, len(images), context)
+    own = batch_of_its_own(recipe, len(images), how.context)
     whole = recipe_in_epochs(data, recipe)
     steps = max(1, round(whole.epochs * len(labelled)))
     others = replace(own, steps=steps, images=None)
-    unlabelled = training_batches(
-        replace(data, train=images), task, pre, others, device, workers, context, collate=list
-    )
+    unlabelled = training_batches(replace(data, train=images), task, how, others, collate=list)
     distinct = len(set(images.targets))
     lacking = sum(not count.used for count in chosen.by_class)
     print_note(

@@ -366,8 +366,8 @@ def read_pseudo_labels(store: Path) -> PseudoLabels:
     if key.kind != "pseudo_labels":
         raise ValueError(f"{store} has {key.kind}: give what `fullstride data label` wrote")
     table = read_table(store, ["classes", "probabilities"])
-    readable = _valid(table["classes"]) & _valid(table["probabilities"])
-    numbers = np.flatnonzero(readable)
+    valid = (table[name].is_valid().to_numpy() for name in ("classes", "probabilities"))
+    numbers = np.flatnonzero(np.logical_and(*valid))
     taken = table.take(numbers)
     classes = _matrix(store, taken["classes"], np.int32).astype(np.int64)
     probabilities = _matrix(store, taken["probabilities"], np.float16).astype(np.float32)
@@ -381,10 +381,6 @@ def read_pseudo_labels(store: Path) -> PseudoLabels:
     ):
         raise ValueError(f"{store} has labels that are no probabilities of classes: label again")
     return PseudoLabels(key, numbers, classes, probabilities)
-
-
-def _valid(column: Any) -> np.ndarray:
-    return column.is_valid().to_numpy()
 
 
 def _matrix(store: Path, column: Any, dtype: type) -> np.ndarray:

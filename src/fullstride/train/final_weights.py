@@ -27,13 +27,13 @@ from fullstride.tasks.classify import fit_temperature
 from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
 from fullstride.train.averages import BATCH_NORM
+from fullstride.train.batches import BatchOptions
 from fullstride.train.compute import SINGLE_PROCESS, numerics
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.named import MAX_PROBE_CLASSES
 from fullstride.train.scoring import (
     FinalNetwork,
-    ScoringOptions,
     averaged,
     quality,
     scoring_batches,
@@ -77,7 +77,7 @@ def with_precise_statistics(
     net: Backbone,
     task: Task,
     images: Images,
-    how: ScoringOptions,
+    how: BatchOptions,
     *,
     frozen: Collection[str] = (),
 ) -> Backbone:
@@ -264,7 +264,7 @@ def _singular(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @torch.inference_mode()
 def features(
-    net: Backbone, task: Task, images: Images, how: ScoringOptions
+    net: Backbone, task: Task, images: Images, how: BatchOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs of the classifier (N, D) in float64, labels (N,) and indices (N,), of those images
     that can be read.

@@ -358,22 +358,22 @@ class Trainer:
         """
         recipe, values = self.recipe, torch.stack(losses).tolist()
         bad = next((step for step, value in enumerate(values) if not math.isfinite(value)), None)
-        if bad is not None:
-            lr = lr_at(epoch + (bad + 0.5) / self.per_epoch, recipe)
+        high = self.divergence.find(values, epoch * self.per_epoch) if bad is None else bad
+        if high is None:
+            return
+        lr = lr_at(epoch + (high + 0.5) / self.per_epoch, recipe)
+        where = f"in step {high + 1} of epoch {epoch + 1}"
+        if high == bad:
             raise FloatingPointError(
-                f"the loss became {values[bad]} in step {bad + 1} of epoch {epoch + 1}, at a "
-                f"learning rate of {lr:.3g}: lower recipe.lr ({recipe.lr:g}), warm up for longer "
-                f"than recipe.warmup_epochs ({recipe.warmup_epochs:g}) or set recipe.clip_norm"
+                f"the loss became {values[high]} {where}, at a learning rate of {lr:.3g}: lower "
+                f"recipe.lr ({recipe.lr:g}), warm up for longer than recipe.warmup_epochs "
+                f"({recipe.warmup_epochs:g}) or set recipe.clip_norm"
             )
-        high = self.divergence.find(values, epoch * self.per_epoch)
-        if high is not None:
-            lr = lr_at(epoch + (high + 0.5) / self.per_epoch, recipe)
-            raise FloatingPointError(
-                f"the loss diverges: {values[high]:.3g} in step {high + 1} of epoch {epoch + 1}, "
-                f"from {self.divergence.first:.3g} in the first step, at a learning rate of "
-                f"{lr:.3g} for {recipe.batch_size} images: lower recipe.lr ({recipe.lr:g}), "
-                f"such as --lr {recipe.lr / 10:.2g}, or set recipe.clip_norm"
-            )
+        raise FloatingPointError(
+            f"the loss diverges: {values[high]:.3g} {where}, from {self.divergence.first:.3g} in "
+            f"the first step, at a learning rate of {lr:.3g} for {recipe.batch_size} images: lower "
+            f"recipe.lr ({recipe.lr:g}), such as --lr {recipe.lr / 10:.2g}, or set recipe.clip_norm"
+        )
 
     def state(self, epochs: int, index: int, losses: list[Tensor]) -> dict[str, Any]:
         """The checkpoint after `epochs` whole epochs and `index` batches of the next."""

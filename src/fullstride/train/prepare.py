@@ -26,6 +26,7 @@ from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
 from fullstride.train.autotune import choose_efficiency, choose_passes
 from fullstride.train.batches import (
+    BatchOptions,
     TrainingBatches,
     measurement_batches,
     recipe_in_epochs,
@@ -39,7 +40,6 @@ from fullstride.train.recipes.recipe import LEFT_TO_THE_DEVICE, Recipe
 from fullstride.train.scoring import (
     MAX_OUTPUTS,
     Evaluation,
-    ScoringOptions,
     fit_and_score,
     fit_on,
     score_batches,
@@ -222,8 +222,8 @@ class PreparedRun:
     start: tuple[int, int] = (0, 0)  # epochs of an earlier call, and steps in the next epoch
 
     @property
-    def scoring(self) -> ScoringOptions:
-        return ScoringOptions(self.pre, self.device, self.workers, self.context)
+    def scoring(self) -> BatchOptions:
+        return BatchOptions(self.pre, self.device, self.workers, self.context)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -346,18 +346,19 @@ def prepare(
     device, workers = find_device(options.device), options.workers
     if workers is None:
         workers = choose_workers(data.train, len(data.train) // recipe.batch_size, device)
-    batches, in_steps, pseudo_labels = run_batches(
-        data, task, pre, recipe, device, workers, context
-    )
-    how = ScoringOptions(pre, device, workers, context)
+    how = BatchOptions(pre, device, workers, context)
+    batches, in_steps, pseudo_labels = run_batches(data, task, how, recipe)
     val = scoring_batches(task, data.val, how) if data.val else None
     resolved = recipe_here(in_steps, data, len(batches), device, saved)
     teacher = build_teacher(data, pre, resolved, device, options.teacher_cache)
     resolved = choose_passes(resolved, net, len(data.train), device, context)
-    if resolved.efficiency == "auto":
-        few = measurement_batches(data, task, pre, recipe, device, batch=8)
-        efficiency = efficiency_here(resolved, task, net, few, device, saved, context)
-        resolved = resolved.with_efficiency(efficiency)
+    if resolved.efficiency == "auto" and saved and saved.efficiency:
+        resolved = resolved.with_efficiency(saved.efficiency)
+    elif resolved.efficiency == "auto":
+        few = measurement_batches(data, task, BatchOptions(pre, device), recipe, batch=8)
+        batch = next(few.epoch(0))
+        chosen = choose_efficiency(resolved, task, net, batch, device, context.world_size)
+        resolved = resolved.with_efficiency(context.gather(chosen.efficiency)[0])
     named = replace(named, recipe=recipe)
     config = run_config(model, options, data, spec, pre, named, resolved, pseudo_labels)
     context.on_rank_zero(run_folder.create_or_resume, folder, config)
@@ -463,21 +464,3 @@ def recipe_here(
         )
         every = recipe.score_every_epochs or saved.score_every_epochs
     return on_device(replace(resolved, score_every_epochs=every), device)
-
-
-def efficiency_here(
-    resolved: Recipe,
-    task: Task,
-    net: Backbone,
-    few: Batches,
-    device: torch.device | str,
-    saved: run_folder.RunConfig | None,
-    context: DistributedContext,
-) -> str:
-    """The fastest form of `net` on the device by batches of `few` images, or that of `saved`."""
-    efficiency = saved.efficiency if saved else ""
-    if not efficiency:
-        batch = next(few.epoch(0))
-        chosen = choose_efficiency(resolved, task, net, batch, device, context.world_size)
-        efficiency = chosen.efficiency
-    return context.gather(efficiency)[0]

@@ -373,15 +373,13 @@ def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[di
 def read_row(text: str, number: int, where: str) -> dict[str, Any]:
     """The row of epoch `number` in a log. Raises ValueError in one line."""
     row = from_json(dict[str, Any], text, where)
-    scores = {key: value for key, value in row.items() if key.startswith("val/")}
-    others = {key: value for key, value in row.items() if key not in scores}
-    fixed = from_json(LogRow, others, where)
-    if fixed.epoch != number:
-        raise ValueError(f"{where}: epoch is {fixed.epoch}: rows are of the epochs from 1 on")
-    fields_of_row = asdict(fixed)
-    if not fixed.unscored:
-        del fields_of_row["unscored"]
-    return {**fields_of_row, **from_json(dict[str, float], scores, where)}
+    scores = {key: row.pop(key) for key in [*row] if key.startswith("val/")}
+    fixed = asdict(from_json(LogRow, row, where))
+    if fixed["epoch"] != number:
+        raise ValueError(f"{where}: epoch is {fixed['epoch']}: rows are of the epochs from 1 on")
+    if not fixed["unscored"]:
+        del fixed["unscored"]
+    return {**fixed, **from_json(dict[str, float], scores, where)}
 
 
 def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
@@ -433,11 +431,6 @@ def final_scores(folder: Path, split: str, metric: Metric) -> dict[str, Any]:
     for name in (metric.name, "images"):
         bundle.find_score(scores, split, name, str(folder))
     return dict(scores[split])
-
-
-def skipped_images(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Images that could not be read in any epoch, and why."""
-    return {name: reason for row in rows for name, reason in row["skipped"].items()}
 
 
 def should_stop_early(rows: Sequence[Row], recipe: Recipe, metric: Metric) -> bool:

@@ -29,6 +29,7 @@ from fullstride.tables.class_names import match_classes
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric, Score, Task, full_precision
 from fullstride.train import run_folder
+from fullstride.train.batches import BatchOptions
 from fullstride.train.compute import SINGLE_PROCESS, DistributedContext, numerics
 from fullstride.train.loop import BatchSource
 from fullstride.train.run_folder import RunConfig
@@ -140,17 +141,7 @@ def finite_scores(score: Score, images: int) -> dict[str, float]:
     return {**scores, "images": images}
 
 
-@dataclass(frozen=True)
-class ScoringOptions:
-    """How images are read and where the network that is scored on them runs."""
-
-    pre: Preprocessing
-    device: torch.device | str
-    workers: int = 0
-    context: DistributedContext = SINGLE_PROCESS
-
-
-def score_images(net: nn.Module, task: Task, images: Images, how: ScoringOptions) -> Evaluation:
+def score_images(net: nn.Module, task: Task, images: Images, how: BatchOptions) -> Evaluation:
     """What `net` achieves on `images`."""
     with closing(scoring_batches(task, images, how)) as batches:
         return score_batches(net, task, batches, how.context)
@@ -172,7 +163,7 @@ def score_bundle(
     if mirrored:
         net, task = MirrorAverage(net, task), task.uncalibrated()
     if views is None:
-        how = ScoringOptions(bundle.preprocessing, device)
+        how = BatchOptions(bundle.preprocessing, device)
         return score_images(net, task, images, how).with_interval()
     average = ViewAverage(net, task, views.pre)
     # one video at a time, whose views stay uint8: in float32 they would have four times the bytes
@@ -250,9 +241,7 @@ def fit_and_score(
     return Evaluation(scores, all_skipped(batches.skipped, context), task, score)
 
 
-def fit_on(
-    net: nn.Module, task: Task, images: Images, how: ScoringOptions, *, classes: int
-) -> Task:
+def fit_on(net: nn.Module, task: Task, images: Images, how: BatchOptions, *, classes: int) -> Task:
     """`task` fitted to the outputs of `net` for `images`, or as many as `MAX_OUTPUTS` permits."""
     number = min(len(images), max(1, MAX_OUTPUTS // classes))
     some = images.subset([index * len(images) // number for index in range(number)])
@@ -261,7 +250,7 @@ def fit_on(
     return held.fit(task)
 
 
-def scoring_batches(task: Task, images: Images, how: ScoringOptions) -> Batches:
+def scoring_batches(task: Task, images: Images, how: BatchOptions) -> Batches:
     """Batches of `images` to score networks on. A single batch needs no worker."""
     return Batches(
         images,

@@ -23,6 +23,7 @@ from fullstride.tasks.task import Task
 from fullstride.train import final_weights, run_folder
 from fullstride.train.autotune import BLOCK_S, choose_efficiency, timed_blocks, timed_steps
 from fullstride.train.batches import (
+    BatchOptions,
     measurement_batches,
     recipe_in_epochs,
     repeat,
@@ -168,11 +169,12 @@ def bench_data(
     recipe = on_device(recipe, device)
     task = (task or find_task()).with_options(recipe).for_data(data)
     _, net, pre = network_to_train(model, task, data, recipe, None)
-    per_epoch = len(training_batches(data, task, pre, recipe, device, workers or 0))
+    how = BatchOptions(pre, device)
+    per_epoch = len(training_batches(data, task, how, recipe))
     workers = choose_workers(data.train, per_epoch, device) if workers is None else workers
 
     def batches(batch: int, workers: int) -> Batches:
-        return measurement_batches(data, task, pre, recipe, device, batch, workers)
+        return measurement_batches(data, task, replace(how, workers=workers), recipe, batch)
 
     example = next(batches(8, 0).epoch(0))
     recipe = choose_efficiency(recipe.in_epochs(per_epoch), task, net, example, device)

@@ -8,10 +8,10 @@ import torch
 from fullstride.data.dataset import open_data
 from fullstride.nets import zoo
 from fullstride.tasks.classify import Classify
-from fullstride.train.batches import training_batches
+from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.loop import train_epochs
 from fullstride.train.recipes.named import FINETUNE, MIN_STEPS, finetune, scratch
-from fullstride.train.scoring import ScoringOptions, score_images
+from fullstride.train.scoring import score_images
 
 COUNTS = sorted({round(10 ** (exponent / 8)) for exponent in range(57)})  # 1 to 10 million
 BY_IMAGES = pytest.mark.parametrize("by_images", [finetune, scratch])
@@ -61,9 +61,9 @@ def trained(recipe, data):
     net = zoo.create("resnet_rs_tiny", classes=10, in_channels=1, resolution=32)
     pre = replace(zoo.family_preprocessing(net.spec), crop=1.0)
     *_, last = train_epochs(
-        net, Classify(), training_batches(data, Classify(), pre, recipe), recipe
+        net, Classify(), training_batches(data, Classify(), BatchOptions(pre), recipe), recipe
     )
-    return score_images(last.average, Classify(), data.test, ScoringOptions(pre, "cpu"))[0]["top1"]
+    return score_images(last.average, Classify(), data.test, BatchOptions(pre, "cpu"))[0]["top1"]
 
 
 @pytest.mark.slow

@@ -109,12 +109,11 @@ def run_design(job: SearchJob) -> Work[tuple[Tuning, ...]]:
 
 
 def run_whole(job: SearchJob) -> Work[tuple[Tuning, ...]]:
-    rows = [*map(tuple, job.random_structures.tolist())]
-    names = [f"whole-{number:02d}" for number in range(len(rows))]
-    trials = [whole_trial(job, *each, job.home) for each in zip(names, rows, strict=True)]
+    rows = {f"whole-{n:02d}": tuple(row) for n, row in enumerate(job.random_structures.tolist())}
+    trials = [whole_trial(job, name, row, job.home) for name, row in rows.items()]
     results = yield from job.run(TRAINING, trials)
-    named = zip(names, rows, results, strict=True)
-    return tuple(Tuning(name, row, WHOLE, *score_of(result)) for name, row, result in named)
+    named = zip(rows.items(), results, strict=True)
+    return tuple(Tuning(*each, WHOLE, *score_of(result)) for each, result in named)
 
 
 def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> AdditiveModel:
