@@ -179,8 +179,7 @@ CONNECT_S = 10.0
 class RayEngine:
     """Tasks of the Ray cluster that RAY_ADDRESS names, or of the one that runs on this machine.
 
-    Ray pickles tasks between its own processes. Its state is not needed to go on: a new driver
-    starts the trials that have no result.
+    A new driver starts the trials that have no result, without any state of Ray.
 
     Raises ValueError in one line if Ray is not installed or there is no cluster.
     """
@@ -251,8 +250,8 @@ MOST_REQUEUES = 1000  # of a job whose time is over. A trial goes on each time, 
 class SlurmEngine:
     """Jobs of Slurm, or processes of this machine for `cluster="local"`, as in tests.
 
-    Jobs go on if the driver ends. A new one submits what has no result; a job that is left from an
-    earlier one and a new one for the same trial exclude each other by its lock.
+    Jobs go on if the driver ends. A new driver submits trials without a result; two jobs for the
+    same trial exclude each other by its lock.
 
     Raises ValueError in one line if submitit is not installed or there is no Slurm.
     """

@@ -1,8 +1,4 @@
-"""Runs the trials of a study: one after the other here, one for each device, or on a cluster.
-
-The files of the results are the truth: a trial that has one is not run again, by any process, and
-one that another process runs is waited for.
-"""
+"""Runs the trials of a study: one after the other here, one for each device, or on a cluster."""
 
 import multiprocessing
 import os
@@ -132,13 +128,12 @@ def run_trials(
 ) -> Work[tuple[Any, ...]]:
     """Run the trials that have no result where `executor` says; returns all results, in order.
 
-    A process that is ended from outside, such as for lack of memory, is started once more.
-
-    A trial that raises ValueError, ArithmeticError or RuntimeError, or lacks memory, has the
-    result `Failure`, and the others go on. To try it again, delete that file. Everything else, such
-    as a full disk, a killed process that decodes images or Ctrl-C, is raised; the same call then
-    goes on where it was. It may be called by several processes at the same time: a trial that one
-    of them runs is waited for by the others, and run if its process was killed (`io.locks`).
+    A process that is ended from outside, such as for lack of memory, is started once more. A trial
+    that raises one of `FAILURES` has the result `Failure`, and the others go on; to try it again,
+    delete that file. Everything else, such as a full disk, a killed process that decodes images or
+    Ctrl-C, is raised; the same call then goes on where it was. Several processes may call it at the
+    same time: a trial that one of them runs is waited for by the others, and run if its process was
+    killed (`io.locks`).
     """
     for trial in trials:
         check_output(trial.result, kind.output)

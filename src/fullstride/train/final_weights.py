@@ -202,7 +202,7 @@ def saved_scores(slot: Path) -> Mapping[str, float]:
 
 
 PROBE_IMAGES = 5_000  # of the training images, evenly chosen
-# Of the weights at the end of training, to one of the probe: in 13 trainings on 60 to 311 images
+# Parts of the trained weights to one part of the probe: in 13 trainings on 60 to 311 images
 # the test is 72.7, 74.1, 75.5, 76.3 and 75.2 % at 0, 1/4, 1/2, about 3/4 and 1 (docs/log.md).
 TRAINED_PARTS = 3
 STRENGTHS = 10.0 ** np.arange(-3, 2.1, 0.5)  # of the penalty, per image

@@ -231,7 +231,7 @@ class PreparedRun:
 
     @property
     def steps(self) -> int:
-        """Of the whole training."""
+        """The steps of the whole training."""
         return max(1, round(self.resolved.epochs * self.steps_per_epoch))
 
     def seconds_left(self, step_s: float, epoch: int, step: int) -> float:
@@ -251,7 +251,7 @@ class PreparedRun:
         return left * step_s / work[epoch]
 
     def score(self, net: Backbone, images: Images, task: Task | None = None) -> Evaluation:
-        """What `net` achieves on `images` by `task`, by default that of the run."""
+        """The evaluation of `net` on `images` by `task`, by default that of the run."""
         task = task or self.task
         if images is self.data.val and self.val:
             return score_batches(net, task, self.val, self.context)

@@ -47,7 +47,7 @@ from fullstride.train.recipes.recipe import (
 Count = Annotated[int, Bounds(ge=0)]
 Positive = Annotated[float, Bounds(gt=0)]
 
-# What each optimizer has of a parameter, in the order of the library.
+# The state that each optimizer has for a parameter, in the order of the library.
 OPTIMIZER_TENSORS = {
     "SGD": ("momentum_buffer",),
     "SGDW": ("momentum_buffer",),
@@ -75,7 +75,7 @@ class TrainingState:
     optimizer: OptimizerState
     scaler: Mapping[str, float]  # empty unless the precision is fp16
     saves: tuple[str, ...]  # of each fused batch norm, the tensors that it saves
-    # Of `loop.Divergence`.
+    # the state of `loop.Divergence`
     first_loss: float | None = None
     high_losses: Count = 0
 

@@ -1,4 +1,4 @@
-"""Is data loading the bottleneck? Rates of data loading and of training steps, each alone."""
+"""Times data loading and training steps, each alone, and runs, to train within a time."""
 
 import json
 import math
@@ -272,9 +272,6 @@ def long_side(images: Images) -> float:
     return statistics.median([max(picture.size) for _, picture in few.readable()] or [0])
 
 
-# Times the parts of a run on this device, and chooses how many epochs fit into a given time.
-
-
 MEASURE_S = 1.5  # that steps and scores are timed for
 WARM_UP_S = 3.0  # until workers have started and kernels are chosen, at most
 # In training: steps that start workers and choose kernels, and what is timed after them.
@@ -310,7 +307,7 @@ class TimedBatches:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
-    """Of one run on its device, in seconds."""
+    """The times of one run on its device, in seconds."""
 
     steps: int  # of an epoch
     score_every: int  # epochs, of which the last one is scored and saved

@@ -98,9 +98,6 @@ def search_network(
     return start_study(SEARCH, data, out, recipe, arguments)
 
 
-# The stages. Each gets the job and the results of those before it.
-
-
 def tunings_of(done: Results) -> tuple[Tuning, ...]:
     return (*done["design"], *done["whole"], *done.get("sequential", ()))
 
@@ -133,9 +130,6 @@ def end_search(job: SearchJob, done: Results) -> Work[SearchResults]:
     )
     yield from ()
     return RECORD.save(job.folder / RESULTS, results)
-
-
-# How results are shown.
 
 
 def times_lines(times: DeviceTimes) -> Parts:

@@ -250,8 +250,6 @@ def console_parts(results: ScaleResults) -> Iterator[str | RichTable]:
     yield headline(results)
 
 
-# The trainings of a study.
-
 TRIALS, COSTS = "trials", "costs"
 
 
@@ -320,9 +318,8 @@ def scale(
 ) -> Iterator[Event]:
     """Train a network at several widths, depths and resolutions, and say what to scale next.
 
-    Yields events. The stages are the costs of all points, a plan, the trainings of a cross through
-    the middle of the grid, those of points near the front that these predict, and the analysis.
-    After a stop, the same call goes on: a training that has ended is read from `out`.
+    Yields events. After a stop, the same call goes on: a training that has ended is read from
+    `out`. docs/reproduce/scale.md describes the stages.
 
     Args:
         data: A folder with one subfolder of images per class, or what else `open_data` opens.
@@ -341,9 +338,6 @@ def scale(
         ...     print(event.stage, event.line)
     """
     return start_study(SCALE, data, out, recipe, arguments)
-
-
-# The stages. Each gets the job and the results of those before it.
 
 
 def cost_points(job: ScaleJob, done: Results) -> Work[list[PointCost]]:

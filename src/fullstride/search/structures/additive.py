@@ -162,9 +162,7 @@ def estimate_scales(
     noise: float | None,
     prior: float | None,
 ) -> tuple[float, float, float]:
-    """The standard deviations of a training and of the effects, of which one may be given.
-
-    Also the logarithm of their likelihood, up to a constant.
+    """The standard deviations of a training and of the effects, and their log-likelihood.
 
     `spread`, (n, n): the covariance of the effects' part of the scores, where `prior` is 1.
     The restricted likelihood is that of the contrasts that no reference changes. In the basis where

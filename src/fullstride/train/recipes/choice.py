@@ -72,7 +72,7 @@ class RunOptions:
 
 
 DEFAULTS = RunOptions()
-# Of a command, whose user chooses none of these. The task is then that of the data.
+# The options of a command whose user chooses none; the task is then that of the data.
 HERE = RunOptions(device="auto", workers=None, task="")
 
 

@@ -1,4 +1,4 @@
-"""Which recipes have names? `RECIPES`, and those of saved runs, bundles and JSON files."""
+"""Named recipes: `RECIPES`, and those of saved runs, bundles and JSON files."""
 
 import math
 from collections.abc import Callable
@@ -114,7 +114,7 @@ TORCHVISION_600 = Recipe(
 # `finetune` with peers by `benchmarks/finetune.py`; docs/log.md has what decided each of them.
 
 
-# What `DIGITS` and the fine-tuning of int8 files begin with.
+# The base of `DIGITS` and of the fine-tuning of int8 files.
 FINETUNE = Recipe(
     epochs=20,
     batch_size=64,
@@ -231,9 +231,9 @@ def at_most_half(batch: int, images: int) -> int:
 
 
 def rate_factor(batch: int) -> float:
-    """Of the learning rate, to that for a batch of 16: in proportion below, and 2 for 256.
+    """The learning rate / that for a batch of 16: in proportion below, and 2 for 256.
 
-    Less than in proportion above, as the number of steps, too, grows with the images.
+    Above it grows less than in proportion, as the number of steps grows with the images too.
     """
     return batch / 16 if batch < 16 else (batch / 16) ** 0.25
 

@@ -1,4 +1,4 @@
-"""What hyperparameters is a network trained with? A recipe: frozen data, by name or from JSON."""
+"""The hyperparameters of a training as frozen data, from JSON too, and their checks and help."""
 
 import inspect
 import math
@@ -430,9 +430,6 @@ class Recipe:
 
 def in_eights(side: float) -> int:
     return max(8, 8 * round(side / 8))
-
-
-# How are recipes read from JSON, and what is the help of their fields?
 
 
 def field_help(kind: type = Recipe) -> dict[str, str]:
