@@ -28,6 +28,7 @@ from fullstride.search.block_tuning import (
     tuning_recipe,
 )
 from fullstride.search.feature_matching import exchanged, maps_at, matched
+from fullstride.study import scores
 from fullstride.study.trials import Failure, LocalExecutor, run_trials
 from fullstride.train import run_folder
 from fullstride.train.recipes.choice import RecipeChoice
@@ -141,11 +142,11 @@ class Stop:
 
 
 STOPS = {
-    "before the run": (block_tuning, "train", 1, False),
+    "before the run": (scores, "train", 1, False),
     "in an epoch": (run_folder, "save_checkpoint", 1, True),
     "in the next epoch": (run_folder, "save_checkpoint", 2, True),
-    "before the score": (block_tuning, "score_run", 1, False),
-    "before weights are deleted": (block_tuning, "score_run", 1, True),
+    "before the score": (scores, "score_run", 1, False),
+    "before weights are deleted": (scores, "score_run", 1, True),
     "while weights are deleted": (block_tuning, "remove", 4, True),
     "before the result": (block_tuning, "delete_weights", 1, True),
 }

@@ -19,14 +19,12 @@ from fullstride.autofit.plan import (
 )
 from fullstride.data.dataset import DataSet
 from fullstride.io.writing import bytes_of, remove
-from fullstride.study.scores import PairedScores, paired_p, score_run, train_to
+from fullstride.study.scores import PairedScores, paired_p, train_and_score
 from fullstride.study.trials import Failure, Trial, TrialKind
 from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
-from fullstride.train.final_weights import save_probe
-from fullstride.train.prepare import SCORING_SHARE, prepare
+from fullstride.train.prepare import SCORING_SHARE
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions
-from fullstride.train.run import train
 from fullstride.train.run_folder import BUNDLE
 from fullstride.train.scoring import quality
 
@@ -92,17 +90,8 @@ def train_rung(
     begin, candidate, data = time.perf_counter(), training.candidate, training.data
     options = replace(training.options, device=device)
     named = candidate_recipe(candidate, data, training.choice, options, training.epochs, folder)
-    reached = 0
-    if training.stop != 0:
-        rows = train(folder, candidate.model, data, named, options)
-        reached = yield from train_to(candidate.name, rows, training.stop)
-    run = prepare(folder, candidate.model, data, named, options)
-    try:
-        if training.stop == 0:
-            save_probe(run)
-        result = score_run(run)
-    finally:
-        run.close()
+    arguments = folder, candidate.model, data, named, options
+    run, result, reached = yield from train_and_score(candidate.name, arguments, training.stop)
     metric = run.metric.text(result.scores[run.metric.name])
     after = f"after epoch {reached}" if reached else "by a linear probe"
     yield f"{candidate.name}: validation {metric} {after}"

@@ -18,14 +18,12 @@ from fullstride.nets.bundle import WEIGHTS
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.search.feature_matching import exchanged, matched
-from fullstride.study.scores import score_run, train_to
+from fullstride.study.scores import train_and_score
 from fullstride.study.trials import Trial, TrialKind, Work
 from fullstride.train import run_folder
-from fullstride.train.prepare import prepare
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.named import following, scratch
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
-from fullstride.train.run import train
 
 # In the folder of a trial: the run, the spec that it trains, and the weights that it begins with.
 RUN, SPEC, START = "run", "spec.json", "start"
@@ -158,13 +156,8 @@ def train_network(
         checkpoint_every_steps=training.checkpoint_every_steps,
     )
     named = run_folder.resolve(RecipeChoice(recipe.source, changes), folder / RUN, data, options)
-    run_at = folder / RUN, model, data, named, options
-    yield from train_to(folder.name, train(*run_at))
-    run = prepare(*run_at)
-    try:
-        result = score_run(run)
-    finally:
-        run.close()
+    arguments = folder / RUN, model, data, named, options
+    run, result, _ = yield from train_and_score(folder.name, arguments)
     yield f"{folder.name}: validation {run.metric.text(result.scores[run.metric.name])}"
     return TunedScore(
         spec=json.loads(spec.to_json()),

@@ -1,46 +1,29 @@
 """Scores a run of a study on the validation split, image by image, and compares two of them."""
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor, nn
 
+from fullstride.data.dataset import DataSet
 from fullstride.nets.bundle import Bundle
 from fullstride.study.trials import Work
 from fullstride.tasks import build_head, task_of
 from fullstride.tasks.task import Score, Task
 from fullstride.train import run_folder
 from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.final_weights import batch_norms, has_probe, of_run, probe_network
+from fullstride.train.final_weights import batch_norms, has_probe, of_run, probe_network, save_probe
 from fullstride.train.optimizer import frozen_names
-from fullstride.train.prepare import PreparedRun
-from fullstride.train.run import final_network
+from fullstride.train.prepare import PreparedRun, prepare
+from fullstride.train.recipes.choice import NamedRecipe, RunOptions
+from fullstride.train.run import final_network, train
 from fullstride.train.scoring import count, finite_scores, quality
 
 LINE_S = 10.0  # between two lines on a training
-
-
-def train_to(
-    name: str, rows: Generator[Mapping[str, Any], None, None], stop: int | None = None
-) -> Work[int]:
-    """Take the `rows` of `run.train` until the epoch `stop`, or to the end of training for None.
-
-    Yields a line on `name` every `LINE_S`, and returns the last epoch.
-    """
-    reached, shown = 0, time.perf_counter()
-    with closing(rows):
-        for row in rows:
-            reached = row["epoch"]
-            if time.perf_counter() - shown > LINE_S:
-                shown = time.perf_counter()
-                yield f"{name}: epoch {reached} of {row['epochs']}"
-            if stop is not None and reached >= stop:
-                break
-    return reached
 
 
 @dataclass(frozen=True)
@@ -52,6 +35,32 @@ class PairedScores:
     correct: str = ""
     # the task's metric over resamples of the images, see `bootstrap`; () where `correct` says more
     resampled: tuple[float | None, ...] = ()
+
+
+def train_and_score(
+    name: str,
+    arguments: tuple[Path, str, DataSet, NamedRecipe, RunOptions],
+    stop: int | None = None,
+) -> Work[tuple[PreparedRun, PairedScores, int]]:
+    """Train the run of these `arguments` of `run.train` until the epoch `stop`, and score it.
+
+    To the end for None; for 0 the linear probe of the recipe is scored. Yields a line on `name`
+    every `LINE_S`, and returns the run, its scores and the last epoch.
+    """
+    reached, shown = 0, time.perf_counter()
+    if stop != 0:
+        with closing(train(*arguments)) as rows:
+            for row in rows:
+                reached = row["epoch"]
+                if time.perf_counter() - shown > LINE_S:
+                    shown = time.perf_counter()
+                    yield f"{name}: epoch {reached} of {row['epochs']}"
+                if stop is not None and reached >= stop:
+                    break
+    with closing(prepare(*arguments)) as run:
+        if stop == 0:
+            save_probe(run)
+        return run, score_run(run), reached
 
 
 def score_run(run: PreparedRun) -> PairedScores:
