@@ -23,7 +23,7 @@ from fullstride.search.scale.analysis import RegimeAnalysis, analyse
 from fullstride.search.scale.finished import table_7
 from fullstride.search.scale.study import SCALE
 from fullstride.search.settings import ScaleSettings
-from fullstride.study.driver import render_event, run_study
+from fullstride.study.driver import run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.train.recipes.choice import RecipeChoice
 
@@ -44,7 +44,7 @@ def main() -> None:
     for name, changes in (("part", {}), ("whole", dict(full_grid=True))):
         settings = ScaleSettings(**GRID, **changes)
         for event in run_study(SCALE, data, arguments.work, settings, recipe, options):
-            for part in render_event(SCALE, event, arguments.work):
+            for part in event.parts:
                 print(part) if isinstance(part, str) else console().print(part)
         parts[name] = event.result
     results = dict(

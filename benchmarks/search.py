@@ -54,7 +54,6 @@ from fullstride.search.llr.tunings import model_of
 from fullstride.search.settings import SearchSettings
 from fullstride.study.driver import (
     read_seconds,
-    render_event,
     run_stage,
     run_study,
     saved_stage,
@@ -341,7 +340,7 @@ def main() -> None:
     options = StudyOptions(device="cpu", workers=0)
     last = None
     for last in run_study(SEARCH, data, folder, settings, recipe, options):
-        print_parts(render_event(SEARCH, last, folder))
+        print_parts(last.parts)
     assert last is not None
     job = SearchJob(
         folder=words.work / "search",

@@ -262,6 +262,8 @@ def python() -> Iterator[str]:
         "All names are imported from `fullstride`, on first use. Shapes are those of tensors: N "
         "images, C channels, H x W pixels, T frames, K classes."
     )
+    yield ""
+    yield prose("Notebooks show bundles, measurements, choices and events as tables.")
     results: dict[str, griffe.Object] = {}
     for name, place in fullstride.PUBLIC.items():
         module = package[place.removeprefix("fullstride.")]

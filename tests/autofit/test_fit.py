@@ -20,7 +20,7 @@ from fullstride.data.dataset import open_data
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import predict
 from fullstride.report.console_tables import table
-from fullstride.study.driver import Event, render_event, run_study
+from fullstride.study.driver import Event, run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.train.recipes.choice import RecipeChoice
 
@@ -133,14 +133,14 @@ def test_what_is_left_of_the_training_of_losers_is_deleted_once_a_file_ships(
 @pytest.mark.slow
 def test_every_result_of_a_stage_is_shown_as_lines_and_tables(whole):
     folder, events, _ = whole
-    parts = {event.stage: [*render_event(FIT, event, folder)] for event in events if not event.line}
+    parts = {event.stage: [*event.parts] for event in events if not event.line}
     for stage in ("data", "candidates", "plan", "results"):
         assert parts[stage]
         assert all(isinstance(line, str) and "\n" not in line for line in parts[stage])
     assert isinstance(parts["budget"][0], type(table([], [])))
     assert "genet_tiny-16" in str([*parts["budget"][0].columns[0].cells])
     assert str(folder / "model.onnx") in parts["results"][-1]
-    assert render_event(FIT, Event("times", "one of two"), folder) == ["one of two"]
+    assert Event("times", "one of two").parts == ["one of two"]
 
 
 def test_a_dry_run_ends_with_the_plan_before_anything_is_trained(digits, tmp_path):

@@ -23,7 +23,7 @@ from fullstride.search.llr.study import SEARCH
 from fullstride.search.llr.tunings import model_of
 from fullstride.search.settings import PAPER, SearchSettings
 from fullstride.search.structures.space import net_space
-from fullstride.study.driver import render_event, run_study
+from fullstride.study.driver import run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.train.recipes.choice import RecipeChoice
 
@@ -229,7 +229,7 @@ def test_the_same_search_again_trains_nothing_and_ends_the_same(whole, data):
 @pytest.mark.slow
 def test_every_result_is_shown_as_lines_and_tables(whole):
     folder, events = whole
-    parts = {each.stage: render_event(SEARCH, each, folder) for each in events if not each.line}
+    parts = {each.stage: each.parts for each in events if not each.line}
     for stage in ("times", "plan", "regression", "selection", "winners", "results"):
         assert parts[stage]
     lines = [line for rows in parts.values() for line in rows if isinstance(line, str)]

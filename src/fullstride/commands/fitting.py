@@ -114,11 +114,11 @@ def run(
     task: "Task | None" = None,
 ) -> Any:
     """Print the events of a study, and return its last result."""
-    from fullstride.study.driver import render_event, run_study
+    from fullstride.study.driver import run_study
 
     result = None
     for event in run_study(study, flags.open(data, task), out, settings, recipe, flags):
-        print_parts(render_event(study, event, out))
+        print_parts(event.parts)
         result = event.result
     return result
 

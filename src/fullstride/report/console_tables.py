@@ -161,7 +161,7 @@ def number_columns(first: "Measurement") -> "dict[str, Callable[[Measurement], s
     return columns
 
 
-def measurement_notes(rows: "Sequence[Measurement]", channels: int) -> list[str]:
+def measurement_notes(rows: "Sequence[Measurement]", channels: int | None = None) -> list[str]:
     """How and where they were measured, which runtime ran each exported file, and what is noisy."""
     from fullstride.measure.protocols import BUSY, spread_of_rounds
 
@@ -173,7 +173,8 @@ def measurement_notes(rows: "Sequence[Measurement]", channels: int) -> list[str]
     where = f"{environment.device}, {environment.threads} threads"
     if environment.torch:  # which has no part in times on another machine
         where = f"{precisions}, {rows[-1].layout}, {modes}, {where}, torch {environment.torch}"
-    how = f"{sizes} x {channels}, {where}"
+    sizes += f" x {channels}" if channels else ""
+    how = f"{sizes}, {where}"
     notes = [how, *dict.fromkeys(f"{row.name}: {row.runtime}" for row in rows if row.runtime)]
     notes += [busy_note(row) for row in rows if spread_of_rounds(row) > BUSY]
     if any(row.protocol.name == "tresnet" and row.efficiency != "plain" for row in rows):

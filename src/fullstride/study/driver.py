@@ -13,6 +13,7 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.readers.splits import SplitRule
 from fullstride.data.recognise import check_purpose
 from fullstride.io.locks import hold
+from fullstride.io.notebook import ShownInNotebooks
 from fullstride.io.records import Record, deletable, from_json, to_json
 from fullstride.io.writing import check_output
 from fullstride.study.executors import find_executor
@@ -122,12 +123,19 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Event:
+class Event(ShownInNotebooks):
     """A line on the progress of a stage, or its result when it has ended."""
 
     stage: str  # its name
     line: str = ""  # of text; "" with a result
     result: Any = None  # what the stage ended with; None on the way
+    # makes lines and tables of the result
+    render: Callable[[Any], Parts] = field(default=lambda result: (), repr=False)
+
+    @property
+    def parts(self) -> Parts:
+        """The lines and tables that a command prints."""
+        return [self.line] if self.line else self.render(self.result)
 
 
 def run_study(
@@ -155,7 +163,8 @@ def run_study(
         if note := create_or_resume(study, job):
             yield Event(study.stages[0].name, note)
         results: dict[str, Any] = {}
-        for stage in study.stages:
+        last = replace(study.stages[-1], render=lambda result: study.closing(result, folder))
+        for stage in (*study.stages[:-1], last):
             if stage.when(job, results):
                 results[stage.name] = yield from stage_events(stage, job, results)
             if options.dry_run and stage.name == PLAN:
@@ -171,7 +180,7 @@ def stage_events(stage: Stage, job: StudyJob, results: Results) -> Generator[Eve
         try:
             yield Event(stage.name, next(work))
         except StopIteration as stop:
-            yield Event(stage.name, result=stop.value)
+            yield Event(stage.name, result=stop.value, render=stage.render)
             return stop.value
 
 
@@ -186,15 +195,6 @@ def start_study(
     options = StudyOptions(**{name: arguments[name] for name in names})
     settings = study.settings(**{n: value for n, value in arguments.items() if n not in names})
     return run_study(study, images, Path(out), settings, RecipeChoice(recipe), options)
-
-
-def render_event(study: Study, event: Event, folder: Path) -> Parts:
-    """The lines and tables that a command prints for an event of a study in `folder`."""
-    if event.line:
-        return [event.line]
-    if event.stage == study.stages[-1].name:
-        return study.closing(event.result, folder)
-    return next(each for each in study.stages if each.name == event.stage).render(event.result)
 
 
 # The folder of a study: its arguments, and the result of each stage that has ended.

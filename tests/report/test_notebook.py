@@ -1,0 +1,80 @@
+"""What notebooks show of objects: the words that the command line prints, as HTML."""
+
+import io
+import re
+from dataclasses import replace
+from html import unescape
+
+from bundles import GRAY, make_bundle
+from rich.console import Console
+
+from fullstride.autofit.fit import FIT
+from fullstride.autofit.settings import FitSettings
+from fullstride.latency import load_profile
+from fullstride.latency.select import options_tie, select
+from fullstride.measure.bench import BenchOptions, bench
+from fullstride.measure.budget import Budget
+from fullstride.measure.protocols import ONLINE
+from fullstride.nets import zoo
+from fullstride.report.console_lines import score_line
+from fullstride.report.console_tables import protocol_table, selection_table
+from fullstride.study.driver import Event, run_study
+from fullstride.study.settings import StudyOptions
+from fullstride.tasks.classify import Classify
+
+
+def shown(thing) -> list[str]:
+    return unescape(re.sub(r"<[^>]*>", " ", thing._repr_html_())).split()
+
+
+def printed(*parts) -> list[str]:
+    file = io.StringIO()
+    for part in parts:
+        Console(width=1000, file=file).print(part)
+    return file.getvalue().split()
+
+
+def test_a_measurement_is_its_row_of_the_table_and_how_it_was_measured():
+    quick = replace(ONLINE, resolution=16, rounds=2, warmup_s=0, round_s=1e-3)
+    options = BenchOptions(in_channels=1)
+    (row,) = bench({"tiny": zoo.create("genet_tiny", in_channels=1)}, quick, options=options)
+    words = printed(protocol_table([[row]]))
+    assert shown(row)[: len(words)] == words
+    assert "eager," in shown(row)
+
+
+def test_a_choice_is_the_front_with_the_best_within_the_budget_first():
+    budget = Budget(ms_per_image=0.34, batch=64)
+    choice = select(load_profile("v100-fp16"), budget, sources=("genet_paper",)).choice
+    words = printed(selection_table(choice, options_tie))
+    assert shown(choice)[-len(words) :] == words
+    assert choice.best.label in " ".join(shown(choice)[: -len(words)])
+
+
+def test_a_bundle_says_what_it_is_how_good_and_where_from():
+    scores = {
+        split: {"top1": top1, "loss": 0.3, "images": 80}
+        for split, top1 in (("test", 91.25), ("val", 93.5))
+    }
+    bundle = make_bundle("genet_tiny", GRAY, scores=scores, source="trained on digits")
+    text = " ".join(shown(bundle))
+    for split, values in scores.items():
+        assert score_line(split, values, [Classify().metric]).partition(",")[0] in text
+    assert repr(bundle.net) in text
+    assert "trained on digits" in text
+
+
+def test_an_event_is_what_fit_prints_of_it(few_digits, tmp_path):
+    settings = FitSettings(budget_ms=(1.0,), weights="none", target="rtx4090")
+    how = StudyOptions(device="cpu", workers=0, dry_run=True)
+    events = run_study(FIT, few_digits, tmp_path / "fit", settings, options=how)
+    line, result = next(events), next(event for event in events if not event.line)
+    assert shown(line) == line.line.split()
+    assert shown(result) == printed(*result.parts)
+    assert len(shown(result)) > 10
+
+
+def test_text_of_others_is_escaped():
+    assert "<b>" not in Event("data", "<b>bold</b>")._repr_html_()
+    bundle = make_bundle("genet_tiny", GRAY, source="<script>")
+    assert "<script>" not in bundle._repr_html_()
