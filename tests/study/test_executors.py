@@ -147,7 +147,7 @@ def test_a_worker_without_the_folder_of_the_driver_says_so(trial, monkeypatch, t
     task = Task(kind=SLEEP, trial=trial, device="cpu", cores=1, folder=folder)
     report = task()
     assert not report.has_result
-    assert "elsewhere" in report.error
+    assert "elsewhere" in str(report.error)
 
 
 def test_a_trial_that_another_process_runs_is_waited_for(tmp_path):

@@ -19,27 +19,18 @@ from fullstride.io.writing import cores
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import (
     POLL_S,
-    Ended,
     Executor,
     LocalExecutor,
+    Outcome,
     Trial,
     TrialKind,
+    Update,
     run_trial,
     share_cores,
 )
 
 # File systems of a network show a new file to other machines with a delay of up to a minute.
 VISIBLE_S = 90.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a task has ended."""
-
-    has_result: bool = False  # False without more: another process runs the trial
-    error: str = ""  # in one line, that is no failure of the trial
-    crash: str = ""  # how its process was ended from outside, as in "by SIGKILL"
-    starts: int = 1  # of its process, if it was ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +58,8 @@ class Task:
                         return Outcome(has_result=stop.value)
         except Exception as error:
             traceback.print_exc(file=sys.stderr)  # in the log files of the engine
-            return Outcome(error=f"{self.trial.name} on {platform.node()}: {_line(error)}")
+            text = f"{self.trial.name} on {platform.node()}: {_line(error)}"
+            return Outcome(error=OSError(text))
 
     def checkpoint(self) -> Any:
         """The task for submitit to run again where Slurm ends it: the trial has checkpoints."""
@@ -134,7 +126,7 @@ class ClusterExecutor:
         jobs = self.engine.start(tasks)
         self._running += (_Running(*each) for each in zip(trials, jobs, sizes, strict=True))
 
-    def poll(self) -> Generator[str | Ended, None, None]:
+    def poll(self) -> Generator[Update, None, None]:
         time.sleep(POLL_S if self._running else 0)
         for each in list(self._running):
             outcome = self.engine.outcome(each.job)  # before its last lines are read
@@ -142,9 +134,7 @@ class ClusterExecutor:
             if outcome is None or (outcome.has_result and not self._is_visible(each)):
                 continue
             self._running.remove(each)
-            error = OSError(outcome.error) if outcome.error else None
-            crash, starts = outcome.crash, outcome.starts
-            yield Ended(trial=each.trial, error=error, crash=crash, starts=starts)
+            yield each.trial, outcome
 
     def cancel(self) -> None:
         for each in self._running:
@@ -218,7 +208,7 @@ class RayEngine:
         try:
             return self._ray.get(job)
         except RayTaskError as error:  # before the trial began, as where a module is missing
-            return Outcome(error=_line(error.cause))
+            return Outcome(error=OSError(_line(error.cause)))
         except RayError as error:
             return Outcome(crash=f"by {_line(error)}", starts=1 + RETRIES)
 
@@ -294,7 +284,7 @@ class SlurmEngine:
         try:
             return job.result()
         except FailedJobError as error:  # before the trial began
-            return Outcome(error=str(error).strip().splitlines()[-1][:300])
+            return Outcome(error=OSError(str(error).strip().splitlines()[-1][:300]))
         except UncompletedJobError:
             return Outcome(crash=f"in the state {state} of job {job.job_id}")
 

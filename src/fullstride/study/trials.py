@@ -98,13 +98,16 @@ class TrialKind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A trial that an executor runs no longer. It may have no result."""
+class Outcome:
+    """How an executor has ended a trial."""
 
-    trial: Trial
+    has_result: bool = False  # False without more: another process runs the trial
     error: BaseException | None = None  # that is no failure of the trial
-    crash: str = ""  # how its process was ended from outside, in words
+    crash: str = ""  # how its process was ended from outside, as in "by SIGKILL"
     starts: int = 1  # of its process, if it was ended
+
+
+Update = str | tuple[Trial, Outcome]
 
 
 class Executor(Protocol):
@@ -114,7 +117,7 @@ class Executor(Protocol):
         """Run the trials as soon as there is a place."""
         ...
 
-    def poll(self) -> Generator[str | Ended, None, None]:
+    def poll(self) -> Generator[Update, None, None]:
         """Lines for people and trials that have ended since the last call; waits for a moment."""
         ...
 
@@ -159,19 +162,20 @@ def _run_on(executor: Executor, kind: TrialKind, trials: Sequence[Trial]) -> Wor
                 if isinstance(update, str):
                     yield update
                     continue
-                trial, key = update.trial, update.trial.result
-                if update.error is not None:
-                    raise update.error
-                if update.crash:
-                    starts[key] += update.starts
+                trial, outcome = update
+                key = trial.result
+                if outcome.error is not None:
+                    raise outcome.error
+                if outcome.crash:
+                    starts[key] += outcome.starts
                 if kind.read(trial) is not None:
                     del left[key]
-                elif not update.crash:
+                elif not outcome.crash:
                     locked[key] = trial
                     yield f"{trial.name}: {find_holder(trial.lock) or 'another process'} runs it"
                 elif starts[key] < STARTS:
                     again.append(trial)
-                elif _fail(kind, trial, f"{starts[key]} times, the last time {update.crash}"):
+                elif _fail(kind, trial, f"{starts[key]} times, the last time {outcome.crash}"):
                     del left[key]
                 else:
                     locked[key] = trial
@@ -350,15 +354,15 @@ class LocalExecutor:
         if len(self.devices) > 1 and len(self._waiting) > 1:
             self._has_processes = True  # from now on: a trial that was killed may be so again
 
-    def poll(self) -> Generator[str | Ended, None, None]:
+    def poll(self) -> Generator[Update, None, None]:
         if self._has_processes:
             yield from self._poll_processes()
         elif self._waiting:
             kind, trial = self._waiting.popleft()
             yield from run_trial(kind, trial, self.devices[0])
-            yield Ended(trial=trial)
+            yield trial, Outcome()
 
-    def _poll_processes(self) -> Generator[str | Ended, None, None]:
+    def _poll_processes(self) -> Generator[Update, None, None]:
         free = Counter(self.devices) - Counter(each.device for each in self._running)
         for device in free.elements():
             if self._waiting:
@@ -373,7 +377,7 @@ class LocalExecutor:
                 self._running.remove(each)
                 code = each.process.exitcode
                 crash = f"with code {code}" if code else ""
-                yield Ended(trial=each.trial, error=each.error, crash=crash)
+                yield each.trial, Outcome(error=each.error, crash=crash)
 
     def cancel(self) -> None:
         for each in self._running:

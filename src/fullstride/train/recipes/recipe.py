@@ -29,8 +29,8 @@ def check_size(recipe: Any) -> None:
                 )
 
 
-def check_batch(recipe: Any) -> None:
-    """Raises ValueError for a batch that cannot be made of images as the fields ask for."""
+def check_steps(recipe: Any) -> None:
+    """Raises ValueError for batches, or a length of training, that exclude each other."""
     if recipe.grad_accum_steps and recipe.batch_size % recipe.grad_accum_steps:
         raise ValueError(
             f"recipe.batch_size {recipe.batch_size} is not divisible by recipe.grad_accum_steps "
@@ -41,10 +41,6 @@ def check_batch(recipe: Any) -> None:
             f"recipe.triplet {recipe.triplet:g} compares unmixed images of one class: set "
             "recipe.per_class to 2 or more, and recipe.mixup and recipe.cutmix to 0"
         )
-
-
-def check_length(recipe: Any) -> None:
-    """Raises ValueError for a length of training, or scores in it, that exclude each other."""
     if list(recipe.milestones) != sorted(recipe.milestones):
         raise ValueError(f"recipe.milestones {recipe.milestones}: use increasing fractions")
     if 0 < recipe.early_stop_patience < recipe.score_every_epochs:
@@ -327,8 +323,7 @@ class Recipe:
         object.__setattr__(self, "task_options", set_options)
         check_size(self)
         check_bounds(self, "recipe.")
-        check_batch(self)
-        check_length(self)
+        check_steps(self)
         check_balance(self)
         check_unlabelled(self)
         if self.background is not None:
