@@ -23,6 +23,7 @@ import griffe
 import fullstride
 from fullstride import cli
 from fullstride.commands import COMMANDS, GROUPS, USUAL
+from fullstride.tables import PERMISSIVE, PretrainedNetwork, pretrained_networks
 from fullstride.train.recipes.named import BY_CASE, NOMINAL, RECIPES
 from fullstride.train.recipes.recipe import Recipe, field_help
 
@@ -30,6 +31,7 @@ NOTE = "This page is written by `python docs/write_reference.py`: edit the sourc
 COLUMNS, WIDE = 100, 2000  # of the pages, and of the help that they are made from
 # Functions of `fullstride.zoo` that are for users.
 ZOO = ("list", "create", "load", "spec")
+RECIPE = "--recipe."  # how flags of its fields begin
 # Fields of a recipe that say most about it.
 RECIPE_COLUMNS = ("epochs", "batch_size", "lr", "optimizer", "weight_decay", "resolution")
 
@@ -43,13 +45,12 @@ class Flag(NamedTuple):
     @property
     def field(self) -> str:
         """The name of the parameter or field behind the flag, without its group."""
-        return (
-            self.names[-1 if self.of_recipe else 0].strip("-").rpartition(".")[2].replace("-", "_")
-        )
+        name = next((each for each in self.names if each.startswith(RECIPE)), self.names[0])
+        return name.strip("-").rpartition(".")[2].replace("-", "_")
 
     @property
     def of_recipe(self) -> bool:
-        return any(name.startswith("--recipe.") for name in self.names)
+        return any(name.startswith(RECIPE) for name in self.names)
 
     def row(self) -> str:
         names = " ".join(f"`{name}`" for name in self.names)
@@ -79,21 +80,18 @@ def prose(text: str, indent: str = "") -> str:
 
 def commands() -> Iterator[str]:
     """The page of the command line: what each command does, an example, and all its flags."""
-    yield "# Commands\n"
-    yield NOTE
+    yield f"# Commands\n\n{NOTE}"
     yield prose(
         "`fullstride COMMAND --help` prints the usual flags of a command, `--help-all` every one. "
         "Fields of a recipe, `--recipe.FIELD`, are in [recipes.md](recipes.md); "
         f"defaults here are those of `scratch` for {NOMINAL.images:,} images."
     )
-    yield ""
-    yield "| command | purpose |\n|---|---|"
+    yield "\n| command | purpose |\n|---|---|"
     for name, command in COMMANDS.items():
         purpose = (command.__doc__ or "").partition("\n")[0]
         yield f"| [{name}](#fullstride-{name.replace(' ', '-')}) | {escape(purpose)} |"
     for group, purpose in GROUPS.items():
-        yield ""
-        yield prose(f"`fullstride {group}`: {purpose}")
+        yield "\n" + prose(f"`fullstride {group}`: {purpose}")
     for name in COMMANDS:
         yield from command_page(name)
 
@@ -108,7 +106,7 @@ def command_page(name: str) -> Iterator[str]:
         yield f"{title}\n\n{HEADER}"
         yield from (flag.row() for flag in rows)
         yield ""
-    if any(name.startswith("--recipe.") for flag in flags for name in flag.names):
+    if any(flag.of_recipe for flag in flags):
         yield "All fields of the recipe: [recipes.md](recipes.md#fields)."
 
 
@@ -122,7 +120,6 @@ def command_help(name: str) -> tuple[list[str], list[Flag]]:
         cli.print_help(name, ["--help-all"])
         output.seek(0)
         text = output.read()
-    head, *_ = text.partition("╭")
     entries: list[list[str]] = []
     for line in re.findall(r"│ (.*?) *│$", text, re.MULTILINE):
         if re.match(r"--?\w|[A-Z]+(  | \.\.\.|$)", line):
@@ -130,7 +127,9 @@ def command_help(name: str) -> tuple[list[str], list[Flag]]:
         elif entries and line.startswith(" "):
             entries[-1].append(line.strip())
     flags = [read_flag(entry, " ".join(texts)) for entry, *texts in entries]
-    paragraphs = [" ".join(each.split()) for each in head.strip().split("\n\n")[1:]]
+    paragraphs = [
+        " ".join(each.split()) for each in text.partition("╭")[0].strip().split("\n\n")[1:]
+    ]
     return paragraphs, [flag for flag in flags if "--help" not in flag.names]
 
 
@@ -158,7 +157,7 @@ def by_group(name: str, flags: Sequence[Flag]) -> Iterator[tuple[str, list[Flag]
     first = [flag for flag in flags if flag.default == "required" or flag.names[0][0] != "-"]
     common = [flag for flag in flags if flag.field in places and flag not in first]
     first += sorted(common, key=lambda flag: places[flag.field])
-    rest = [flag for flag in flags if flag not in first and flag.names[0][:9] != "--recipe."]
+    rest = [flag for flag in flags if flag not in first and not flag.names[0].startswith(RECIPE)]
     if not usual:
         yield "Flags:", [*first, *rest]
         return
@@ -197,8 +196,7 @@ def owners_of(command: Any) -> dict[str, Owner]:
 
 def recipes() -> Iterator[str]:
     """The page of recipes: those that have names, and the fields of one."""
-    yield "# Recipes\n"
-    yield NOTE
+    yield f"# Recipes\n\n{NOTE}"
     yield prose(
         "A recipe is what a network is trained with. `--recipe NAME` takes one of these, and "
         "`--recipe.FIELD VALUE` changes a field of it. In Python `train_network(..., "
@@ -230,13 +228,10 @@ def recipes() -> Iterator[str]:
     yield "\n| field | value | default | meaning |\n|---|---|---|---|"
     texts = field_help()
     for flag in command_help("train")[1]:
-        long = next((name for name in flag.names if name.startswith("--recipe.")), "")
-        name = flag.field if len(flag.names) == 1 else long[9:].replace("-", "_")
-        if long:
-            also = "".join(f" `{each}`" for each in flag.names if each[:9] != "--recipe.")
-            default = defaults[name]
-            row = Flag((name,), flag.values or "True|False", short(default), texts[name]).row()
-            yield row.replace(f"`{name}`", f"`{name}`{also}", 1)
+        if flag.of_recipe:
+            name, also = flag.field, [each for each in flag.names if not each.startswith(RECIPE)]
+            default = short(defaults[name])
+            yield Flag((name, *also), flag.values or "True|False", default, texts[name]).row()
 
 
 def short(value: Any) -> str:
@@ -256,14 +251,12 @@ def short(value: Any) -> str:
 def python() -> Iterator[str]:
     """The page of the public names: signatures, docstrings, fields, errors and examples."""
     package = griffe.load("fullstride", search_paths=[Path(fullstride.__file__).parents[1]])
-    yield "# Python\n"
-    yield NOTE
+    yield f"# Python\n\n{NOTE}"
     yield prose(
         "All names are imported from `fullstride`, on first use. Shapes are those of tensors: N "
         "images, C channels, H x W pixels, T frames, K classes."
     )
-    yield ""
-    yield prose("Notebooks show bundles, measurements, choices and events as tables.")
+    yield "\nNotebooks show bundles, measurements, choices and events as tables."
     results: dict[str, griffe.Object] = {}
     for name, place in fullstride.PUBLIC.items():
         module = package[place.removeprefix("fullstride.")]
@@ -299,9 +292,8 @@ def entry(name: str, target: Any, level: str) -> Iterator[str]:
     yield f"\n{level} {name}\n"
     if target.is_function:
         yield f"```python\n{signature(name, target)}\n```\n"
-    sections = target.docstring.parse("google") if target.docstring else []
     examples: list[str] = []
-    for section in sections:
+    for section in target.docstring.parse("google"):
         if section.kind is griffe.DocstringSectionKind.text:
             yield from paragraphs(section.value)
         elif section.kind is griffe.DocstringSectionKind.parameters:
@@ -341,19 +333,18 @@ def members(target: Any) -> Iterator[str]:
     if kind is Recipe:
         yield "Its fields are in [recipes.md](recipes.md#fields).\n"
     elif is_dataclass(kind):
-        texts = field_help(kind)
+        texts, attributes = field_help(kind), {**target.inherited_members, **target.members}
         yield "| field | type | default | meaning |\n|---|---|---|---|"
         for field in fields(kind):
-            source = owner(target, field.name)
+            source = attributes[field.name]
             default = str(source.value or "")
-            default = "" if default.startswith("field(") else f"`{escape(default)}`"
+            default = f"`{escape(default)}`" if default and "field(" not in default else ""
             annotation = re.sub(r"Annotated\[(.+?), \w+\(.*?\)\]", r"\1", str(source.annotation))
             meaning = escape(texts.get(field.name, ""))
-            default = default.strip("`") and default
             yield f"| `{field.name}` | `{escape(annotation)}` | {default} | {meaning} |"
         yield ""
     for name, member in target.members.items():
-        if name.startswith("_") or not member.docstring or kind is Recipe and not member.docstring:
+        if name.startswith("_") or not member.docstring:
             continue
         text = member.docstring.value.partition("\n\n")[0]
         if member.is_function:
@@ -364,12 +355,33 @@ def members(target: Any) -> Iterator[str]:
     yield ""
 
 
-def owner(target: Any, field: str) -> Any:
-    """The attribute of a class or of one of its bases."""
-    return target.members[field] if field in target.members else target.inherited_members[field]
+# Released weights.
 
 
-PAGES = {"commands.md": commands, "recipes.md": recipes, "python.md": python}
+def weights() -> Iterator[str]:
+    """The page of networks whose weights are released, with the licences of these."""
+    yield f"# Released weights\n\n{NOTE}"
+    yield prose(
+        "`fit` begins with these where the hub is in reach. `zoo.load` and `predict` take the "
+        "name too. Top-1 is that on ImageNet, with the pixels a side in brackets. `fit` uses "
+        f"{', '.join(sorted(PERMISSIVE))} by default, and others with `--licence any`."
+    )
+    yield "\n| name | parameters M | top-1 % (pixels) | licence |\n|---|--:|---|---|"
+    by_name: dict[str, list[PretrainedNetwork]] = {}
+    for row in pretrained_networks():
+        by_name.setdefault(row.weights, []).append(row)
+    for name, rows in by_name.items():
+        scores = ", ".join(f"{row.top1:.2f} ({row.resolution})" for row in rows)
+        licence = rows[0].licence or "unknown"
+        yield f"| `{name}` | {rows[0].params / 1e6:.2f} | {scores} | {licence} |"
+
+
+PAGES = {
+    "commands.md": commands,
+    "python.md": python,
+    "recipes.md": recipes,
+    "released_weights.md": weights,
+}
 
 
 def write(out: Path, pages: Iterable[str] = PAGES) -> None:

@@ -29,7 +29,7 @@ def script():
     return module
 
 
-@pytest.mark.parametrize("page", ["commands.md", "recipes.md", "python.md"])
+@pytest.mark.parametrize("page", ["commands.md", "python.md", "recipes.md", "released_weights.md"])
 def test_a_generated_page_is_what_the_code_says(page, script, tmp_path):
     script.write(tmp_path, [page])
     assert (tmp_path / page).read_text() == (REFERENCE / page).read_text(), (
