@@ -21,7 +21,7 @@ from fullstride.search.settings import Method, SearchSettings
 from fullstride.search.structures.additive import Slope
 from fullstride.search.structures.proposals import Design, fastest, first_design
 from fullstride.search.structures.space import NetSpace, net_space
-from fullstride.study.driver import StudyJob
+from fullstride.study.driver import Results, StudyJob
 from fullstride.study.trials import Work
 from fullstride.train.batches import recipe_in_epochs
 from fullstride.train.final_weights import STATISTICS_IMAGES
@@ -358,7 +358,7 @@ def describe(spec: NetSpec) -> str:
     return f"{', '.join(parts)} (kernel/ratio {', '.join(sorted(ratios))})"
 
 
-def time_networks(job: SearchJob) -> Work[DeviceTimes]:
+def time_networks(job: SearchJob, done: Results) -> Work[DeviceTimes]:
     """The profile of the device; here one that is fitted to networks that are measured."""
     if not job.settings.is_here:
         return DeviceTimes(profile=load_profile(job.settings.target))
@@ -390,14 +390,15 @@ def profile_of(job: SearchJob, measured: list[MeasuredStructure]) -> Profile:
     return fit_profile(specs, [each.ms for each in measured], job.budget.batch, label)
 
 
-def make_plan(job: SearchJob, times: DeviceTimes) -> Work[SearchPlan]:
+def make_plan(job: SearchJob, done: Results) -> Work[SearchPlan]:
     """Measure steps of the MasterNet, and say how long all trainings will take.
 
     Raises ValueError, with the shortest time, where no structure is within the budget.
     """
-    limit_ms, tables_of = job.budget.ms_per_image, partial(job.tables, times.profile)
+    profile = done["times"].profile
+    limit_ms, tables_of = job.budget.ms_per_image, partial(job.tables, profile)
     master_ms = {v.name: float(tables_of(v)(job.space.start[None])[0]) for v in job.variants}
-    fastest_ms = {v.name: job.fastest_ms(times.profile, v) for v in job.variants}
+    fastest_ms = {v.name: job.fastest_ms(profile, v) for v in job.variants}
     if min(fastest_ms.values()) > limit_ms:
         raise ValueError(
             f"nothing fits {job.budget}: the fastest structure takes "

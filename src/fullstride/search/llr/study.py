@@ -32,7 +32,6 @@ from fullstride.search.llr.plan import (
     time_networks,
 )
 from fullstride.search.llr.tunings import (
-    best_of,
     bundle_path,
     measure_finalists,
     model_of,
@@ -45,6 +44,7 @@ from fullstride.search.llr.tunings import (
     train_master,
     train_winners,
     tune_further,
+    tunings_of,
 )
 from fullstride.search.settings import SearchSettings
 from fullstride.study.driver import (
@@ -98,12 +98,8 @@ def search_network(
     return start_study(SEARCH, data, out, recipe, arguments)
 
 
-def tunings_of(done: Results) -> tuple[Tuning, ...]:
-    return (*done["design"], *done["whole"], *done.get("sequential", ()))
-
-
-def tune_sequentially(job: SearchJob, done: Results) -> Work:
-    return tune_further(job, done["master"], done["times"], tunings_of(done))
+def has_further_tunings(job: SearchJob, done: Results) -> bool:
+    return len(tunings_of(done)) > len(done["design"])
 
 
 def select_structures(job: SearchJob, done: Results) -> Work:
@@ -234,35 +230,19 @@ SEARCH = Study(
     job=SearchJob,
     settings=SearchSettings,
     stages=(
-        Stage("times", lambda job, done: time_networks(job), DeviceTimes, times_lines),
-        Stage("plan", lambda job, done: make_plan(job, done["times"]), SearchPlan, plan_lines),
-        Stage("master", lambda job, done: train_master(job), TunedScore),
-        Stage("design", lambda job, done: run_design(job), SCORES),
-        Stage(
-            "regression",
-            lambda job, done: regress(job, done["master"], done["design"]),
-            Regression,
-            regression_lines,
-        ),
-        Stage("whole", lambda job, done: run_whole(job), SCORES),
-        Stage("sequential", tune_sequentially, SCORES),
-        Stage(
-            "refitted",
-            lambda job, done: regress(job, done["master"], tunings_of(done)),
-            Regression,
-            regression_lines,
-            when=lambda job, done: len(tunings_of(done)) > len(done["design"]),
-        ),
+        Stage("times", time_networks, DeviceTimes, times_lines),
+        Stage("plan", make_plan, SearchPlan, plan_lines),
+        Stage("master", train_master, TunedScore),
+        Stage("design", run_design, SCORES),
+        Stage("regression", regress, Regression, regression_lines),
+        Stage("whole", run_whole, SCORES),
+        Stage("sequential", tune_further, SCORES),
+        Stage("refitted", regress, Regression, regression_lines, when=has_further_tunings),
         Stage("selection", select_structures, FINALISTS, finalist_lines),
         Stage("measured", measure_selection, FINALISTS, finalist_lines),
-        Stage(
-            "winners",
-            lambda job, done: train_winners(job, done["measured"]),
-            tuple[Winner, ...],
-            winner_lines,
-        ),
-        Stage("final", lambda job, done: train_final(job, best_of(done["winners"])), Winner),
-        Stage("test", lambda job, done: score_test(job, done["final"]), dict[str, float]),
+        Stage("winners", train_winners, tuple[Winner, ...], winner_lines),
+        Stage("final", train_final, Winner),
+        Stage("test", score_test, dict[str, float]),
         Stage("results", end_search),
     ),
     closing=closing_lines,

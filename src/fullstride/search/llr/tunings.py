@@ -36,7 +36,7 @@ from fullstride.search.llr.plan import (
 )
 from fullstride.search.structures.additive import AdditiveModel, fit, fit_paper
 from fullstride.search.structures.proposals import next_structures, select
-from fullstride.study.driver import run_stage
+from fullstride.study.driver import Results, run_stage
 from fullstride.study.trials import Failure, Trial, Work
 from fullstride.train.scoring import score_bundle
 
@@ -46,7 +46,7 @@ PROPOSE, SELECT = 3, 4
 MASTER, FINAL = "master", "final"  # trials
 
 
-def train_master(job: SearchJob) -> Work[TunedScore]:
+def train_master(job: SearchJob, done: Results) -> Work[TunedScore]:
     """Train the MasterNet; its validation score is what everything is compared with."""
     trial = whole_trial(job, MASTER, job.start, job.home)
     (score,) = yield from job.run(TRAINING, [trial])
@@ -102,13 +102,13 @@ def run_tunings(
     return tuple(Tuning(name, *row, *score_of(result)) for (name, row), result in named)
 
 
-def run_design(job: SearchJob) -> Work[tuple[Tuning, ...]]:
+def run_design(job: SearchJob, done: Results) -> Work[tuple[Tuning, ...]]:
     structures, places = job.design.structures.tolist(), job.design.places.tolist()
     rows = zip(map(tuple, structures), places, strict=True)
     return (yield from run_tunings(job, {f"design-{n:03d}": row for n, row in enumerate(rows)}))
 
 
-def run_whole(job: SearchJob) -> Work[tuple[Tuning, ...]]:
+def run_whole(job: SearchJob, done: Results) -> Work[tuple[Tuning, ...]]:
     rows = {f"whole-{n:02d}": tuple(row) for n, row in enumerate(job.random_structures.tolist())}
     trials = [whole_trial(job, name, row, job.home) for name, row in rows.items()]
     results = yield from job.run(TRAINING, trials)
@@ -145,8 +145,14 @@ def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> A
     return fit(job.space, structures, scores, groups=groups, tuned=tuned)
 
 
-def regress(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> Work[Regression]:
-    model = model_of(job, master, tunings)
+def tunings_of(done: Results) -> tuple[Tuning, ...]:
+    """All tunings so far, and the trainings from random weights."""
+    return (*done["design"], *done.get("whole", ()), *done.get("sequential", ()))
+
+
+def regress(job: SearchJob, done: Results) -> Work[Regression]:
+    tunings = tunings_of(done)
+    model = model_of(job, done["master"], tunings)
     yield f"fitted to {len(tunings)} tunings"
     return Regression(
         slopes=model.slopes(),
@@ -156,9 +162,7 @@ def regress(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> Wo
     )
 
 
-def tune_further(
-    job: SearchJob, master: TunedScore, times: DeviceTimes, tunings: Sequence[Tuning]
-) -> Work[tuple[Tuning, ...]]:
+def tune_further(job: SearchJob, done: Results) -> Work[tuple[Tuning, ...]]:
     """Tune structures within the budget that the model proposes, four between two fits.
 
     They differ from the MasterNet at several places, so all of their parts are new, and the first
@@ -166,11 +170,13 @@ def tune_further(
     so that a search that was killed goes on with the same ones.
     """
     left, further, number = job.further_tunings, list[Tuning](), 0
+    times, tunings = done["times"], tunings_of(done)
     while left > 0:
         number += 1
         control = [job.start] if number == 1 else []
         every, count = (*tunings, *further), min(AT_ONCE, left) - len(control)
-        work = propose(job, times, model_of(job, master, every), every, number, count)
+        model = model_of(job, done["master"], every)
+        work = propose(job, times, model, every, number, count)
         rows: tuple[Structure, ...] = yield from run_stage(
             job.folder, f"proposals_{number}", tuple[Structure, ...], work
         )
@@ -352,11 +358,11 @@ def within_budget(job: SearchJob, finalists: Iterable[Finalist]) -> list[Finalis
     return sorted(rows, key=lambda each: (job.variants.index(each.variant), -each.predicted))
 
 
-def train_winners(job: SearchJob, finalists: Sequence[Finalist]) -> Work[tuple[Winner, ...]]:
+def train_winners(job: SearchJob, done: Results) -> Work[tuple[Winner, ...]]:
     """Train the best predicted of each variant to the end, by the MasterNet's recipe."""
     chosen: dict[str, Finalist] = {}
     for variant in job.variants:
-        rows = [each for each in finalists if each.variant == variant][: job.method.winners]
+        rows = [each for each in done["measured"] if each.variant == variant][: job.method.winners]
         chosen |= {f"winner-{variant.name}-{number}": each for number, each in enumerate(rows)}
     return (yield from train_finalists(job, chosen))
 
@@ -381,16 +387,17 @@ def best_of(winners: Sequence[Winner]) -> Winner:
     return chosen
 
 
-def train_final(job: SearchJob, winner: Winner) -> Work[Winner]:
+def train_final(job: SearchJob, done: Results) -> Work[Winner]:
     """The network of a search by the last recipe, if there is one; else the winner as it is."""
+    winner = best_of(done["winners"])
     if not job.method.final:
         return winner
     return best_of((yield from train_finalists(job, {FINAL: winner.finalist}, final=True)))
 
 
-def score_test(job: SearchJob, winner: Winner) -> Work[dict[str, float]]:
+def score_test(job: SearchJob, done: Results) -> Work[dict[str, float]]:
     """The scores of the network of a search on the test images, which nothing has read before."""
-    images = job.data.test
+    images, winner = job.data.test, done["final"]
     if not len(images):
         return {}
     yield f"scoring {winner.trial} on {len(images):,} test images"
