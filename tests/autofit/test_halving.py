@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fullstride.autofit import plan as fit_plan
 from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.halving import (
@@ -540,6 +541,26 @@ def test_a_candidate_that_cannot_train_is_left_out_with_its_reason(data, tmp_pat
     with pytest.raises(ValueError, match="no_such_network"):
         drain(make_plan(job, times_of((bad,), ms)))
     assert stored_time(tmp_path, bad) is None  # the next call tries again
+
+
+def test_the_training_of_less_promising_candidates_is_estimated_by_their_times(
+    data, tmp_path, monkeypatch
+):
+    sides = (64, 56, 48, 40, 32)
+    many = [Candidate(model="genet_tiny", resolution=side) for side in sides]
+    ms = {each.name: each.resolution / 16 for each in many}
+    steps = TrainingTime(candidate="", epochs=9, steps=4, step_s=1.0, val_s=0.5, measure_s=20.0)
+
+    def measured(job, candidate):
+        return replace(steps, candidate=candidate.name, step_s=candidate.resolution / 48)
+
+    monkeypatch.setattr(fit_plan, "measure_training", measured)
+    lines, plan = drain(make_plan(job_of(tmp_path, data), times_of(many, ms)))
+    assert sum("measuring" in line for line in lines) == FEW
+    assert "of 2 others is estimated" in " ".join(lines)
+    assert plan.candidates == tuple(each.name for each in many)  # the slowest first
+    for each, score_s in zip(many, (0.5, 0.5, 0.5, 0.5 * 40 / 48, 0.5 * 32 / 48), strict=True):
+        assert plan.epoch_s[each.name] == pytest.approx(4 * each.resolution / 48 + score_s)
 
 
 @pytest.mark.slow

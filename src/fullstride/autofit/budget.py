@@ -144,6 +144,7 @@ class CandidateTime:
     left_out: str = ""  # why the candidate is not tried, see `shortlist`
     measurements: int = 1  # of which this is the shortest
     budget_ms: float = 0.0  # of the fit that measured it, see `times.has_all`; 0: no measurement
+    first_s: float = 0.0  # that the first measurement of the candidate took, in all of its forms
 
 
 def limit_ms(time: CandidateTime, *, maybe: bool = False) -> float | None:
@@ -224,6 +225,11 @@ class CandidateTimes:
     def ms(self) -> dict[str, float]:
         """The shortest time of each candidate within the budget, by its name."""
         return fastest_ms(self.within())
+
+    @cached_property
+    def first_ms(self) -> dict[str, float]:
+        """The time of each candidate in its first form, which is the same one for nearly all."""
+        return {each.candidate: each.ms for each in reversed(self.times) if each.ms is not None}
 
     @cached_property
     def beyond(self) -> dict[str, float]:

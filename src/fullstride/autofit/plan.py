@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -145,7 +146,7 @@ FILE_S = 10.0  # of an export, with its comparison and its measurement
 # With few hours, training is shortened to the first share before candidates are left out, and to
 # the second one when a single candidate is left. Ours.
 SHORT, SHORTEST = 1 / 3, 1 / 10
-MEASURING_SHARE = 0.1  # of the hours, in which steps are measured
+MEASURING_SHARE, MEASURING_S = 0.1, 30.0  # of the hours, or without a limit, for timing steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +216,7 @@ def make_plan(
     order = in_turn(
         by_promise(each.affordable, each.ms) for each in map(candidate_times.of, job.budgets)
     )
-    times, left_out, measured_s = yield from measure_all(job, order, left_s)
+    times, left_out, measured_s = yield from measure_all(job, order, candidate_times, left_s)
     if not times:
         name, why = next(iter(left_out.items()))
         raise ValueError(f"no candidate can be trained; {name}: {why}")
@@ -237,26 +238,60 @@ def make_plan(
 
 
 def measure_all(
-    job: FitJob, order: Sequence[Candidate], left_s: float
+    job: FitJob, order: Sequence[Candidate], candidate_times: CandidateTimes, left_s: float
 ) -> Generator[str, None, tuple[dict[str, TrainingTime], dict[str, str], float]]:
-    """The times of trainings by candidate, why others have none, and the seconds of measuring."""
-    times, left_out, measured_s = dict[str, TrainingTime](), dict[str, str](), 0.0
+    """The times of trainings by candidate, why others have none, and the seconds of measuring.
+
+    The first of `order` are measured, in the share of the time that is left for it, and at least
+    `FEW` that begin with released weights, and `FEW` of the others. The rest are estimated.
+    """
+    measured, left_out = dict[str, TrainingTime](), dict[str, str]()
+    allowed_s = MEASURING_S if math.isinf(left_s) else MEASURING_SHARE * left_s
+    spent_s, similar, rest = 0.0, Counter[bool](), list[Candidate]()
     for number, candidate in enumerate(order, 1):
-        if measured_s > MEASURING_SHARE * left_s and len(times) >= FEW:
-            hours = job.settings.limit_hours
-            left_out[candidate.name] = f"too little time to measure more within {hours:g} hours"
-            continue
         each = stored_time(job.folder, candidate)
         if each is None:
+            if spent_s > allowed_s and similar[bool(candidate.weights)] >= FEW:
+                rest.append(candidate)
+                continue
             yield f"measuring the training of {candidate.name} ({number} of {len(order)})"
             each = measure_training(job, candidate)
-        measured_s += each.measure_s
+        spent_s += each.measure_s
         if each.failure:
             yield f"{candidate.name} cannot be trained: {each.failure}"
             left_out[candidate.name] = each.failure
         else:
-            times[candidate.name] = each
-    return times, left_out, measured_s
+            measured[candidate.name] = each
+            similar[bool(candidate.weights)] += 1
+    if rest:
+        yield f"the training of {len(rest)} others is estimated by the times of their files"
+    times = measured | {each.name: estimated(each, measured, candidate_times) for each in rest}
+    return {each.name: times[each.name] for each in order if each.name in times}, left_out, spent_s
+
+
+def estimated(
+    candidate: Candidate, measured: Mapping[str, TrainingTime], candidate_times: CandidateTimes
+) -> TrainingTime:
+    """The time of the network whose file takes the most similar time, times the ratio of the two.
+
+    It is one of those that begin as `candidate` does, with or without released weights.
+    """
+    ms, by_name = candidate_times.first_ms, candidate_times.by_name
+
+    def ratio(name: str) -> float:
+        return ms[candidate.name] / ms[name]
+
+    alike = [name for name in measured if bool(by_name[name].weights) is bool(candidate.weights)]
+    name = min(alike, key=lambda name: abs(math.log(ratio(name))))
+    nearest, share = measured[name], ratio(name)
+    return replace(
+        nearest,
+        candidate=candidate.name,
+        step_s=share * nearest.step_s,
+        val_s=share * nearest.val_s,
+        precise_s=share * nearest.precise_s,
+        measure_s=0.0,
+    )
 
 
 def in_turn(orders: Iterable[Sequence[Candidate]]) -> list[Candidate]:

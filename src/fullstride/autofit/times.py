@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -311,17 +312,17 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
     }
 
 
-# With a limit of hours, so many candidates are tried that measuring them takes this share of it.
-SHARE_OF_LIMIT = 0.2
-FEWEST_TRIED = 4
+# Of many candidates as many are tried as are measured in this share of the hours, or without a
+# limit in about so many seconds, so that a plan takes no more than two minutes.
+SHARE_OF_LIMIT, MEASURING_S = 0.2, 60.0
+FEWEST_TRIED = 6
 ALL_FORMS = 2.5  # times the seconds of the first form: 20 and 8 for networks of timm on two cores
 
 
 def most_tried(limit_hours: float | None, first_form_s: float) -> int:
     """How many candidates are tried, of which one takes so many seconds in its first form."""
-    if limit_hours is None:
-        return MOST_TRIED
-    most = SHARE_OF_LIMIT * 3600 * limit_hours / max(ALL_FORMS * first_form_s, 1e-9)
+    limit_s = MEASURING_S if limit_hours is None else SHARE_OF_LIMIT * 3600 * limit_hours
+    most = limit_s / max(ALL_FORMS * first_form_s, 1e-9)
     return round(min(max(most, FEWEST_TRIED), MOST_TRIED))
 
 
@@ -343,9 +344,9 @@ def time_candidates(
 
     With a profile, of a device that is not here, they are estimates.
 
-    Of more than `MOST_TRIED` candidates those of a `shortlist` are tried, as measuring, and
-    measuring the training, takes long: here by rough estimates, elsewhere of those that fit. The
-    others have a `left_out`.
+    Of more than `MOST_TRIED` candidates those of a `shortlist` are tried, here as many as
+    `most_tried` says, by rough estimates, and elsewhere of those that fit. The others have a
+    `left_out`.
 
     Raises ValueError, in one line, for formats and precisions that do not run here, and where there
     is no time at all.
@@ -418,14 +419,14 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         ms = {
             name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
         }
-        few, start = anchors(candidates, ms), time.perf_counter()
-        times |= yield from measured_in_turn(few, job, {}, quick=True)
+        times |= yield from measured_in_turn(anchors(candidates, ms), job, {}, quick=True)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
-        first_form_s = (time.perf_counter() - start) / max(1, len(few))
-        most = most_tried(job.settings.limit_hours, first_form_s)
+        seconds = [rows[0].first_s for rows in times.values()]
+        most = most_tried(job.settings.limit_hours, statistics.median(seconds or [0.0]))
         chosen = shortlists(candidates, corrected(ms, quick), job.budgets, most)
         reason = f"by estimates {len(chosen)} others are more promising"
-        yield f"{len(chosen)} of {len(candidates)} candidates are tried: {PROMISING}"
+        more = "" if most == MOST_TRIED else "; more --hours try more"
+        yield f"{len(chosen)} of {len(candidates)} candidates are tried: {PROMISING}{more}"
         for each in candidates:
             rows = times.get(each.name) or (unmeasured(each, job),)
             times[each.name] = tuple(replace(row, left_out=reason) for row in rows)
@@ -506,13 +507,14 @@ def measured_in_turn(
                 earlier = earlier[0], files or earlier[1]
             if again:
                 rows = shorter(rows, stored)
+            seconds = time.perf_counter() - start
             budget_ms = 0.0 if quick else job.budget.ms_per_image
-            rows = tuple(replace(row, budget_ms=budget_ms) for row in rows)
+            first_s = stored[0].first_s if stored else seconds
+            rows = tuple(replace(row, budget_ms=budget_ms, first_s=first_s) for row in rows)
             with atomic_write(path, CANDIDATE_TIMES) as temporary:
                 temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1))
             times[candidate.name] = same[place] = rows
             others.append(rows)
-            seconds = time.perf_counter() - start
             yield f"{candidate.name}: {title}, {summary(rows)}, after {seconds:.1f} s"
     return times
 
