@@ -238,20 +238,30 @@ def test_of_many_candidates_a_shortlist_is_measured_and_the_others_have_a_reason
     assert same == times
 
 
-def test_networks_that_correct_the_estimates_are_timed_in_one_form(tmp_path, monkeypatch):
+def test_networks_that_correct_the_estimates_are_timed_in_one_form_and_one_in_all(
+    tmp_path, monkeypatch
+):
+    """Other forms take a third of the time, so slower candidates are tried than by the first."""
     many = [
         Candidate(model="genet_tiny", resolution=side, family="g") for side in range(32, 384, 8)
     ]
     counts = []
 
     def time_one(candidate, job, scratch, earlier, labels, others):
-        counts.append(len(labels))
-        return (fixed(candidate.resolution / 128, candidate.name),), earlier
+        counts.append((candidate.resolution, len(labels)))
+        ms = (candidate.resolution / 128) ** 2
+        first = fixed(ms, candidate.name)
+        other = replace(first, format="openvino", ms=ms / 3)
+        return (first, other)[: len(labels)], earlier
 
     monkeypatch.setattr(candidate_times, "time_one", time_one)
-    result(times_of(many, tmp_path))
-    assert counts[:3] == [1, 1, 1]
-    assert min(counts[3:MOST_TRIED]) > 1
+    _, times = result(times_of(many, tmp_path))
+    sides, forms = zip(*counts, strict=True)
+    assert forms[:3] == (1, 1, 1)
+    assert min(forms[3:MOST_TRIED]) > 1
+    assert sides[3] == sorted(sides[:3])[1]
+    tried = {each.candidate: each.ms for each in times if not each.left_out and each.ms}
+    assert len([ms for ms in tried.values() if 0.5 < ms <= 1]) >= 7  # of 160 to 216 pixels
 
 
 def test_with_little_time_few_candidates_are_tried_at_each_share_of_the_budget(

@@ -363,7 +363,7 @@ def count_params(model: str, width: float, depth: float, classes: int, channels:
 MOST_TRIED = 20  # candidates that are measured here, or whose training is planned
 # Shares of the budget, and how many of `MOST_TRIED` candidates are tried up to each. Slower ones
 # may fit in another precision, may teach, and tell what more time would buy.
-BANDS = ((0.5, 4), (1.0, 8), (2.0, 5), (4.0, 2))
+BANDS = ((0.5, 3), (1.0, 10), (2.0, 4), (4.0, 2))
 MOST_OF_FAMILY = 1 / 4  # of all that are tried, while there are others
 POINTS_PER_DOUBLING = 2.0  # top-1 for twice the resolution; median of 94 pairs in pretrained.csv
 

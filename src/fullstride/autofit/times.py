@@ -286,14 +286,27 @@ def estimate_candidates(
     return results
 
 
-def anchors(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> tuple[Candidate, ...]:
-    """Three of the candidates with a time, evenly spaced; measured, they correct all others."""
+def anchors(
+    candidates: Sequence[Candidate], ms: Mapping[str, float], longest_ms: float
+) -> tuple[Candidate, ...]:
+    """Three of the candidates with a time, which correct all others when they are measured.
+
+    They are evenly spaced, up to `longest_ms` where there are so many.
+    """
     in_order = sorted(
         (each for each in candidates if each.name in ms), key=lambda each: ms[each.name]
     )
+    near = [each for each in in_order if ms[each.name] <= longest_ms]
+    in_order = near if len(near) >= 3 else in_order
     count = min(3, len(in_order))
     places = [(2 * number + 1) * len(in_order) // (2 * count) for number in range(count)]
     return tuple(in_order[place] for place in places)
+
+
+def least_share(rows: Rows) -> float:
+    """The time in the fastest form / the time in the first one."""
+    times = [row.ms for row in rows if row.ms]
+    return min(times) / times[0] if rows[0].ms else 1.0
 
 
 def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
@@ -419,11 +432,15 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         ms = {
             name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
         }
-        times |= yield from measured_in_turn(anchors(candidates, ms), job, {}, quick=True)
+        few = anchors(candidates, ms, QUICK_RATIO * job.budget.ms_per_image)
+        times |= yield from measured_in_turn(few, job, {}, quick=True)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
+        times |= yield from measured_in_turn(few[len(few) // 2 :][:1], job, {})
+        share = min((least_share(rows) for rows in times.values()), default=1.0)
+        ms = {name: share * value for name, value in corrected(ms, quick).items()}
         seconds = [rows[0].first_s for rows in times.values()]
         most = most_tried(job.settings.limit_hours, statistics.median(seconds or [0.0]))
-        chosen = shortlists(candidates, corrected(ms, quick), job.budgets, most)
+        chosen = shortlists(candidates, ms, job.budgets, most)
         reason = f"by estimates {len(chosen)} others are more promising"
         more = "" if most == MOST_TRIED else "; more --hours try more"
         yield f"{len(chosen)} of {len(candidates)} candidates are tried: {PROMISING}{more}"
