@@ -434,8 +434,8 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         }
         few = anchors(candidates, ms, QUICK_RATIO * job.budget.ms_per_image)
         times |= yield from measured_in_turn(few, job, {}, quick=True)
-        quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
         times |= yield from measured_in_turn(few[len(few) // 2 :][:1], job, {})
+        quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
         share = min((least_share(rows) for rows in times.values()), default=1.0)
         ms = {name: share * value for name, value in corrected(ms, quick).items()}
         seconds = [rows[0].first_s for rows in times.values()]
