@@ -5,10 +5,20 @@ from dataclasses import replace
 
 import pytest
 
+from fullstride.autofit import plan as fit_plan
+from fullstride.autofit.budget import FitJob
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.finalists import FileRecord, FileTimes, ShippedFile, in_doubt
 from fullstride.autofit.fit import FIT
-from fullstride.autofit.plan import Means, TrainingTime, TrialCost, for_budgets, in_turn, plan_of
+from fullstride.autofit.plan import (
+    Means,
+    TrainingTime,
+    TrialCost,
+    find_front,
+    for_budgets,
+    in_turn,
+    plan_of,
+)
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.ship import pick
 from fullstride.data.dataset import open_data
@@ -18,6 +28,16 @@ from fullstride.study.driver import run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks import find_task
 from fullstride.train.recipes.choice import RecipeChoice
+
+
+def result(steps):
+    """The lines of a generator, and what it returns."""
+    lines = []
+    while True:
+        try:
+            lines.append(next(steps))
+        except StopIteration as stop:
+            return lines, stop.value
 
 
 def cost(name: str) -> TrialCost:
@@ -56,6 +76,9 @@ def test_budgets_are_sorted_and_may_be_a_number_a_list_or_a_rate():
     assert [each.ms_per_image for each in FitSettings(budget_ms=(2, 10, 5)).budgets()] == [10, 5, 2]
     assert FitSettings(budget_ms=[2, 2]).budgets() == FitSettings(budget_ms=2).budgets()
     assert FitSettings(images_per_s=500).budgets() == FitSettings(budget_ms=2).budgets()
+    assert FitSettings(hours=1).budgets() == ()
+    with pytest.raises(ValueError, match="no budget"):
+        FitSettings().budgets()
     with pytest.raises(ValueError, match="give one"):
         FitSettings(images_per_s=500, budget_ms=(1, 2))
 
@@ -97,6 +120,50 @@ SETTINGS = FitSettings(
     candidates=("genet_tiny", "resnet_rs_tiny", "tresnet_tiny"),
     resolutions=(16, 32),
 )
+
+
+def training_in(monkeypatch, seconds_per_ms: float):
+    """A machine that trains each network in so many seconds for each ms of its estimate."""
+
+    def measured(job, candidate):
+        seconds = seconds_per_ms * fit_plan.rough_ms(job, [candidate])[candidate.name]
+        return TrainingTime(candidate=candidate.name, epochs=1, steps=1, step_s=seconds)
+
+    monkeypatch.setattr(fit_plan, "measure_training", measured)
+
+
+def test_without_a_budget_the_whole_front_is_what_the_hours_can_train(tmp_path, monkeypatch):
+    """A quarter of 10 hours trains a network of 9 ms, at 1000 s for each ms."""
+
+    def rough_ms(job, candidates):
+        return {each.name: each.resolution / 64 for each in candidates}
+
+    monkeypatch.setattr(fit_plan, "rough_ms", rough_ms)
+    training_in(monkeypatch, 1000.0)
+    candidates = [Candidate(model="genet_tiny", resolution=64 * number) for number in range(1, 16)]
+    settings = FitSettings(target="rtx4090", hours=10)
+    job = FitJob(folder=tmp_path, data=open_data("digits"), settings=settings)
+    _, limits = result(find_front(job, candidates))
+    assert limits == pytest.approx([9 ** (share / 4) for share in (4, 3, 2, 1)], rel=0.1)
+    assert limits[0] >= 9.0  # rounded up
+    training_in(monkeypatch, 1e9)
+    with pytest.raises(ValueError, match="too little"):
+        result(find_front(job, candidates))
+
+
+def test_a_fit_by_hours_alone_plans_for_the_budgets_of_the_front(tmp_path, monkeypatch):
+    training_in(monkeypatch, 100.0)
+    models = ("genet_tiny", "resnet_rs_50", "resnet_rs_152")
+    settings = replace(SETTINGS, hours=1.0, candidates=models)
+    dry = replace(HOW, dry_run=True)
+    events = [*run_study(FIT, open_data("digits"), tmp_path / "fit", settings, options=dry)]
+    results = {each.stage: each.result for each in events if not each.line}
+    assert len(results["front"]) > 1
+    assert results["budget"].budget.ms_per_image == results["front"][0]
+    assert results["plan"].candidates
+    longer = replace(settings, hours=2.0)
+    again = run_study(FIT, open_data("digits"), tmp_path / "fit", longer, options=dry)
+    assert any("hours is 1.0 there" in each.line for each in again)
 
 
 @pytest.fixture(scope="module")

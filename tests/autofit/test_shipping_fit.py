@@ -19,6 +19,7 @@ from fullstride.autofit.ship import Shipment, choose, ship
 from fullstride.deploy.predict import open_model
 from fullstride.io import writing
 from fullstride.io.records import from_json, to_json
+from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE, CallTime
 from fullstride.tasks import find_task
 from fullstride.train import run
@@ -294,18 +295,21 @@ def test_the_most_accurate_file_within_the_budget_ships_and_of_ties_the_faster(f
     assert choose(files, METRIC) == best
 
 
+BUDGET = Budget(ms_per_image=1.0)
+
+
 def test_programs_ship_only_if_they_are_named():
     times = [time_of("a", format=name) for name in ("onnx", "openvino", "aoti")]
-    usual = forms(FitSettings(budget_ms=1.0), times)
+    usual = forms(FitSettings(), BUDGET, times)
     assert ("onnx", "fp32") in usual
     assert not any(format == "aoti" for format, _ in usual)
-    assert forms(FitSettings(budget_ms=1.0, formats=("aoti",)), times) == [("aoti", "fp32")]
+    assert forms(FitSettings(formats=("aoti",)), BUDGET, times) == [("aoti", "fp32")]
 
 
 def test_forms_that_were_too_slow_are_not_exported():
     times = [time_of("a", ms=1.2), time_of("a", "int8", 0.6), time_of("a", "fp16", 0.5)]
     times += [time_of("a", "int8", 0.9, format="openvino")]
-    assert forms(FitSettings(budget_ms=1.0), times) == [("onnx", "int8")], "no fp16 without a GPU"
-    settings = FitSettings(budget_ms=1.0, formats=("onnx",), precisions=("fp16", "fp32"))
-    halves = forms(settings, times)
+    assert forms(FitSettings(), BUDGET, times) == [("onnx", "int8")], "no fp16 without a GPU"
+    settings = FitSettings(formats=("onnx",), precisions=("fp16", "fp32"))
+    halves = forms(settings, BUDGET, times)
     assert halves == [("onnx", "fp16")]

@@ -20,14 +20,20 @@ from fullstride.measure.budget import Budget, is_elsewhere
 from fullstride.report import scatter
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.scatter import BANDS, TimedCandidate
+<<<<<<< HEAD
 from fullstride.study.driver import StudyJob
 from fullstride.targets.stored import check_same
 from fullstride.targets.target import Target, connect
+=======
+from fullstride.study.driver import StudyJob, saved_stage
+from fullstride.targets.target import Machine, Target, connect
+>>>>>>> 01a6be9 (Without a budget a fit makes files for the whole front that its hours can train)
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric, Task
 from fullstride.train.recipes.choice import RunOptions, case_of
 
 INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
+FRONT = "front"  # the stage that finds budgets where hours alone limit a fit
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,8 +79,11 @@ class FitJob(StudyJob):
 
     @cached_property
     def budgets(self) -> tuple[Budget, ...]:
-        """Each gets a file; the largest first."""
-        return self.settings.budgets()
+        """Each gets a file; the largest first. Without one in the settings those of the front."""
+        if budgets := self.settings.budgets():
+            return budgets
+        front = saved_stage(self.folder, FRONT, tuple[float, ...])
+        return tuple(Budget(ms_per_image=ms) for ms in front)
 
     @property
     def budget(self) -> Budget:
@@ -116,7 +125,7 @@ class FitJob(StudyJob):
                 )
         super().check()
         settings = self.settings
-        _ = self.budgets, self.profile, settings.limit_hours
+        _ = settings.budgets(), self.profile, settings.limit_hours
         find_specs(settings.candidates)
         check_source(settings.source_of_weights)
         if settings.is_measured:

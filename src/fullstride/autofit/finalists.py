@@ -77,7 +77,9 @@ class FileRecord:
 FILE_RECORD = Record(FileRecord, "a record of an exported file", ("file", "correct"))
 
 
-def forms(settings: FitSettings, times: Sequence[CandidateTime]) -> list[tuple[str, Precision]]:
+def forms(
+    settings: FitSettings, budget: Budget, times: Sequence[CandidateTime]
+) -> list[tuple[str, Precision]]:
     """The formats and precisions in which a candidate is exported.
 
     Here they are those that run here, and of these the ones that may be the best by `times`, those
@@ -98,7 +100,7 @@ def forms(settings: FitSettings, times: Sequence[CandidateTime]) -> list[tuple[s
         ]
     ms = {(each.format, each.precision): each.ms for each in times if each.ms is not None}
 
-    limit = SLACK * settings.budgets()[0].ms_per_image
+    limit = SLACK * budget.ms_per_image
 
     def fastest(precision: Precision) -> float:
         return min(value for (_, other), value in ms.items() if other == precision)

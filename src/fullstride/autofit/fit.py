@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.autofit.budget import (
+    FRONT,
     CandidateTime,
     CandidateTimes,
     FitJob,
@@ -23,7 +24,7 @@ from fullstride.autofit.halving import (
     teach,
     with_student,
 )
-from fullstride.autofit.plan import FitPlan, make_plan, plan_lines
+from fullstride.autofit.plan import FitPlan, find_front, make_plan, plan_lines
 from fullstride.autofit.results import FitResults, closing_lines, write_results
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.ship import Shipment, ship
@@ -44,13 +45,13 @@ from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.run import task_for
 
 BOUGHT = "budget.png"  # what the budget buys, before anything is trained
-BEFORE_PLAN = ("data", "candidates", "times")
+BEFORE_PLAN = ("data", "candidates", FRONT, "times")
 # The results that an argument changes; others than these change all but the report of the data.
 PLAN = ("plan.json",)
-BUDGET = ("times.json", *PLAN)  # the times of each candidate stay
+BUDGET = ("front.json", "times.json", *PLAN)  # the times of each candidate stay
 LIST = ("candidates.json", *BUDGET, "times/*.json", "training_times/*.json")
-CHANGED_BY = {"hours": PLAN, "minutes": PLAN, "maybe": PLAN}
-CHANGED_BY |= {"budget_ms": BUDGET, "images_per_s": BUDGET, "data": ("data.json", *LIST)}
+CHANGED_BY = dict.fromkeys(("hours", "minutes", "budget_ms", "images_per_s"), BUDGET)
+CHANGED_BY |= {"maybe": PLAN, "data": ("data.json", *LIST)}
 
 
 def fit(
@@ -213,6 +214,13 @@ FIT = Study(
             report_lines,
         ),
         Stage("candidates", list_networks, tuple[Candidate, ...], candidates_line),
+        Stage(
+            FRONT,
+            lambda job, done: find_front(job, done["candidates"]),
+            tuple[float, ...],
+            lambda limits: [f"budgets  {', '.join(f'{ms:g}' for ms in limits)} ms an image"],
+            when=lambda job, done: not job.settings.budgets(),
+        ),
         Stage(
             "times",
             lambda job, done: time_candidates(job, done["candidates"]),

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import statistics
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from fullstride.autofit.budget import CandidateTimes, FitJob
+from fullstride.autofit.budget import CandidateTimes, FitJob, rounded_up
 from fullstride.autofit.candidates import Candidate, expected_top1
+from fullstride.autofit.times import anchors, corrected, measured_in_turn, rough_ms
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
 from fullstride.io.records import Record
@@ -135,6 +137,57 @@ def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
         save_s=times.save_s,
         start_s=times.start_s,
     )
+
+
+# Budgets of a fit that hours alone limit.
+
+
+FRONT_BUDGETS, UNLIMITED_MS = 4, 1e9
+FRONT_SHARE = 1 / 4  # of the hours, which the training of the slowest network may take
+
+
+def find_front(
+    job: FitJob, candidates: Sequence[Candidate]
+) -> Generator[str, None, tuple[float, ...]]:
+    """Budgets in ms an image, the largest first, in equal ratios over the front.
+
+    They end with the slowest network whose training takes at most a quarter of the hours, by rough
+    times: estimates of the latency model, which a few of the faster half of networks correct, as
+    they are measured untrained and while they train. The others are taken in proportion.
+
+    Raises ValueError, in one line, where nothing trains, and where not even the fastest network
+    can be trained in that time.
+    """
+    hours = job.settings.limit_hours
+    assert hours is not None
+    # no candidate is too slow to be timed
+    job = replace(job, settings=replace(job.settings, budget_ms=(UNLIMITED_MS,)))
+    ms = rough_ms(job, candidates)
+    few = anchors(candidates, ms, statistics.median(ms.values())) if ms else ()
+    if job.profile is None:
+        times = yield from measured_in_turn(few, job, {}, quick=True)
+        ms = corrected(ms, {name: rows[0].ms for name, rows in times.items() if rows[0].ms})
+    trained, failures = dict[str, TrainingTime](), list[str]()
+    for each in few:
+        yield f"measuring the training of {each.name}"
+        time_of = stored_time(job.folder, each) or measure_training(job, each)
+        if time_of.failure:
+            failures.append(f"{each.name}: {time_of.failure}")
+        else:
+            trained[each.name] = time_of
+    if not trained:
+        raise ValueError(f"no budget can be found by the hours: {(failures or ['no times'])[0]}")
+    seconds = corrected(ms, {name: each.seconds(each.epochs) for name, each in trained.items()})
+    within = [ms[name] for name in ms if seconds[name] <= FRONT_SHARE * 3600 * hours]
+    if not within:
+        least = min(seconds.values()) / FRONT_SHARE / 3600
+        raise ValueError(
+            f"--hours {hours:g} is too little for a front of several networks: give about "
+            f"{least:.2g}, or a --budget-ms"
+        )
+    low, ratio = min(within), max(within) / min(within)
+    shares = [(1 + number) / FRONT_BUDGETS for number in range(FRONT_BUDGETS)]
+    return tuple(sorted({float(rounded_up(low * ratio**share)) for share in shares}, reverse=True))
 
 
 ETA = 3  # one of so many candidates goes on, and trains for so many times the epochs

@@ -19,7 +19,9 @@ Licence = Literal["permissive", "any"]
 class FitSettings(TargetSettings):
     """What a fit may take and try. One that has begun to train is resumed with the same only."""
 
-    # The time that a call may take, divided by its images, in ms. Of several each gets a file.
+    # The time that a call may take, divided by its images, in ms. Of several each gets a file. With
+    # --hours alone the whole front does: files from the fastest network to the slowest that can be
+    # trained in a quarter of that.
     budget_ms: tuple[Annotated[float, Bounds(gt=0)], ...] = ()
     # What the network is for; by default what the files of the data are for.
     task: str = ""
@@ -58,7 +60,12 @@ class FitSettings(TargetSettings):
         find_budget(next(iter(self.budget_ms), None), self.images_per_s, self.call_batch)
 
     def budgets(self) -> tuple[Budget, ...]:
-        """The limits of the time of a call, the largest first. Raises ValueError without any."""
+        """The limits of the time of a call, the largest first; () where hours alone limit it.
+
+        Raises ValueError without any limit.
+        """
+        if not self.budget_ms and self.images_per_s is None and self.limit_hours is not None:
+            return ()
         return tuple(
             required_budget(ms, self.images_per_s, self.call_batch)
             for ms in sorted({*self.budget_ms}, reverse=True) or (None,)

@@ -112,7 +112,7 @@ def ship(
     records: list[FileRecord] = []
     for name in outcome.finalists:
         own = [each for each in candidate_times.times if each.candidate == name]
-        wanted = [form for form in forms(job.settings, own) if job.may_be(form[1])]
+        wanted = [form for form in forms(job.settings, job.budget, own) if job.may_be(form[1])]
         records += yield from export_finalist(job, candidate_times.by_name[name], wanted)
     ready = [each for each in records if not each.file.failure]
     if not ready:

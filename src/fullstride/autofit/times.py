@@ -286,6 +286,12 @@ def estimate_candidates(
     return results
 
 
+def rough_ms(job: FitJob, candidates: Sequence[Candidate]) -> dict[str, float]:
+    """The estimated times of those that have one, on the device of the fit or on one like this."""
+    results = estimate_candidates(candidates, job.profile or profile_here(), job)
+    return {name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)}
+
+
 def anchors(
     candidates: Sequence[Candidate], ms: Mapping[str, float], longest_ms: float
 ) -> tuple[Candidate, ...]:
@@ -428,10 +434,7 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
     times, by_model = dict[str, Rows](), dict[str, list[Rows]]()
     chosen = candidates
     if len(candidates) > MOST_TRIED:
-        results = estimate_candidates(candidates, profile_here(), job)
-        ms = {
-            name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)
-        }
+        ms = rough_ms(job, candidates)
         few = anchors(candidates, ms, QUICK_RATIO * job.budget.ms_per_image)
         times |= yield from measured_in_turn(few, job, {}, quick=True)
         times |= yield from measured_in_turn(few[len(few) // 2 :][:1], job, {})
