@@ -142,18 +142,20 @@ def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
 # Budgets of a fit that hours alone limit.
 
 
-FRONT_BUDGETS, UNLIMITED_MS = 4, 1e9
+FRONT_BUDGETS, LEAST_RATIO = 4, 1.5  # at most so many, of at least this ratio
+UNLIMITED_MS = 1e9
 FRONT_SHARE = 1 / 4  # of the hours, which the training of the slowest network may take
 
 
 def find_front(
     job: FitJob, candidates: Sequence[Candidate]
 ) -> Generator[str, None, tuple[float, ...]]:
-    """Budgets in ms an image, the largest first, in equal ratios over the front.
+    """At most four budgets in ms an image, the largest first, in equal ratios over the front.
 
-    They end with the slowest network whose training takes at most a quarter of the hours, by rough
-    times: estimates of the latency model, which a few of the faster half of networks correct, as
-    they are measured untrained and while they train. The others are taken in proportion.
+    They end with the slowest network whose training, for a third of its epochs, takes at most a
+    quarter of the hours, by rough times: estimates of the latency model, which a few of the faster
+    half of networks correct, as they are measured untrained and while they train. The others are
+    taken in proportion.
 
     Raises ValueError, in one line, where nothing trains, and where not even the fastest network
     can be trained in that time.
@@ -177,7 +179,8 @@ def find_front(
             trained[each.name] = time_of
     if not trained:
         raise ValueError(f"no budget can be found by the hours: {(failures or ['no times'])[0]}")
-    seconds = corrected(ms, {name: each.seconds(each.epochs) for name, each in trained.items()})
+    short = {name: each.seconds(math.ceil(SHORT * each.epochs)) for name, each in trained.items()}
+    seconds = corrected(ms, short)
     within = [ms[name] for name in ms if seconds[name] <= FRONT_SHARE * 3600 * hours]
     if not within:
         least = min(seconds.values()) / FRONT_SHARE / 3600
@@ -186,7 +189,8 @@ def find_front(
             f"{least:.2g}, or a --budget-ms"
         )
     low, ratio = min(within), max(within) / min(within)
-    shares = [(1 + number) / FRONT_BUDGETS for number in range(FRONT_BUDGETS)]
+    count = min(FRONT_BUDGETS, 1 + int(math.log(ratio, LEAST_RATIO)))
+    shares = [(1 + number) / count for number in range(count)]
     return tuple(sorted({float(rounded_up(low * ratio**share)) for share in shares}, reverse=True))
 
 
