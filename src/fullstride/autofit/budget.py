@@ -20,14 +20,9 @@ from fullstride.measure.budget import Budget, is_elsewhere
 from fullstride.report import scatter
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.scatter import BANDS, TimedCandidate
-<<<<<<< HEAD
-from fullstride.study.driver import StudyJob
+from fullstride.study.driver import StudyJob, saved_stage
 from fullstride.targets.stored import check_same
 from fullstride.targets.target import Target, connect
-=======
-from fullstride.study.driver import StudyJob, saved_stage
-from fullstride.targets.target import Machine, Target, connect
->>>>>>> 01a6be9 (Without a budget a fit makes files for the whole front that its hours can train)
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric, Task
 from fullstride.train.recipes.choice import RunOptions, case_of
