@@ -79,7 +79,7 @@ class Shipped:
 @pytest.fixture(scope="module")
 def ended(trained, tmp_path_factory, few_digits) -> Shipped:
     """A fit that has shipped, and what it read of the test part."""
-    read, before, decode = [], [], few_digits.test.read
+    read, reads, decode = [], {}, few_digits.test.read
 
     def recorded(name: str):
         read.append(name)
@@ -91,10 +91,10 @@ def ended(trained, tmp_path_factory, few_digits) -> Shipped:
     stage = shipping(folder, data)
     while True:
         try:
-            next(stage)
-            before += read  # while files are exported, scored and measured
-        except StopIteration as end:
-            return Shipped(folder, end.value, read, before)
+            reads[next(stage)] = [*read]
+        except StopIteration as end:  # notes are on the file that was chosen
+            before = [names for line, names in reads.items() if line not in end.value.notes]
+            return Shipped(folder, end.value, read, [*itertools.chain(*before)])
 
 
 @pytest.fixture
