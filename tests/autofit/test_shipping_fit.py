@@ -1,6 +1,7 @@
 """Of the finalists of a fit the most accurate file that stays in the budget ships."""
 
 import errno
+import itertools
 import os
 import shutil
 from dataclasses import dataclass, replace
