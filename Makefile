@@ -29,10 +29,11 @@ check: .venv/ready
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-# The picture of the README and the page behind it, from what the demo measured on this machine.
+# The pictures of the README and of the first page, and the page of a fit, as the demo measured it here.
 demo-page: demo
 	cp $(DEMO)/report.html docs/demo.html
 	cp $(DEMO)/files.png docs/demo.png
+	$(BIN)/fullstride choose --target rtx4090-compiled --call-batch 64 --budget-ms 0.2 --out docs/choice.png
 
 # The references, and the site of docs/ in site/: it opens from disk. A warning, such as a broken link, is an error.
 docs: .venv/ready

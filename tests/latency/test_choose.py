@@ -356,13 +356,23 @@ def test_networks_for_tensorrt_are_measured_as_exported(capsys):
 def test_the_picture_names_the_front_and_marks_the_budget_and_the_best(known):
     found = choose(known[True], within(0.34))
     (axes,) = choice_figure(known[True], found, "here").axes
-    assert {t.get_text() for t in axes.texts} == {
-        f"{o.network.name} {o.network.resolution}" for o in found.front
-    }
+    names = {t.get_text() for t in axes.texts}
+    assert names == {f"{o.network.name} {o.network.resolution}" for o in found.front}
     budget = next(line for line in axes.lines if str(line.get_label()).startswith("budget"))
     assert list(budget.get_xdata()) == [0.34, 0.34]
     best = next(line for line in axes.lines if line.get_label() == "best")
     assert (best.get_xdata()[0], best.get_ydata()[0]) == (0.33, 81.3)
+
+
+def test_names_of_a_long_front_do_not_touch_and_the_best_has_one():
+    selection = choosing.select(load_profile("rtx4090-compiled"), within(0.2))
+    figure = choice_figure(selection.options, selection.choice, "here")
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    ends = sorted(axes.transData.transform(each.xy)[0] for each in axes.texts)
+    assert min(np.diff(ends)) > 8 * figure.dpi / 72  # points of a line of text
+    best = selection.choice.best.network.name.removeprefix("timm/").partition(".")[0]
+    assert any(best in each.get_text() for each in axes.texts)
 
 
 @pytest.mark.parametrize(

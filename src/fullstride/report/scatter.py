@@ -29,6 +29,7 @@ from fullstride.report.plots import (
 )
 from fullstride.tasks.task import Metric
 
+ROOM = 0.045  # between two names, as a share of the front's length
 FORM_MARKERS = (*MARKERS, "X", "p", "<", ">")  # a machine runs seven forms without a GPU
 
 
@@ -93,8 +94,8 @@ def files_figure(
 def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figure:
     """Plot estimated times as hollow markers, with their intervals, and all others as filled ones.
 
-    Only networks on the front are labelled, above it, where no marker can be. `title` names the
-    device and the batch size.
+    Networks on the front have their names above it, where no marker can be, as far as there is
+    room. `title` names the device and the batch size.
     """
     accuracies = [option.network.top1 for option in options]
     span = max(max(accuracies) - min(accuracies), 1.0)  # of the axis below its room for names
@@ -108,28 +109,41 @@ def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figu
         draw_budget(axes, limit, f"budget {limit:g} ms")
         line = [(option.ms, option.network.top1) for option in choice.front]
         axes.step(*zip(*line, strict=True), where="post", color=COLOURS[0], lw=1.5, label="front")
+        named = with_room(choice.front, choice.best)
         for option in options:
-            draw_option(axes, option, option in choice.front)
+            draw_option(axes, option, option in choice.front, option in named)
         ring: Any = dict(mec=COLOURS[1], mfc="none", ms=13, mew=2, label="best")
         axes.plot(choice.best.ms, choice.best.network.top1, "o", **ring)
         for by, colour in (("published", INK), ("measured", INK), ("estimated", "white")):
             if any(option.by == by for option in options):
                 axes.plot([], [], "o", mec=INK, mfc=colour, ms=7, label=f"{by} time")
+        if any(option.by == "estimated" for option in choice.front):
+            axes.plot([], [], color=COLOURS[0], alpha=0.5, lw=4, label="90 % interval")
         draw_legend(axes, loc="lower right")
     return figure
 
 
-def draw_option(axes: Axes, option: Option, on_front: bool) -> None:
-    """A network at its time; on the front with its name and the interval of an estimate."""
+def with_room(front: Sequence[Option], best: Option) -> list[Option]:
+    """The best, and others of the front whose names do not touch, the most accurate first."""
+    span, named = np.log(front[-1].ms / front[0].ms), [best]
+    for option in reversed(front):
+        if all(abs(np.log(option.ms / each.ms)) >= ROOM * span for each in named):
+            named.append(option)
+    return named
+
+
+def draw_option(axes: Axes, option: Option, on_front: bool, has_name: bool) -> None:
+    """A network at its time; on the front with the interval of an estimate."""
     at, colour = (option.ms, option.network.top1), COLOURS[0] if on_front else INK
     is_estimate = option.by == "estimated"
     ends = (option.estimate.low, option.estimate.high) if on_front and is_estimate else None
     alpha = 1 if on_front else 0.4
     Mark(at=at, colour=colour, filled=not is_estimate, alpha=alpha, across=ends).draw(axes)
-    if on_front:
+    if has_name:
         look: Any = dict(rotation=-55, rotation_mode="anchor", ha="right", fontsize=8.5)
         look |= dict(color=colour, parse_math=False)
-        name = f"{option.network.name} {option.network.resolution}"
+        architecture = option.network.name.removeprefix("timm/").partition(".")[0]
+        name = f"{architecture} {option.network.resolution}"
         axes.annotate(name, at, (-5, 6), textcoords="offset points", **look)
 
 

@@ -179,7 +179,8 @@ def best_threshold(probability_n: np.ndarray, has_n: np.ndarray) -> float:
 
 # The score: mAP, and precision, recall and F1 by class and overall.
 #
-# Letters: N images, K labels. Scores but the loss are in percent; docs/tasks/index.md defines them.
+# Letters: N images, K labels. Scores but the loss are in percent; docs/tasks/multilabel.md
+# defines them.
 
 
 TOP = 3  # labels of an image that the scores of the name count

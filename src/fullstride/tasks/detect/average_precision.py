@@ -1,7 +1,7 @@
 """The scores of detections: VOC's AP50 and, with an extra, COCO's.
 
-Letters: N images, D detections, M objects. All scores are in percent; docs/tasks/dense.md defines
-them."""
+Letters: N images, D detections, M objects. All scores are in percent; docs/tasks/detection.md
+defines them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
