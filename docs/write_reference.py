@@ -33,7 +33,10 @@ COLUMNS, WIDE = 100, 2000  # of the pages, and of the help that they are made fr
 ZOO = ("list", "create", "load", "spec")
 RECIPE = "--recipe."  # how flags of its fields begin
 # Fields of a recipe that say most about it.
-RECIPE_COLUMNS = ("epochs", "batch_size", "lr", "optimizer", "weight_decay", "resolution")
+NUMBERS = {
+    **{"epochs": "{} epochs", "batch_size": "batch {}", "lr": "lr {}", "optimizer": "{}"},
+    **{"weight_decay": "weight decay {}", "resolution": "{} pixels"},
+}
 
 
 class Flag(NamedTuple):
@@ -68,7 +71,8 @@ def escape(text: str) -> str:
 
 
 def prose(text: str, indent: str = "") -> str:
-    """A paragraph in lines of at most `COLUMNS`."""
+    """A paragraph in lines of at most `COLUMNS`, with links to other pages of docs/."""
+    text = re.sub(r"\bdocs/([\w/]+\.md)", r"[\1](../\1)", text)
     return fill(
         " ".join(text.split()), COLUMNS, subsequent_indent=indent, break_long_words=False,
         break_on_hyphens=False,
@@ -204,22 +208,20 @@ def recipes() -> Iterator[str]:
     )
     yield "\n## Names\n"
     yield prose(
-        f"The numbers of {', '.join(f'`{name}`' for name in BY_CASE)} follow the data; here they "
-        f"are those for {NOMINAL.images:,} images. The other fields of a recipe are printed by "
-        "`fullstride train --recipe NAME --recipe.help`."
+        f"Some follow the data: {', '.join(f'`{name}`' for name in BY_CASE)}. Here are their numbers "
+        f"for {NOMINAL.images:,} images. `fullstride train --recipe NAME --recipe.help` prints all "
+        "fields of a recipe."
     )
-    yield "\n| name | " + " | ".join(RECIPE_COLUMNS) + " | other fields that differ |"
-    yield "|---|" + "---|" * (len(RECIPE_COLUMNS) + 1)
+    yield "\n| name | numbers | other fields that differ |\n|---|---|---|"
     defaults = {field.name: field.default for field in fields(Recipe)}
     for name, recipe in RECIPES.items():
-        values = vars(recipe)
-        others = " ".join(
-            f"`{field}={short(value)}`"
-            for field, value in values.items()
-            if field not in RECIPE_COLUMNS and value != defaults[field] and value != {}
+        others = ", ".join(
+            f"{field} {short(value)}"
+            for field, value in vars(recipe).items()
+            if field not in NUMBERS and value != defaults[field] and value != {}
         )
-        cells = " | ".join(short(values[field]) for field in RECIPE_COLUMNS)
-        yield f"| `{name}` | {cells} | {others} |"
+        numbers = (NUMBERS[field].format(short(getattr(recipe, field))) for field in NUMBERS)
+        yield f"| `{name}` | {', '.join(numbers).removesuffix(',  pixels')} | {others} |"
     yield "\n## Fields\n"
     yield prose(
         "The default is that of a recipe that does not set the field. A field with a short flag "
@@ -363,8 +365,8 @@ def weights() -> Iterator[str]:
     yield f"# Released weights\n\n{NOTE}"
     yield prose(
         "`fit` begins with these where the hub is in reach. `zoo.load` and `predict` take the "
-        "name too. Top-1 is that on ImageNet, with the pixels a side in brackets. `fit` uses "
-        f"{', '.join(sorted(PERMISSIVE))} by default, and others with `--licence any`."
+        "name too. Top-1 is that on ImageNet, with the pixels a side in brackets. By default `fit` "
+        f"takes the licences {', '.join(sorted(PERMISSIVE))}; `--licence any` takes all."
     )
     yield "\n| name | parameters M | top-1 % (pixels) | licence |\n|---|--:|---|---|"
     by_name: dict[str, list[PretrainedNetwork]] = {}
