@@ -12,7 +12,9 @@ from fullstride.train.run import train
 from fullstride.train.timing import RunTimes, recipe_within
 
 LONG = RecipeChoice(Recipe(epochs=100, batch_size=16, lr=0.01, resolution=16, hflip_prob=0.0))
-TIMES = RunTimes(steps=4, score_every=1, step_s=0.5, image_s=0.01, save_s=0.1, start_s=1.0)
+TIMES = RunTimes(
+    steps=4, score_every=1, step_s=0.5, image_s=0.01, val_s=0.2, save_s=0.1, start_s=1.0
+)
 
 
 @pytest.fixture

@@ -22,37 +22,18 @@ from fullstride.study.trials import FAILURES, reason
 from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
-from fullstride.train.final_weights import STATISTICS_IMAGES
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RunOptions, case_of
-from fullstride.train.timing import time_training
+from fullstride.train.timing import RunTimes, time_training
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingTime:
+class TrainingTime(RunTimes):
     """What the parts of a candidate's training take on one device, in seconds."""
 
     candidate: str  # its name
     epochs: int = 0  # of its whole recipe
-    steps: int = 0  # of an epoch
-    step_s: float = 0.0  # a step with its wait for images
-    score_every: int = 1  # epochs, of which the last one is scored and saved
-    val_s: float = 0.0  # scoring a network on the validation split
-    precise_s: float = 0.0  # measuring batch statistics anew, and scoring the network with them
-    save_s: float = 0.0  # a checkpoint and a bundle
-    start_s: float = 0.0  # building the network and starting workers
     measure_s: float = 0.0  # what this measurement took
     failure: str = ""  # why it cannot train, in one line
-
-    @property
-    def epoch_s(self) -> float:
-        """An epoch, with its part of the validation split and of a checkpoint."""
-        return self.steps * self.step_s + (self.val_s + self.save_s) / self.score_every
-
-    def seconds(self, epochs: float) -> float:
-        """So many epochs between a start and the score of a rung, or for 0 a linear probe."""
-        if not epochs:
-            return self.start_s + self.precise_s  # the same images, once each
-        return self.start_s + epochs * self.epoch_s + self.precise_s + 2 * self.val_s
 
 
 TRAINING_TIME = Record(TrainingTime, "the time of a training", ("candidate", "step_s"))
@@ -125,18 +106,8 @@ def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
     data, options = job.unseen, job.options_of(candidate)
     named = candidate_recipe(candidate, data, job.recipe, options)
     times = time_training(folder, candidate.model, data, named, options)
-    for_statistics = min(len(data.train), STATISTICS_IMAGES)
-    return TrainingTime(
-        candidate=candidate.name,
-        epochs=epochs_of(named, data),
-        steps=times.steps,
-        step_s=times.step_s,
-        score_every=times.score_every,
-        val_s=times.image_s * len(data.val),
-        precise_s=times.image_s * (for_statistics + len(data.val)),
-        save_s=times.save_s,
-        start_s=times.start_s,
-    )
+    epochs = epochs_of(named, data)
+    return TrainingTime(candidate=candidate.name, epochs=epochs, **vars(times))
 
 
 # Budgets of a fit that hours alone limit.

@@ -307,14 +307,27 @@ class TimedBatches:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
-    """The times of one run on its device, in seconds."""
+    """How long the parts of a training take on one device, in seconds."""
 
-    steps: int  # of an epoch
-    score_every: int  # epochs, of which the last one is scored and saved
-    step_s: float  # a step with its wait for images
-    image_s: float  # an image of the validation split
-    save_s: float  # a checkpoint and a bundle
-    start_s: float  # building the network, starting workers and choosing kernels
+    steps: int = 0  # of an epoch
+    step_s: float = 0.0  # a step with its wait for images
+    score_every: int = 1  # epochs, of which the last one is scored and saved
+    image_s: float = 0.0  # scoring an image
+    val_s: float = 0.0  # scoring a network on the validation split
+    precise_s: float = 0.0  # measuring batch statistics anew, and scoring the network with them
+    save_s: float = 0.0  # a checkpoint and a bundle
+    start_s: float = 0.0  # building the network, starting workers and choosing kernels
+
+    @property
+    def epoch_s(self) -> float:
+        """An epoch, with its part of the validation split and of a checkpoint."""
+        return self.steps * self.step_s + (self.val_s + self.save_s) / self.score_every
+
+    def seconds(self, epochs: float) -> float:
+        """So many epochs between a start and the final scores, or for 0 a linear probe."""
+        if not epochs:
+            return self.start_s + self.precise_s  # the same images, once each
+        return self.start_s + epochs * self.epoch_s + self.precise_s + 2 * self.val_s
 
 
 def recipe_within(
@@ -348,21 +361,18 @@ def recipe_within(
             "leave one of them out"
         )
     times = time_training(folder, model, data, named, options)
-    train, val, test = len(data.train), len(data.val), len(data.test)
-    scored = 2 * val + test
+    scored_s = 2 * times.val_s + len(data.test) * times.image_s
     if named.recipe.linear_probe:
-        scored += min(train, final_weights.PROBE_IMAGES) + 2 * val
+        probed = min(len(data.train), final_weights.PROBE_IMAGES)
+        scored_s += probed * times.image_s + 2 * times.val_s
     if named.recipe.measures_statistics:
-        scored += min(train, final_weights.STATISTICS_IMAGES) + val
-    once_s = times.start_s + scored * times.image_s + 3 * times.save_s
-    epoch_s = times.steps * times.step_s
-    epoch_s += (val * times.image_s + times.save_s) / times.score_every
-    left_s = deadline - time.perf_counter() - once_s
-    whole, epochs = recipe_in_epochs(data, named.recipe).epochs, left_s / epoch_s
+        scored_s += times.precise_s
+    left_s = deadline - time.perf_counter() - times.start_s - scored_s - 3 * times.save_s
+    whole, epochs = recipe_in_epochs(data, named.recipe).epochs, left_s / times.epoch_s
     if epochs >= whole:
         return named
     if epochs < 0.1:
-        more_s = 0.1 * epoch_s - left_s
+        more_s = 0.1 * times.epoch_s - left_s
         raise ValueError(
             "the time is too short: a tenth of an epoch, with its scores, needs "
             f"{math.ceil(more_s / 6) / 10:g} minutes more"
@@ -398,14 +408,16 @@ def time_run(run: PreparedRun, begin: float) -> RunTimes:
         image_s = time_scoring(run)
     finally:
         run.close()
-    start_s = build_s + max(0.0, first_s - step_s)
+    train, val = len(run.data.train), len(run.data.val)
     return RunTimes(
         steps=len(run.batches),
-        score_every=run.resolved.score_every_epochs,
         step_s=step_s,
+        score_every=run.resolved.score_every_epochs,
         image_s=image_s,
+        val_s=image_s * val,
+        precise_s=image_s * (min(train, final_weights.STATISTICS_IMAGES) + val),
         save_s=save_s,
-        start_s=start_s,
+        start_s=build_s + max(0.0, first_s - step_s),
     )
 
 

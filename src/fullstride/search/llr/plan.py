@@ -24,7 +24,6 @@ from fullstride.search.structures.space import NetSpace, net_space
 from fullstride.study.driver import Results, StudyJob
 from fullstride.study.trials import Work
 from fullstride.train.batches import recipe_in_epochs
-from fullstride.train.final_weights import STATISTICS_IMAGES
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.timing import RunTimes, time_training
@@ -408,10 +407,14 @@ def make_plan(job: SearchJob, done: Results) -> Work[SearchPlan]:
     yield "measuring the training of the MasterNet"
     run, recipe, design = measure_steps(job), job.training_recipe, job.design
     tables, home_ms = tables_of(job.home), master_ms[job.home.name]
-    whole_s = seconds_of(job, run, recipe, recipe)
+
+    def seconds(own: Recipe) -> float:  # its steps may have other batches, of as many images
+        return run.seconds(recipe_in_epochs(job.data, own).epochs)
+
+    whole_s = seconds(recipe)
     tuning = replace(tuning_recipe(len(job.data.train), recipe), **job.tuning_choice.changes)
     relative = float(tables(design.structures).mean() / home_ms)
-    tune_s = TEACHER * relative * seconds_of(job, run, recipe, tuning)
+    tune_s = TEACHER * relative * seconds(tuning)
     count, further = len(design.places), job.further_tunings
     random = job.random_structures
     random_s = float(tables(random).sum() / home_ms) * whole_s
@@ -427,7 +430,7 @@ def make_plan(job: SearchJob, done: Results) -> Work[SearchPlan]:
     ]
     if job.method.final:
         final = job.final_choice(job.home).resolve(case_of(job.data)).recipe
-        rows.append(PlannedTrainings("final", 1, seconds_of(job, run, recipe, final)))
+        rows.append(PlannedTrainings("final", 1, seconds(final)))
     return SearchPlan(
         structures=float(job.space.size) * len(job.variants),
         master_ms=master_ms,
@@ -444,17 +447,3 @@ def measure_steps(job: SearchJob) -> RunTimes:
         named = job.master_choice(job.home).resolve(case_of(job.data))
         options = RunOptions(device=job.devices[0], workers=job.workers)
         return time_training(scratch / "run", model, job.unseen, named, options)
-
-
-def seconds_of(job: SearchJob, run: RunTimes, measured: Recipe, recipe: Recipe) -> float:
-    """The seconds of a training by `recipe`, from the times of steps by the recipe `measured`."""
-    per_epoch = len(job.data.train) / measured.batch_size  # steps of the measured batch
-    val_s = run.image_s * len(job.data.val)
-    scored_s = (val_s + run.save_s) / run.score_every
-    statistics_s = run.image_s * min(len(job.data.train), STATISTICS_IMAGES)
-    return (
-        run.start_s
-        + recipe_in_epochs(job.data, recipe).epochs * (per_epoch * run.step_s + scored_s)
-        + statistics_s
-        + 2 * val_s
-    )
