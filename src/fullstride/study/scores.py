@@ -83,10 +83,9 @@ def score_run(run: PreparedRun) -> PairedScores:
             results.append(score_validation(run, run.task, net))
         except FloatingPointError as error:
             failure = error
-    if failure is not None and not results:
-        raise failure
     if not results:
-        raise ValueError(f"{run.config.model} has no linear classifier, and so no linear probe")
+        why = f"{run.config.model} has no linear classifier, and so no linear probe"
+        raise failure or ValueError(why)
     return max(results, key=lambda result: quality(result.scores, run.metric))
 
 
