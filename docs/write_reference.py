@@ -208,9 +208,9 @@ def recipes() -> Iterator[str]:
     )
     yield "\n## Names\n"
     yield prose(
-        f"Some follow the data: {', '.join(f'`{name}`' for name in BY_CASE)}. Here are their numbers "
-        f"for {NOMINAL.images:,} images. `fullstride train --recipe NAME --recipe.help` prints all "
-        "fields of a recipe."
+        f"Some follow the data: {', '.join(f'`{name}`' for name in BY_CASE)}. Here are their "
+        f"numbers for {NOMINAL.images:,} images. `fullstride train --recipe NAME --recipe.help` "
+        "prints all fields of a recipe."
     )
     yield "\n| name | numbers | other fields that differ |\n|---|---|---|"
     defaults = {field.name: field.default for field in fields(Recipe)}
