@@ -4,7 +4,9 @@ A stand-in has the functions of a package that are used here, and computes with 
 what is asked of the package, and not that the package takes the graphs.
 """
 
+import re
 import sys
+from base64 import b64decode, b64encode
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -25,19 +27,29 @@ from fullstride.deploy import choose_form
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export, export_job, make_reference
 from fullstride.deploy.export_runs import format_by_suffix
-from fullstride.deploy.formats import FORMATS, detect_format, executorch, mobile, ncnn, open_file
+from fullstride.deploy.formats import (
+    FORMATS,
+    detect_format,
+    executorch,
+    litert,
+    mobile,
+    ncnn,
+    open_file,
+)
+from fullstride.deploy.formats.litert_converter import scope
 from fullstride.deploy.predict import inputs, probabilities
 from fullstride.deploy.settings import ExportOptions
 from fullstride.measure.protocols import ONLINE
 
 # Format -> the packages that write and run its files.
-PACKAGES = {"executorch": ["executorch"], "ncnn": ["ncnn", "pnnx"]}
+PACKAGES = {"executorch": ["executorch"], "ncnn": ["ncnn", "pnnx"], "litert": ["ai_edge_litert"]}
 
 
 def real(format, *values, slow=True):
     """A case of a test by the real runtime, skipped where it is missing."""
     absent = [name for name in PACKAGES[format] if find_spec(name) is None]
-    reason = f"{', '.join(absent)}: not installed"
+    absent += ["its converter"] * (format == "litert" and bool(litert.converter_missing()))
+    reason = f"not installed: {', '.join(absent)}"
     marks = [pytest.mark.skipif(bool(absent), reason=reason)] + [pytest.mark.slow] * slow
     return pytest.param(format, *values, marks=marks)
 
@@ -249,18 +261,24 @@ def test_files_of_one_size_are_not_asked_for_others(fake_executorch, pictures, h
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(executorch, "net.pte"), (ncnn, "net")], ids=["executorch", "ncnn"]
+    ("module", "name", "package"),
+    [
+        (executorch, "net.pte", "executorch"),
+        (ncnn, "net", "ncnn"),
+        (litert, "net.tflite", "ai-edge-litert"),
+    ],
+    ids=["executorch", "ncnn", "litert"],
 )
 def test_a_runtime_that_is_missing_is_one_line_with_its_extra(
-    module, name, pictures, tmp_path, monkeypatch
+    module, name, package, pictures, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     path, format = tmp_path / name, module.__name__.split(".")[-1]
-    line = rf"^{format} is not installed: pip install 'fullstride\[{format}\]'$"
+    line = rf"^{package} is not installed: pip install 'fullstride\[{format}\]'$"
     with pytest.raises(ValueError, match=line):
         export(small_bundle(), path, ComparisonImages(pictures), ExportOptions(format=format))
     if path.suffix:
-        path.write_bytes(b"....ET12")
+        path.write_bytes(b"....ET12" if format == "executorch" else b"....TFL3")
     else:
         path.mkdir()
         for file in FORMATS[format].files:
@@ -273,11 +291,109 @@ def test_a_runtime_that_is_missing_is_one_line_with_its_extra(
 
 def test_the_suffix_of_a_file_says_its_format():
     assert format_by_suffix(Path("net.pte")) == "executorch"
+    assert format_by_suffix(Path("net.tflite")) == "litert"
 
 
 def test_an_installed_runtime_is_an_entrant_of_auto_and_of_fit(fake_executorch):
     assert "executorch" in choose_form.data_formats()
     assert ("executorch", "int8") in choose_form.runnable()
+
+
+class FakeInterpreter:
+    """What LiteRT loads: a graph of torch.export behind a mark, as text, as it is an archive."""
+
+    def __init__(self, path, num_threads):
+        data = Path(path).read_bytes()
+        graph = b64decode(data[8:].partition(b"\n")[0])
+        self.module = torch.export.load(BytesIO(graph)).module()
+        self.threads = num_threads
+
+    def allocate_tensors(self):
+        pass
+
+    def get_input_details(self):
+        return [{"index": 0, "shape": np.array([1, 40, 40, 3])}]
+
+    def get_output_details(self):
+        return [{"index": 1, "shape": np.array([1, 10])}]
+
+    def set_tensor(self, index, images):
+        assert (index, images.shape) == (0, (1, 40, 40, 3))
+        self.images = images
+
+    def invoke(self):
+        self.outputs = self.module(torch.from_numpy(self.images)).detach().numpy()
+
+    def get_tensor(self, index):
+        assert index == 1
+        return self.outputs
+
+
+@pytest.fixture
+def fake_litert(monkeypatch, tmp_path):
+    """The calls of programs: one makes an environment, one installs into it, others convert."""
+    calls = []
+
+    def run(python, *words):
+        calls.append((python, *words))
+        if words[:2] == ("-m", "venv"):
+            (words[2] / "lib/python3/site-packages").mkdir(parents=True)
+            (words[2] / "bin").mkdir()
+            (words[2] / "bin/python").touch()
+        elif words[0] == "-P":
+            graph = Path(words[2], "graph.pt2").read_bytes()
+            Path(words[2], "model.tflite").write_bytes(b"....TFL3" + b64encode(graph) + b"\n")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(litert, "run", run)
+    monkeypatch.setattr(litert, "version", lambda package: "1.0")
+    stand_in(monkeypatch, {"ai_edge_litert.interpreter": dict(Interpreter=FakeInterpreter)})
+    return calls
+
+
+def test_the_converter_of_litert_is_announced_and_then_installed_once(
+    fake_litert, pictures, tmp_path
+):
+    bundle, path, lines = make_bundle("genet_tiny", COLOUR), tmp_path / "net.tflite", []
+    assert "litert" not in choose_form.data_formats()  # it would install without being asked
+    options, images = (
+        ExportOptions(format="litert", input_kind="pixels"),
+        ComparisonImages(pictures),
+    )
+    result = export(bundle, path, images, options, progress=lines.append)
+    (line,) = lines
+    home = litert.environment()
+    assert line == f"installing the converter of LiteRT once, about 1 GB, in {home}"
+    assert (home / "lib/python3/site-packages/parent.pth").read_text().strip() in sys.path
+    assert [words[1:3] for words in fake_litert[:2]] == [("-m", "venv"), ("-m", "pip")]
+    assert {*litert.CONVERTER} < {*fake_litert[1]}
+    export(bundle, path, images, replace(options, force=True), progress=lines.append)
+    assert len(lines) == 1
+    assert [words[:2] for words in fake_litert[2:]] == [(home / "bin/python", "-P")] * 2
+    assert "litert" in choose_form.data_formats()
+    model = open_file(path)
+    assert (detect_format(path), model.metadata) == ("litert", result.metadata)
+    assert probabilities(model, pictures) == pytest.approx(
+        probabilities(bundle, pictures), abs=1e-6
+    )
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"^[^\n]*net.tflite cannot be read[^\n]*$"):
+        open_file(path)
+
+
+def test_a_program_that_fails_is_the_last_line_that_it_printed():
+    words = "-c", "import sys; print('why', file=sys.stderr); print(file=sys.stderr); sys.exit(3)"
+    with pytest.raises(ValueError, match=r"^the converter of LiteRT failed \(3\): why$"):
+        litert.run(Path(sys.executable), *words)
+
+
+def test_layers_of_litert_are_matched_by_the_names_of_their_outputs():
+    relu = "a.Wrapper/a.Net_net/b.Sequential_stages/b.Block_0/b.ReLU_act;"
+    name = f"{relu};a.Wrapper/a.Net_net/b.Sequential_stages/b.Block_0/b.Conv2d_conv1;1"
+    assert re.search(scope("stages.0.conv1"), name)
+    assert not re.search(scope("stages.0.conv1"), relu)
+    for other in ("stages.0.conv", "stages.0", "0.conv1", "conv1", "stages.1.conv1"):
+        assert not re.search(scope(other), name)
 
 
 # By the real runtimes.
@@ -290,6 +406,8 @@ def test_an_installed_runtime_is_an_entrant_of_auto_and_of_fit(fake_executorch):
         real("executorch", "int8", "normalised", 0.02),
         real("ncnn", "fp32", "pixels", 1e-6),
         real("ncnn", "fp16", "normalised", 1e-4),
+        real("litert", "fp32", "normalised", 1e-6),
+        real("litert", "int8", "pixels", 0.02),
     ],
 )
 def test_a_runtime_computes_all_of_a_tresnet(
@@ -306,7 +424,7 @@ def test_a_runtime_computes_all_of_a_tresnet(
     assert (precision == "fp32") is bool(np.abs(rows - expected).max() < 1e-6)
 
 
-@pytest.mark.parametrize("format", [real("executorch"), real("ncnn")])
+@pytest.mark.parametrize("format", [real("executorch"), real("ncnn"), real("litert")])
 def test_auto_measures_a_file_of_a_phone_beside_another(format, pictures, tmp_path, monkeypatch):
     monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", format))
     monkeypatch.setattr(choose_form, "ONLINE", replace(ONLINE, rounds=2, warmup_s=0, round_s=0.01))
@@ -319,7 +437,7 @@ def test_auto_measures_a_file_of_a_phone_beside_another(format, pictures, tmp_pa
     assert result.path.suffix == FORMATS[result.format].suffix
 
 
-@pytest.mark.parametrize("format", [real("executorch"), real("ncnn", slow=False)])
+@pytest.mark.parametrize("format", [real("executorch"), real("ncnn", slow=False), real("litert")])
 def test_damaged_files_are_one_line(format, pictures, tmp_path):
     path = tmp_path / f"net{FORMATS[format].suffix}"
     bundle, options = small_bundle(), ExportOptions(format=format)
@@ -398,3 +516,22 @@ def test_an_export_to_ncnn_replaces_its_own_folder_alone(format, pictures, tmp_p
     with pytest.raises(ValueError, match="other"):
         export(small_bundle(), other, images, ExportOptions(format=format, force=True))
     assert result.path == path
+
+
+@pytest.mark.parametrize("format", [real("litert")])
+def test_a_layer_of_litert_stays_in_float_by_its_name(format, pictures, tmp_path):
+    from ai_edge_litert.interpreter import Interpreter
+
+    job, _ = job_of(make_bundle("tresnet_tiny", COLOUR), pictures, precision="int8")
+    layer = "stages.2.0.branch.conv2.conv"
+    path = tmp_path / "net.tflite"
+    litert.write(replace(job, metadata=replace(job.metadata, float_layers=(layer,))), path)
+    graph = Interpreter(str(path))
+    tensors = {each["index"]: each for each in graph.get_tensor_details()}
+    in_float = {
+        tensors[each["outputs"][0]]["name"]
+        for each in graph._get_ops_details()
+        if "CONV_2D" in each["op_name"] and tensors[each["inputs"][1]]["dtype"] is np.float32
+    }
+    (name,) = in_float
+    assert re.search(scope(layer), name)

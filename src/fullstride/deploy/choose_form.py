@@ -34,7 +34,15 @@ from fullstride.deploy.exported import (
     one_input,
 )
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
-from fullstride.deploy.formats import FORMATS, detect_format, onnx, open_file, output, tensorrt
+from fullstride.deploy.formats import (
+    FORMATS,
+    detect_format,
+    litert,
+    onnx,
+    open_file,
+    output,
+    tensorrt,
+)
 from fullstride.deploy.job import ExportJob
 from fullstride.deploy.settings import ExportOptions
 from fullstride.io.console import print_note
@@ -62,7 +70,7 @@ from fullstride.train.averages import BATCH_NORM
 
 TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
 # That `fastest` compares.
-CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt", "executorch", "ncnn")
+CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt", "executorch", "ncnn", "litert")
 Label = tuple[str, Precision]  # of a file: format and precision
 
 
@@ -248,9 +256,9 @@ def with_suffix(out: Path, suffix: str) -> Path:
 
 def available(precision: Precision | None) -> list[tuple[str, Precision]]:
     """Formats and precisions that can be written and run on this machine."""
+    also = {"tensorrt": tensorrt.engine_missing, "litert": litert.converter_missing}
     names = [name for name in CANDIDATES if not FORMATS[name].missing()]
-    if tensorrt.engine_missing() and "tensorrt" in names:
-        names.remove("tensorrt")
+    names = [name for name in names if name not in also or not also[name]()]
     return [
         (name, each)
         for name in names

@@ -132,7 +132,7 @@ def int8_finetuning(
     return finetune
 
 
-FORMAT_OF_SUFFIX = {"": "openvino", ".onnx": "onnx", ".pte": "executorch"}
+FORMAT_OF_SUFFIX = {"": "openvino", ".onnx": "onnx", ".pte": "executorch", ".tflite": "litert"}
 
 
 def export_runs(

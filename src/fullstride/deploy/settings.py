@@ -37,8 +37,9 @@ class ShipSettings:
     """Which file is made of trained networks, and by which images it is judged."""
 
     # See docs/guides/shipping.md. auto: the fastest format and precision of openvino, onnx, aoti,
-    # tensorrt, executorch and ncnn, of those that run here. By default the format of files that end
-    # as --out does: onnx, or executorch for .pte; and openvino, the fastest on CPUs, for a folder.
+    # tensorrt, executorch, ncnn and litert, of those that run here. By default the format of files
+    # that end as --out does: onnx, executorch for .pte, litert for .tflite; and openvino, the
+    # fastest on CPUs, for a folder.
     format: (
         Literal[
             "onnx",
@@ -49,6 +50,7 @@ class ShipSettings:
             "triton-server",
             "executorch",
             "ncnn",
+            "litert",
             "auto",
         ]
         | None

@@ -34,6 +34,7 @@ TASKS = {
 }
 # As in `fullstride.deploy.formats`.
 FORMATS = ("onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server", "executorch", "ncnn")
+FORMATS += ("litert",)
 
 
 def check_name(kind: str, name: str, names: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ import torch
 from fullstride.deploy.exported import ExportedModel, ExportedModule
 from fullstride.deploy.formats import (
     executorch,
+    litert,
     ncnn,
     onnx,
     openvino,
@@ -36,6 +37,7 @@ FORMATS: dict[str, Format] = {
         triton_server.TRITON_SERVER,
         executorch.EXECUTORCH,
         ncnn.NCNN,
+        litert.LITERT,
     )
 }
 
@@ -73,6 +75,7 @@ def is_exported_path(word: str) -> bool:
         ".xml",
         ".pt2",
         ".pte",
+        ".tflite",
     )
 
 

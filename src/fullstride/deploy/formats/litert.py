@@ -1,0 +1,154 @@
+"""Writes and opens one .tflite file for LiteRT, in fp32 or int8."""
+
+# pyright: reportMissingImports=false
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+
+from fullstride.deploy.exported import ExportedModel, Metadata, check_graph_sizes
+from fullstride.deploy.formats import litert_converter, mobile
+from fullstride.deploy.formats.base import (
+    Format,
+    last_line,
+    missing_package,
+    quiet,
+    unreadable_file,
+)
+from fullstride.deploy.job import ExportJob
+from fullstride.io.console import without_native_lines
+from fullstride.io.records import MAX_JSON_BYTES
+from fullstride.io.writing import open_regular
+
+METADATA = "fullstride.json"  # in the archive at the end of a file
+MAGIC = slice(4, 8), b"TFL3"  # where a file has which bytes
+# Of an environment of its own: they want other versions of packages than this one.
+CONVERTER = ("litert-torch==0.10.*", "ai-edge-quantizer==0.10.*")
+CONVERTER_GB = 1.0
+
+
+def write(job: ExportJob, path: Path) -> None:
+    python = converter(job)
+    with TemporaryDirectory(dir=path.parent) as scratch:
+        with quiet("torch"):
+            torch.export.save(mobile.program(job), f"{scratch}/graph.pt2")
+        if job.metadata.precision == "int8":
+            np.save(f"{scratch}/calibration.npy", np.concatenate([*job.calibration]))
+            Path(scratch, "float_layers.json").write_text(json.dumps(job.metadata.float_layers))
+        # -P: else the files beside it would be imported as packages of their names
+        run(python, "-P", litert_converter.__file__, scratch)
+        Path(scratch, "model.tflite").rename(path)
+    with zipfile.ZipFile(path, "a") as archive:  # runtimes ignore what is behind the graph
+        archive.writestr(METADATA, json.dumps(job.metadata.to_strings()))
+
+
+def converter(job: ExportJob) -> Path:
+    """The interpreter of the environment of the converter, which is made the first time.
+
+    Its environment sees the packages of this one behind its own, so it has the same PyTorch.
+    """
+    home = environment()
+    if converter_missing():
+        job.progress(
+            f"installing the converter of LiteRT once, about {CONVERTER_GB:g} GB, in {home}"
+        )
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=home.parent) as scratch:
+            made = Path(scratch, "venv")
+            run(Path(sys.executable), "-m", "venv", made)
+            (packages,) = made.glob("lib/python*/site-packages")
+            (packages / "parent.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+            same = f"torch=={torch.__version__.split('+')[0]}"
+            run(made / "bin/python", "-m", "pip", "install", "--quiet", *CONVERTER, same)
+            if not home.exists():  # another process may have made it meanwhile
+                made.rename(home)
+    return home / "bin/python"
+
+
+def environment() -> Path:
+    """The folder of the converter for this version of Python and of PyTorch."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / f"fullstride/litert-{platform.python_version()}-{torch.__version__}"
+
+
+def converter_missing() -> str:
+    """Why no file can be written now: `write` would install the converter first."""
+    if (environment() / "bin/python").exists():
+        return ""
+    return "the converter of LiteRT is not installed: an export by --format litert installs it"
+
+
+def run(python: Path, *words: str | Path) -> None:
+    """Raises ValueError with the last line of what a program prints where it fails."""
+    own = {"PYTHONPATH": "", "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        [python, *words], capture_output=True, text=True, errors="replace", env=os.environ | own
+    )
+    if done.returncode:
+        why = last_line(ValueError(done.stderr or done.stdout))
+        raise ValueError(f"the converter of LiteRT failed ({done.returncode}): {why}")
+
+
+def open_file(path: Path, threads: int) -> ExportedModel:
+    if reason := missing():
+        raise ValueError(reason)
+    from ai_edge_litert.interpreter import Interpreter
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.getinfo(METADATA).file_size > MAX_JSON_BYTES:
+                raise ValueError("its metadata is too large")
+            strings = json.loads(archive.read(METADATA))
+        with without_native_lines():
+            graph = Interpreter(str(path), num_threads=threads)
+            graph.allocate_tensors()
+        (source,), (result,) = graph.get_input_details(), graph.get_output_details()
+    except Exception as error:  # of several types
+        raise unreadable_file(path, error) from None
+    metadata = Metadata.from_strings(strings if isinstance(strings, dict) else {}, path)
+    check_graph_sizes(path, metadata, [*map(int, source["shape"])], [*map(int, result["shape"])])
+
+    def infer(images: np.ndarray) -> np.ndarray:
+        graph.set_tensor(source["index"], images)
+        graph.invoke()
+        return graph.get_tensor(result["index"])
+
+    runtime = f"LiteRT {version('ai-edge-litert')}, {threads} threads"
+    return ExportedModel(path, metadata, mobile.one_by_one(infer), runtime)
+
+
+def detect(path: Path) -> bool:
+    if path.suffix != ".tflite" or not path.is_file():
+        return False
+    where, magic = MAGIC
+    with open_regular(path) as file:
+        return file.read(8)[where] == magic
+
+
+def missing() -> str:
+    """Without an import."""
+    if find_spec("ai_edge_litert") is None:
+        return str(missing_package("ai-edge-litert", "litert"))
+    return ""
+
+
+LITERT = Format(
+    name="litert",
+    suffix=".tflite",
+    precisions=("fp32", "int8"),
+    write=write,
+    open=open_file,
+    detect=detect,
+    missing=missing,
+    one_size=True,
+)

@@ -1,0 +1,58 @@
+"""Converts a graph of torch.export to LiteRT, and to int8.
+
+A program by itself, in an environment that has the converter and not this package.
+"""
+
+# pyright: reportMissingImports=false
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+# An output of the graph is named after its layers, such as a.Wrapper/b.Network_net/c.Linear_fc;1
+NETWORK = "/[^/;]*_net"
+SIGNATURE = "serving_default"  # of the graph, whose input has the next name
+INPUT = "args_0"
+
+
+def main(folder: Path) -> None:
+    """Read graph.pt2, and for int8 float_layers.json and calibration.npy; write model.tflite."""
+    import litert_torch
+
+    program, path = torch.export.load(folder / "graph.pt2"), folder / "model.tflite"
+    assert program.example_inputs is not None
+    litert_torch.convert(program.module(), program.example_inputs[0]).export(str(path))
+    layers = folder / "float_layers.json"
+    if layers.exists():
+        quantize(path, json.loads(layers.read_text()), np.load(folder / "calibration.npy"))
+
+
+def quantize(path: Path, float_layers: list[str], images: np.ndarray) -> None:
+    """Replace the file by one in int8, except for these layers and what is not of the network.
+
+    Linear layers stay in float too: their outputs in int8 would be probabilities in few steps.
+    """
+    from ai_edge_quantizer import algorithm_manager, qtyping, quantizer
+
+    kinds, plain = qtyping.TFLOperationName, algorithm_manager.AlgorithmName.NO_QUANTIZE
+    recipe = quantizer.Quantizer(str(path))
+    recipe.add_static_config(f"{NETWORK}[/;]", kinds.ALL_SUPPORTED, 8, 8)
+    recipe.update_quantization_recipe(".*", kinds.FULLY_CONNECTED, algorithm_key=plain)
+    for layer in float_layers:
+        recipe.update_quantization_recipe(scope(layer), kinds.ALL_SUPPORTED, algorithm_key=plain)
+    data = [{INPUT: image} for image in np.split(images, len(images))]
+    ranges = recipe.calibrate({SIGNATURE: data}, num_threads=1)
+    recipe.quantize(ranges).export_model(str(path), overwrite=True)
+
+
+def scope(layer: str) -> str:
+    """The names of the outputs of a layer, such as head.fc."""
+    return NETWORK + "".join(rf"/[^/;]*_{re.escape(part)}" for part in layer.split(".")) + ";"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
