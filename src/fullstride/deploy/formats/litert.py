@@ -64,14 +64,14 @@ def converter(job: ExportJob) -> Path:
         )
         home.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=home.parent) as scratch:
-            made = Path(scratch, "venv")
-            run(Path(sys.executable), "-m", "venv", made)
-            (packages,) = made.glob("lib/python*/site-packages")
+            fresh = Path(scratch, "venv")
+            run(Path(sys.executable), "-m", "venv", fresh)
+            (packages,) = fresh.glob("lib/python*/site-packages")
             (packages / "parent.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
             same = f"torch=={torch.__version__.split('+')[0]}"
-            run(made / "bin/python", "-m", "pip", "install", "--quiet", *CONVERTER, same)
+            run(fresh / "bin/python", "-m", "pip", "install", "--quiet", *CONVERTER, same)
             if not home.exists():  # another process may have made it meanwhile
-                made.rename(home)
+                fresh.rename(home)
     return home / "bin/python"
 
 
