@@ -131,3 +131,9 @@ def test_the_index_of_the_log_has_every_section_once():
     titles = re.findall(r"^## (.*)$", log, re.MULTILINE)
     anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
     assert sorted(re.findall(r"\]\(#(.*?)\)", log)) == sorted(anchors)
+
+
+def test_the_readme_and_each_version_of_the_changelog_are_short():
+    assert len(README.splitlines()) <= 120
+    for version in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]:
+        assert len(version.splitlines()) <= 60
