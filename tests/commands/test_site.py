@@ -135,7 +135,10 @@ frame.onload = () => setTimeout(() => {
   const names = view.performance.getEntriesByType("resource").map((each) => each.name);
   const broken = [...page.images].filter((each) => !each.naturalWidth).length;
   const out = Math.max(0, root.scrollWidth - view.innerWidth);
-  seen[pages.shift()] = [out, names.filter((each) => !each.startsWith("file:")).length, broken];
+  const shade = view.getComputedStyle(page.body).backgroundColor.match(/\\d+/g).slice(0, 3);
+  const dark = Math.max(...shade.map(Number)) < 100;
+  const asked = names.filter((each) => !each.startsWith("file:")).length;
+  seen[pages.shift()] = [out, asked, broken, dark];
   if (pages.length) frame.src = pages[0];
   else document.documentElement.dataset.seen = JSON.stringify(seen);
 }, 100);
@@ -145,13 +148,14 @@ frame.src = pages[0];
 
 @pytest.mark.slow
 @pytest.mark.skipif(not BUILDER or not BROWSER, reason="needs the extra docs, and chromium")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_every_page_fits_a_phone_and_a_screen_and_asks_nobody(site, width):
+@pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1280, False)])
+def test_every_page_fits_a_phone_and_a_screen_and_asks_nobody(site, width, dark):
     pages = [name.replace(".md", ".html") for name in pages_of(SITE["nav"])]
     frame = site / f"frame{width}.html"
     frame.write_text(LOOK.replace("WIDTH", str(width)).replace("PAGES", json.dumps(pages)))
-    seen = json.loads(opened(frame, "--allow-file-access-from-files")["seen"])
-    assert seen == dict.fromkeys(pages, [0, 0, 0])
+    colours = f"--blink-settings=preferredColorScheme={int(not dark)}"
+    seen = json.loads(opened(frame, "--allow-file-access-from-files", colours)["seen"])
+    assert seen == dict.fromkeys(pages, [0, 0, 0, dark])
 
 
 # The search is in a shadow of the page.
