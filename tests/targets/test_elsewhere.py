@@ -1,4 +1,4 @@
-"""`choose`, `bench` and `export` measure on another machine, for which a command stands."""
+"""`choose`, `bench` and others measure on another machine, for which a command stands."""
 
 import json
 import os
@@ -14,10 +14,15 @@ from fullstride.data.dataset import open_data
 from fullstride.deploy import choose_form, elsewhere
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.settings import ExportOptions
+from fullstride.latency import load_profile
+from fullstride.latency.microbenchmarks import WHOLE, all_microbenchmarks
+from fullstride.latency.roofline import Machine, prepare, times
 from fullstride.measure import bench_by_name, protocols
 from fullstride.measure.bench import DEFAULTS, Series, measurement
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE, THROUGHPUT, read_measurements
+from fullstride.measure.tracer import traced
+from fullstride.nets import zoo
 from fullstride.targets.stored import MACHINE_FILE
 from fullstride.targets.target import Target, connect
 
@@ -191,6 +196,8 @@ def test_times_of_another_machine_are_refused(there, tmp_path, capsys):
         ("export a b --out x --format auto", "one run"),
         ("export a --out x.onnx", "one run"),
         ("measure estimate genet_tiny", "measure calibrate"),
+        ("measure calibrate --device cpu", "--device"),
+        ("measure calibrate --runtimes eager", "no runtime 'eager'"),
         ("study search digits --out x --budget-ms 5", "measure calibrate"),
     ],
 )
@@ -198,3 +205,59 @@ def test_what_a_target_has_no_meaning_for_is_one_line(command, message, capsys):
     assert cli.run([*command.split(), "--target", WHERE]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(message, line)
+
+
+TRUE = {
+    **{"dense": 0.6, "1x1": 0.5, "depthwise": 0.1, "group_channels": 20.0},
+    **{"convolution": 0.7, "elementwise": 0.9, "norm": 0.7, "statistics": 0.4, "gather": 0.6},
+    **{"launch_us": 5.0, "start_us": 30.0},
+}
+BOARD = Machine(
+    runtime="onnx", peak_tflops=0.1, bandwidth_gb_s=20, bytes_per_element=4, folded=True
+)
+
+
+def test_a_profile_of_a_board_has_its_numbers_and_needs_no_connection_later(
+    there, tmp_path, monkeypatch, capsys
+):
+    """A board for which the model is right, whose files are not written."""
+    networks = [each for each in all_microbenchmarks() if each.family != WHOLE][::2]
+    monkeypatch.setattr(elsewhere, "all_microbenchmarks", lambda: networks)
+    operators = {each.name: traced(each.build, 64) for each in networks}
+    here, calls = Environment.here(), []
+
+    def measure(models, protocol, target):
+        calls.append(sorted(models.values()))
+        series, rows = Series(lambda: None, protocol.batch, environment=here), []
+        for label, name in models.items():
+            took = times(prepare([operators[name]], [protocol.batch], BOARD), TRUE).total_s
+            series.samples = [1e3 * float(took[0])] * protocol.rounds
+            rows.append(measurement(label, series, protocol, DEFAULTS))
+        return rows
+
+    monkeypatch.setattr(
+        elsewhere.FilesThere, "write", lambda self, net, name, *_: {("onnx", "fp32"): name}
+    )
+    monkeypatch.setattr(elsewhere, "measure_files", measure)
+    monkeypatch.chdir(tmp_path)
+    words = ["measure", "calibrate", "--runtimes", "onnx", "--resolution", "64", "--target", WHERE]
+    assert cli.run([*words, "--out", "board.json"]) == 0
+    profile = load_profile("board.json")
+    assert (profile.name, profile.machine.runtime) == (NAME, "onnx")
+    assert profile.inference.software.startswith("onnx ")
+    share = BOARD.peak_tflops / profile.machine.peak_tflops
+    assert share > 1  # the peak is the highest rate that was seen
+    for name in ("dense", "1x1", "depthwise"):
+        number = profile.inference.numbers[name]
+        assert number == pytest.approx(share * TRUE[name], rel=0.15), name
+    count = len(calls)
+    assert sorted(sum(calls, [])) == sorted(2 * [each.name for each in networks])
+    assert cli.run([*words, "--out", "again.json"]) == 0
+    assert len(calls) == count
+    connect(WHERE).close()
+    assert cli.run(["measure", "estimate", "genet_light", "--target", "board.json", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = json.loads(lines[-1])["estimates"]
+    spec = traced(zoo.create("genet_light"), row["resolution"])
+    took = times(prepare([spec], [1], BOARD), TRUE).total_s
+    assert row["ms_per_image"] == pytest.approx(1e3 * float(took[0]), rel=0.1)

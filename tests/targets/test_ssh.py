@@ -1,6 +1,9 @@
 """A real OpenSSH server stands for a board."""
 
+import json
 import os
+import random
+import re
 import shutil
 import signal
 import socket
@@ -8,7 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -45,9 +51,10 @@ def board(tmp_path_factory):
         subprocess.run(words, check=True)
     (folder / "conf").write_text(CONFIG.format(folder=folder))
     Path("/run/sshd").mkdir(parents=True, exist_ok=True)
-    server = subprocess.Popen(
-        [SSHD, "-D", "-f", str(folder / "conf"), "-p", str(port)], stderr=subprocess.DEVNULL
-    )
+    # One core: threads that wait for each other are slow where other tests run.
+    words = ["taskset", "-c", str(max(os.sched_getaffinity(0))), SSHD, "-D"]
+    words += ["-f", str(folder / "conf"), "-p", str(port)]
+    server = subprocess.Popen(words, stderr=subprocess.DEVNULL)
     public = (folder / "host.pub").read_text()
     known = folder / "known"
     known.write_text(f"[127.0.0.1]:{port} {public}")
@@ -56,18 +63,56 @@ def board(tmp_path_factory):
     patch.setattr(target_module, "SSH", (*target_module.SSH, *options))
     patch.setattr(target_module, "PAUSES_S", (0.2, 0.5, 1.0))
     time.sleep(0.5)
-    yield f"ssh://127.0.0.1:{port}{sys.executable}", known
+    yield Board(f"ssh://127.0.0.1:{port}{sys.executable}", known, options, server.pid)
     server.terminate()
     server.wait()
     patch.undo()
 
 
+class Board(NamedTuple):
+    address: str
+    known: Path  # the file of keys of hosts
+    options: tuple[str, ...]  # of ssh
+    server: int  # its process
+
+    def sessions(self) -> list[int]:
+        return children(self.server)
+
+    def runners(self) -> list[int]:
+        """The processes that time files: each session has a process of its own, which has one."""
+        processes = self.sessions()
+        for _ in range(3):
+            processes += [child for each in processes for child in children(each)]
+        return [each for each in {*processes} if name_of(each).startswith("python")]
+
+    def cut(self) -> None:
+        """End every connection, as if the cable were out; the server goes on."""
+        kill(self.sessions())
+
+
+def children(process: int) -> list[int]:
+    listing = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True)
+    return [int(each) for each in listing.stdout.split()]
+
+
+def name_of(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/comm").read_text()
+    except OSError:
+        return ""
+
+
+def kill(processes: list[int]) -> None:
+    for each in processes:
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
 def test_files_are_timed_over_ssh_though_the_connection_is_cut(board, file):  # noqa: F811
-    address, _ = board
-    with Target(address) as target:
+    with Target(board.address) as target:
         images = np.array([[1, 2, 3, 4]], np.uint8)
         np.testing.assert_array_equal(target.run(file, images), 2 * images)
-        cuts = [threading.Timer(delay, cut) for delay in (0.5, 2.0)]
+        cuts = [threading.Timer(delay, board.cut) for delay in (0.5, 2.0)]
         for each in cuts:
             each.start()
         times = target.measure([file], rounds=20, round_s=0.1, warmup_s=0.1, threads=1)
@@ -75,27 +120,80 @@ def test_files_are_timed_over_ssh_though_the_connection_is_cut(board, file):  # 
         assert len(times.ms[file.name]) % 20 == 0
 
 
-def cut() -> None:
-    """End every connection, as if the cable were out; the server goes on."""
-    listing = subprocess.run(["pgrep", "-f", "sshd: .*notty"], capture_output=True, text=True)
-    for process in listing.stdout.split():
-        os.kill(int(process), signal.SIGKILL)
-
-
 def test_an_unknown_host_key_is_refused_with_what_helps(board, capsys):
-    address, known = board
+    known = board.known
     text = known.read_text()
     known.write_text("")
     try:
-        assert cli.run(["measure", "target", address]) == 1
+        assert cli.run(["measure", "target", board.address]) == 1
     finally:
         known.write_text(text)
     assert "accept its key" in capsys.readouterr().err
 
 
 def test_the_command_says_what_is_on_a_board(board, capsys):
-    address, _ = board
-    assert cli.run(["measure", "target", address]) == 0
+    assert cli.run(["measure", "target", board.address]) == 0
     lines = capsys.readouterr().out
     assert "onnx: runs here" in lines
     assert "noise" in lines
+
+
+SCRIPT = """
+import json, sys
+from fullstride import cli
+from fullstride.targets import target
+target.SSH = (*target.SSH, *json.loads(sys.argv[1]))
+sys.exit(cli.run(sys.argv[2:]))
+"""
+MEASURED = re.compile(r"^(\S+): \d+ of \d+, onnx .* after")
+FIT = "fit digits --budget-ms 50 --epochs 1 --weights none --candidates genet_tiny --formats onnx"
+
+
+def test_a_fit_that_is_killed_on_both_sides_measures_nothing_twice(board, tmp_path):
+    out = tmp_path / "fit"
+    words = [sys.executable, "-c", SCRIPT, json.dumps(board.options), *FIT.split()]
+    words += ["--resolutions", "16", "24", "32", "--device", "cpu"]
+    words += ["--target", board.address, "--out", str(out)]
+    rng, lines, kept = random.Random(0), list[str](), dict[Path, bytes]()
+    for number in (3, 5, 7, None):
+        pipe = subprocess.PIPE
+        with subprocess.Popen(words, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout
+            if number is None:
+                ends = Ends(board, 3, rng)
+                lines += process.stdout.readlines()
+                assert process.wait() == 0, "".join(lines)
+                assert ends.wait() == 3
+                break
+            lines += [process.stdout.readline() for _ in range(number)]
+            time.sleep(rng.uniform(0, 3))
+            process.kill()
+            lines += process.stdout.readlines()
+        assert process.returncode != 0
+        kept |= {path: path.read_bytes() for path in out.glob("times/*.json")}
+    assert kept
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    measured = Counter(match[1] for line in lines if (match := MEASURED.match(line)))
+    assert len(measured) == 3
+    assert set(measured.values()) == {1}
+    assert json.loads((out / "ship" / "times.json").read_text())["environment"]["torch"] == ""
+
+
+class Ends(threading.Thread):
+    """Kills runners at random moments, and counts them."""
+
+    def __init__(self, board: Board, most: int, rng: random.Random):
+        super().__init__(daemon=True)
+        self.board, self.most, self.rng, self.count = board, most, rng, 0
+        self.start()
+
+    def run(self) -> None:
+        while self.count < self.most:
+            time.sleep(self.rng.uniform(0, 4))
+            runners = self.board.runners()
+            kill(runners)
+            self.count += len(runners)
+
+    def wait(self) -> int:
+        self.join(1)
+        return self.count

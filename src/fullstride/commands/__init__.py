@@ -66,7 +66,7 @@ USUAL = {
     "data label": "top min_confidence per_class call_batch device workers",
     "data bench": "recipe_name epochs batch_size resolution workers seconds device out",
     "measure estimate": "target call_batch resolution train json task",
-    "measure calibrate": "device out name runtimes batches precision minutes",
+    "measure calibrate": "device target out name runtimes batches precision minutes",
 }
 
 
@@ -88,8 +88,7 @@ VALUES = {
     "target": TARGET,
     "fit target": f"{HERE_OR_TARGET}|{ELSEWHERE}",
     "choose target": f"{TARGET}|{ELSEWHERE}",
-    "bench target": f"here|{ELSEWHERE}",
-    "export target": f"here|{ELSEWHERE}",
+    **{f"{name} target": f"here|{ELSEWHERE}" for name in ("bench", "export", "measure calibrate")},
     "study search target": HERE_OR_TARGET,
     "study scale target": HERE_OR_TARGET,
     "study figures target": f"{TARGET} ...",

@@ -1,7 +1,7 @@
 """The commands of the latency model: estimates, profiles, and the best network in a budget."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from json import dumps
@@ -23,11 +23,14 @@ from fullstride.commands.flags import (
 )
 from fullstride.io.console import console, print_error
 from fullstride.io.writing import PLOT, check_output
+from fullstride.measure.budget import HERE
 
 if TYPE_CHECKING:
+    from fullstride.latency.calibrate import Plan, Timing
     from fullstride.latency.select import Selection
     from fullstride.measure.budget import Budget
     from fullstride.nets.zoo import NamedNetwork
+    from fullstride.targets.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +99,9 @@ def estimate(
 class CalibrateFlags:
     """What is measured, and how long."""
 
-    # Each has a profile of its own; by default eager, graph and compiled on a GPU, and eager on the
-    # CPU.
-    runtimes: tuple[Literal["eager", "graph", "compiled"], ...] = ()
+    # Each has a profile of its own; by default eager, graph and compiled on a GPU, eager on the
+    # CPU, and those of onnx and openvino that a --target has.
+    runtimes: tuple[Literal["eager", "graph", "compiled", "onnx", "openvino"], ...] = ()
     # Images at a time; by default 1 8 64 256 on a GPU and 1 8 on the CPU.
     batches: tuple[int, ...] = ()
     # Pixels a side; by default 224 on a GPU and 128 on the CPU.
@@ -115,8 +118,9 @@ CALIBRATE = CalibrateFlags()
 
 def calibrate(
     device: Device = "auto",
+    target: str = HERE,
     out: Path = Path("profile.json"),
-    name: str = "here",
+    name: str = "",
     options: Annotated[CalibrateFlags, arg(name="")] = CALIBRATE,
     times_out: Path | None = None,
 ) -> None:
@@ -126,29 +130,51 @@ def calibrate(
 
     Args:
         device: What to measure.
+        target: Another machine, on which networks are timed as files: ssh://HOST, or a command
+            that runs a Python there. See docs/guides/targets.md.
         out: The profile's file; of several runtimes each has one, such as profile-compiled.json.
-        name: Of the profile.
+        name: Of the profile; by default here, or that of the target.
         times_out: A JSON file for all measured times.
     """
+    from fullstride.deploy.choose_form import find_target
     from fullstride.latency import calibrate as files
-    from fullstride.measure.environment import choose_device
     from fullstride.report.console_lines import fitted_profile_lines
 
-    plan = files.default_plan(choose_device(device), **vars(options))
+    machine = find_target(target)
+    plan, parts = calibration(device, options, machine)
+    name = name or (machine.name if machine else HERE)
     files.check_outputs(plan, name, out, times_out)
-    peaks = files.peaks_by_runtime(plan)
     samples = []
-    for runtime, batch, rows in files.measure_by_batch(plan):
-        print(f"{runtime}, batch {batch}: {len(rows)} networks", flush=True)
+    for words, rows in parts:
+        print(f"{words}: {len(rows)} times", flush=True)
         samples += rows
+    peaks = files.peaks_by_runtime(plan, samples)
     if samples:
-        noise = f"a network's rounds spread by {files.median_spread(samples):.0%}"
-        quiet = f"{files.quiet_share(samples):.0%} of all rounds were quiet"
-        print(f"{noise}, in the median: above 5 % the machine was not quiet; {quiet}")
+        print(files.noise_line(samples, plan))
     if times_out:
         files.save_times(times_out, samples, plan)
     for fitted in files.save_profiles(samples, plan, peaks, out, name):
         print(*fitted_profile_lines(fitted), sep="\n", flush=True)
+
+
+def calibration(
+    device: str, options: CalibrateFlags, target: "Target | None"
+) -> "tuple[Plan, Iterable[tuple[str, list[Timing]]]]":
+    """What is timed here or on another machine, and the times as they come."""
+    from fullstride.latency import calibrate as files
+    from fullstride.measure.environment import choose_device
+
+    if target is None:
+        plan = files.default_plan(choose_device(device), **vars(options))
+        parts = files.measure_by_batch(plan)
+        return plan, ((f"{runtime}, batch {batch}", rows) for runtime, batch, rows in parts)
+    from fullstride.deploy.elsewhere import plan_there, timings_there
+
+    own = {"device": device != "auto", "layout": options.layout != "nchw"}
+    refuse_flags(own, f"with --target {target.where}: leave it out")
+    plan = plan_there(target, **vars(options))
+    groups = enumerate(timings_there(plan, target), start=1)
+    return plan, ((f"{target.where}, group {number}", rows) for number, rows in groups)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,17 @@
-"""Measures networks by name on another machine, as the files that would ship, and chooses by it."""
+"""Measures networks on another machine as the files that would ship.
+
+That is a benchmark, a choice by measured times, or a calibration of the machine's profile.
+"""
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any, cast
 
+import torch
 from torch import nn
 
 from fullstride import tasks
@@ -21,17 +27,31 @@ from fullstride.deploy.choose_form import (
 from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.deploy.formats import detect_format, open_as_modules
 from fullstride.deploy.formats.base import last_line
+from fullstride.io.console import print_note
 from fullstride.io.writing import remove, scratch_folder
+from fullstride.latency.calibrate import GROUP, Elsewhere, Plan, Timing, default_plan
 from fullstride.latency.device_sheets import MeasuredTime, corrected
 from fullstride.latency.devices import CPU
+from fullstride.latency.microbenchmarks import OUTPUTS, Microbenchmark, all_microbenchmarks
 from fullstride.latency.profiles import Profile
+from fullstride.latency.roofline import Runtime
 from fullstride.latency.select import MeasuredTimes, Option, Place, Selection
 from fullstride.measure import bench_by_name
 from fullstride.measure.bench_by_name import noise
 from fullstride.measure.budget import Budget
-from fullstride.measure.protocols import BUSY, MEDIANS, Measurement, Protocol, call_time
+from fullstride.measure.protocols import (
+    BUSY,
+    MEDIANS,
+    Measurement,
+    Protocol,
+    call_time,
+    spread_of_rounds,
+)
 from fullstride.measure.settings import BenchSettings
+from fullstride.measure.tracer import traced
 from fullstride.nets import zoo
+from fullstride.nets.backbone import Backbone
+from fullstride.nets.efficiency import short_precision
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.targets.stored import StoredTimes
 from fullstride.targets.target import Target
@@ -302,3 +322,74 @@ def quieter(measure: Callable[[], Rows]) -> Rows:
 
     rows = measure()
     return min(rows, measure(), key=own_noise) if own_noise(rows) > BUSY else rows
+
+
+# ---- a profile
+
+
+def plan_there(target: Target, **options: Any) -> Plan:
+    """`calibrate.default_plan` for another machine."""
+    there = Elsewhere(environment=target.environment, versions=target.describe().runtimes)
+    return default_plan(torch.device("cpu"), **options, there=there)
+
+
+def timings_there(plan: Plan, target: Target) -> Iterator[list[Timing]]:
+    """The times of the microbenchmarks as files, a group of all families at once.
+
+    Stored times are not measured again. No group is begun after the minutes of the plan. Networks
+    that cannot be exported are left out.
+    """
+    networks, end = all_microbenchmarks(), time.monotonic() + 60 * plan.minutes
+    count = -(-len(networks) // GROUP)
+    precision = short_precision(plan.precision)
+    with files_there(target, precision) as files:
+        labels = [label for label in files.labels if label[0] in plan.runtimes]
+        files = replace(files, labels=labels)
+        for number in range(count):
+            if time.monotonic() >= end:
+                return
+            yield [*timings_of_group(networks[number::count], plan, files)]
+            files.clear()
+
+
+def timings_of_group(
+    group: Sequence[Microbenchmark], plan: Plan, files: FilesThere
+) -> Iterator[Timing]:
+    """Each network is exported once, and measured at each batch with the others of the group."""
+    side, exported = plan.resolution, dict[str, Files]()
+    protocol = replace(plan.protocol, name="online", resolution=side)
+    operators = {each.name: traced(each.build, side) for each in group}
+    for batch in plan.batches:
+        own = replace(files, batch=batch)
+        times = {each.name: own.stored(each.name, side) for each in group}
+        for each in group:
+            if len(times[each.name]) < len(files.labels) and each.name not in exported:
+                exported[each.name] = written(each, side, own)
+        due = {name: exported[name] for name in times if exported.get(name)}
+        if due:
+            times |= own.measure(due, replace(protocol, batch=batch))
+        for each in group:
+            for label, row in times[each.name].items():
+                seconds = row.protocol.batch * ms_of(row) / 1e3
+                yield Timing(
+                    network=each.name,
+                    family=each.family,
+                    operators=operators[each.name],
+                    runtime=cast(Runtime, label[0]),
+                    batch=batch,
+                    seconds=seconds,
+                    wall_s=seconds,
+                    cpu_s=seconds,
+                    spread=spread_of_rounds(row),
+                )
+
+
+def written(network: Microbenchmark, resolution: int, files: FilesThere) -> Files:
+    """The files of a microbenchmark; none where it cannot be exported."""
+    net = network.build()
+    classes = net.spec.classes if isinstance(net, Backbone) else OUTPUTS
+    try:
+        return files.write(net, network.name, Preprocessing(resolution=resolution), classes)
+    except ValueError as error:
+        print_note(f"left out: {error}")
+        return {}

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import NormalDist
@@ -25,6 +25,7 @@ from fullstride.latency.fitting import (
     resolvable_ratio,
 )
 from fullstride.latency.microbenchmarks import (
+    BYTES,
     WHOLE,
     Microbenchmark,
     Round,
@@ -49,8 +50,9 @@ from fullstride.measure.workload import (
     find_precision,
 )
 
-# TensorRT is not measured here.
-RUNTIMES: tuple[Runtime, ...] = tuple(name for name in get_args(Runtime) if name != "tensorrt")
+# TensorRT is not measured, and files are on other machines only.
+FILES: tuple[Runtime, ...] = ("onnx", "openvino")
+RUNTIMES = tuple(each for each in get_args(Runtime) if each not in ("tensorrt", *FILES))
 GROUP = 8  # networks on the device at once, timed in turn
 MAX_CALL_S = 2.0  # a network with a longer call is left out
 MIN_TIMES = 24  # that a fit needs
@@ -59,6 +61,14 @@ NORMAL = NormalDist()
 SHORT = Protocol(name="throughput", batch=1, warmup_s=0.05, rounds=7, round_s=0.02)
 # Images are on the device already, so a batch itself costs little.
 CALIBRATION_PRIORS = {**PRIORS, "start_us": (20.0, 1.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """Another machine, on which the networks are timed as files."""
+
+    environment: Environment
+    versions: Mapping[str, str]  # of its runtimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +83,18 @@ class Plan:
     layout: Layout = "nchw"
     minutes: float = 8.0  # after which no further networks are begun
     protocol: Protocol = SHORT
+    there: Elsewhere | None = None
+
+    @property
+    def environment(self) -> Environment:
+        return self.there.environment if self.there else Environment.here(self.device)
 
     def __post_init__(self) -> None:
+        runtimes = [*self.there.versions] if self.there else RUNTIMES
         for runtime in self.runtimes:
-            if runtime not in RUNTIMES:
-                raise ValueError(f"no runtime {runtime!r} here: choose from {', '.join(RUNTIMES)}")
+            if runtime not in runtimes:
+                names = ", ".join(word_of(each) for each in runtimes)
+                raise ValueError(f"no runtime {runtime!r} here: choose from {names}")
             if runtime == "cuda graph" and self.device.type != "cuda":
                 raise ValueError(
                     f"cuda graphs are for GPUs: on {self.device} choose eager or compiled"
@@ -289,15 +306,18 @@ def fit_profile(
 
 def origin(timings: Sequence[Timing], plan: Plan) -> dict[str, Any]:
     """Where the numbers of a calibration come from, as fields of `Fit`."""
-    here = Environment.here(plan.device)
+    environment = plan.environment
     batches = ", ".join(str(batch) for batch in sorted({timing.batch for timing in timings}))
-    gpu = "" if plan.device.type == "cpu" else f", CUDA {here.cuda}, driver {here.driver}"
+    gpu = f", CUDA {environment.cuda}, driver {environment.driver}" if environment.cuda else ""
+    software = f"torch {environment.torch}{gpu}"
+    if plan.there:
+        software = f"{timings[0].runtime} {plan.there.versions[timings[0].runtime]}"
     return {
         "networks": len({timing.network for timing in timings if timing.family != WHOLE}),
         "source": f"{CALIBRATED}, batch {batches}, {plan.resolution} pixels a side",
-        "software": f"torch {here.torch}{gpu}",
-        "date": here.date[:10],
-        "clocks": clocks_of(timings),
+        "software": software,
+        "date": environment.date[:10],
+        "clocks": None if plan.there else clocks_of(timings),
     }
 
 
@@ -305,18 +325,20 @@ def calibrated_profile(
     inference: Fit, plan: Plan, machine: Machine, sheet: str, name: str, tests: str
 ) -> Profile:
     """The profile of this device with a fit, whose error is that of `tests`."""
-    assert inference.clocks
-    here = Environment.here(plan.device)
+    environment, is_cpu = plan.environment, plan.device.type == "cpu"
+    conditions = "files of uint8 pixels in turn, with a wait after each call"
+    if inference.clocks:
+        waits = "calls are queued, as if a next batch always waited"
+        conditions = f"{clock_line(inference.clocks)}; {waits}"
     return Profile(
         name=name,
-        device=here.device + (f", {here.threads} threads" if plan.device.type == "cpu" else ""),
-        layout=plan.layout,
+        device=environment.device + (f", {environment.threads} threads" if is_cpu else ""),
+        layout="" if plan.there else plan.layout,
         precision=plan.precision,
         machine=machine,
         sheet=sheet,
         inference=inference,
-        note=f"the error is that of {tests}; {clock_line(inference.clocks)}; calls are queued, as "
-        "if a next batch always waited",
+        note=f"the error is that of {tests}; {conditions}",
     )
 
 
@@ -365,7 +387,13 @@ RUNTIME_OF_WORD: dict[str, Runtime] = {
     "eager": "eager",
     "graph": "cuda graph",
     "compiled": "compiled",
+    **{each: each for each in FILES},
 }
+
+
+def word_of(runtime: str) -> str:
+    """As `--runtimes` has it."""
+    return next((word for word, each in RUNTIME_OF_WORD.items() if each == runtime), runtime)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,10 +415,13 @@ def default_plan(
     precision: str | None = None,
     layout: Layout = "nchw",
     minutes: float = 8.0,
+    there: Elsewhere | None = None,
 ) -> Plan:
-    """A plan with the defaults of a GPU or a CPU for empty arguments."""
+    """A plan with the defaults of a GPU, a CPU or another machine for empty arguments."""
     gpu = device.type == "cuda"
-    names = tuple(dict.fromkeys(runtimes)) or (tuple(RUNTIME_OF_WORD) if gpu else ("eager",))
+    names = tuple(dict.fromkeys(runtimes)) or (tuple(map(word_of, RUNTIMES)) if gpu else ("eager",))
+    if there and not runtimes:
+        names = tuple(there.versions)
     return Plan(
         device=device,
         runtimes=tuple(RUNTIME_OF_WORD[name] for name in names),
@@ -399,6 +430,7 @@ def default_plan(
         precision=find_precision(precision or ("fp16" if gpu else "fp32")),
         layout=layout,
         minutes=minutes,
+        there=there,
     )
 
 
@@ -429,9 +461,37 @@ def check_outputs(plan: Plan, name: str, out: Path, times: Path | None) -> None:
     check_output(times, TIMES)
 
 
-def peaks_by_runtime(plan: Plan) -> dict[Runtime, tuple[Machine, str]]:
-    """The device's peaks and their source for each runtime."""
-    return {each: machine(plan.device, plan.precision, each) for each in plan.runtimes}
+def peaks_by_runtime(plan: Plan, samples: Sequence[Timing]) -> dict[Runtime, tuple[Machine, str]]:
+    """The device's peaks and their source for each runtime; elsewhere they are those of samples."""
+    if plan.there is None:
+        return {each: machine(plan.device, plan.precision, each) for each in plan.runtimes}
+    return {
+        each: highest_rates([row for row in samples if row.runtime == each], plan)
+        for each in plan.runtimes
+    }
+
+
+def highest_rates(samples: Sequence[Timing], plan: Plan) -> tuple[Machine, str]:
+    """The highest rates of arithmetic and of memory traffic of whole networks: a bound, nearly."""
+    runtime = samples[0].runtime if samples else plan.runtimes[0]
+    unit = Machine(
+        runtime=runtime,
+        peak_tflops=1,
+        bandwidth_gb_s=1,
+        bytes_per_element=BYTES[plan.precision],
+        folded=True,
+    )
+    source = "the highest rates of the networks that were timed"
+    if not samples:
+        return unit, source
+    work = prepare([each.operators for each in samples], [each.batch for each in samples], unit)
+    seconds = np.array([each.seconds for each in samples])
+    rates = (
+        float((np.add.reduceat(part * work.count, work.starts) / seconds).max())
+        for part in (work.arithmetic_s, work.memory_s)
+    )
+    tflops, gb_s = (float(f"{rate:.4g}") for rate in rates)
+    return replace(unit, peak_tflops=tflops, bandwidth_gb_s=gb_s), source
 
 
 def measure_by_batch(plan: Plan) -> Iterator[tuple[str, int, list[Timing]]]:
@@ -440,18 +500,23 @@ def measure_by_batch(plan: Plan) -> Iterator[tuple[str, int, list[Timing]]]:
         yield runtime, batch, list(rows)
 
 
-def quiet_share(samples: Sequence[Timing]) -> float:
-    """The share of quiet rounds, over all networks."""
-    return sum(sample.quiet for sample in samples) / len(samples)
+def noise_line(samples: Sequence[Timing], plan: Plan) -> str:
+    """How much the rounds of a network differ, and here how many were quiet."""
+    noise = f"a network's rounds spread by {median_spread(samples):.0%}, in the median: above 5 %"
+    line = f"{noise} the machine was not quiet"
+    if plan.there:
+        return line
+    share = sum(sample.quiet for sample in samples) / len(samples)
+    return f"{line}; {share:.0%} of all rounds were quiet"
 
 
 def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
     """All measured times and the environment as JSON."""
-    keys = ("runtime", "network", "family", "batch", "seconds", "spread", "quiet", "clock")
-    keys += ("wall_s", "cpu_s")
+    keys = ("runtime", "network", "family", "batch", "seconds", "spread")
+    keys += () if plan.there else ("quiet", "clock", "wall_s", "cpu_s")
     rows = [{key: getattr(sample, key) for key in keys} for sample in samples]
     settings = {key: getattr(plan, key) for key in ("resolution", "precision", "layout")}
-    environment = asdict(Environment.here(plan.device))
+    environment = asdict(plan.environment)
     with atomic_write(path, TIMES) as temporary:
         temporary.write_text(
             json.dumps({"environment": environment, **settings, "times": rows}, indent=1)

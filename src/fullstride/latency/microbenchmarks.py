@@ -36,6 +36,7 @@ from fullstride.nets.spec import NetSpec, Stage
 
 # A family that is never fitted: it shows how wrong a profile is for networks that people use.
 WHOLE = "whole networks"
+OUTPUTS = 16  # of the others that have no spec
 WHOLE_NAMES = (
     *("resnet18", "resnet50", "genet_light", "tresnet_m", "resnet_rs_50"),
     *("timm/mobilenetv2_100", "timm/efficientnet_b0", "timm/regnety_008"),
@@ -72,7 +73,7 @@ class ConcatInput(nn.Module):
 
 def sequence(width: int, patch: int, *layers: nn.Module, out: int = 0) -> nn.Sequential:
     """Layers of (N, width, H / patch, W / patch) to `out` channels, by default `width`."""
-    ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out or width, 16)
+    ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out or width, OUTPUTS)
     return nn.Sequential(nn.Conv2d(3, width, patch, patch), *layers, *ends)
 
 
@@ -113,7 +114,7 @@ def linear_layers(width: int, patch: int, inner: int) -> nn.Sequential:
     pool = nn.AdaptiveAvgPool2d(2), nn.Flatten()
     linears = nn.Linear(4 * width, inner), nn.ReLU(), nn.Linear(inner, inner), nn.ReLU()
     first = nn.Conv2d(3, width, patch, patch)
-    return nn.Sequential(first, *convs, *pool, *linears, nn.Linear(inner, 16))
+    return nn.Sequential(first, *convs, *pool, *linears, nn.Linear(inner, OUTPUTS))
 
 
 def residual(

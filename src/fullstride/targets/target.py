@@ -192,6 +192,12 @@ class Target:
         assert self.description is not None
         return self.description
 
+    @property
+    def environment(self) -> Environment:
+        """With all cores, as it was at the first connection."""
+        there = self.describe()
+        return environment_of(there, there.state, there.state, None)
+
     def noise(self, rounds: int = 20, round_s: float = 0.2) -> float:
         """(p90 - p10) / median of the rounds of one computation; above .05 the machine is busy."""
         how = {"rounds": rounds, "round_s": round_s, "warmup_s": 0.5}
