@@ -70,6 +70,15 @@ def few_digits() -> DataSet:
     return replace(data, **parts)
 
 
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suppression in 4 rounds in place of 32, which are a third of the graph of a detector."""
+    from fullstride.tasks.detect.fcos import suppress
+
+    assert suppress.__kwdefaults__
+    monkeypatch.setitem(suppress.__kwdefaults__, "rounds", 4)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests marked `fused` where the optional folder is removed."""
     if find_spec("fullstride.nets.fused") is None:

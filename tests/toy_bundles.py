@@ -19,7 +19,8 @@ def bundle_of(task: str, side: int = 64) -> Bundle:
     """A bundle whose detections have scores on both sides of 0.5."""
     torch.manual_seed(0)
     net = zoo.create("resnet_rs_tiny", classes=len(NAMES))
-    kind = replace(find_task(task).for_classes(NAMES), head_width=32)
+    small = {"head_width": 32, **({"head_convs": 1} if task == "detect" else {})}
+    kind = replace(find_task(task).for_classes(NAMES), **small)
     net.task_head = kind.head(net)
     with torch.no_grad():
         for parameter in net.task_head.parameters():

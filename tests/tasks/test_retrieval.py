@@ -288,8 +288,7 @@ def pictures(things):
 @pytest.mark.parametrize(
     ("format", "kind"),
     [("onnx", "pictures"), ("openvino", "normalised"), ("pt2", "pixels")]
-    + [("triton-server", "pixels"), ("tensorrt", "normalised")]
-    + [pytest.param("aoti", "normalised", marks=pytest.mark.slow)],
+    + [("triton-server", "pixels"), ("tensorrt", "normalised")],
 )
 def test_an_exported_file_gives_the_embeddings_of_the_bundle(
     format, kind, bundle, pictures, tmp_path

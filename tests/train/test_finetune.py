@@ -269,8 +269,8 @@ def small_network(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", timm.list_modules())
-def test_a_network_of_each_family_of_timm_begins_at_the_loss_of_guessing(family, few_digits):
+@pytest.mark.parametrize("family", timm.list_modules()[::3])
+def test_a_network_of_every_third_family_of_timm_begins_at_the_loss_of_guessing(family, few_digits):
     name = small_network(family)
     if name is None:
         pytest.skip("all networks of the family are large")
