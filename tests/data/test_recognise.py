@@ -65,6 +65,18 @@ def coco128(root: Path) -> None:
     (root / "data.yaml").write_text("train: images/train2017\nnames: [cat]")
 
 
+def label_studio_yolo(root: Path) -> None:
+    texts(root, "images", "labels", "0 .5 .5 .2 .2")
+    (root / "notes.json").write_text('{"categories": [{"id": 0, "name": "cat"}]}')
+
+
+def cvat_masks(root: Path) -> None:
+    maps(root, "SegmentationClass")
+    (root / "images").rename(root / "JPEGImages")
+    (root / "ImageSets" / "Segmentation").mkdir(parents=True)
+    (root / "ImageSets" / "Segmentation" / "default.txt").write_text("0\n1\n")
+
+
 def table(root: Path, text: str) -> str:
     (root / "all.csv").write_text(text)
     return "all.csv"
@@ -78,7 +90,9 @@ LAYOUTS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "labelImg with splits": ("detect", lambda root: texts(root, "train", "train", XML)),
     "XML files in annotations": ("detect", lambda root: texts(root, "images", "annotations", XML)),
     "YOLO": ("detect", lambda root: texts(root, "images", "labels", "0 .5 .5 .2 .2")),
+    "Label Studio's YOLO": ("detect", lambda root: label_studio_yolo(root)),
     "masks": ("segment", lambda root: maps(root, "masks")),
+    "CVAT's masks": ("segment", lambda root: cvat_masks(root)),
     "masks in labels": ("segment", lambda root: maps(root, "labels")),
     "depths": ("depth", lambda root: maps(root, "depth")),
     "classes": ("classify", lambda root: [pictures(root / name) for name in ("cat", "dog")]),
@@ -113,6 +127,20 @@ def test_an_option_behind_a_name_says_the_task(tmp_path):
     assert recognise("photos?colours=voc").task == "segment"
     assert recognise("x" * 5000 + "-{000000..000007}.tar").task == "classify"
     assert recognise("digits").task == recognise("nowhere").task == "classify"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("annotations.xml", "<annotations><version>1.1</version></annotations>"),  # CVAT
+        ("project-1.json", '[{"id": 1, "image": "a.jpg"}]'),  # Label Studio
+    ],
+)
+def test_a_labelling_tools_own_format_is_named_with_those_to_export(tmp_path, name, text):
+    pictures(tmp_path / "images")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=f"{name}.*export in COCO's"):
+        recognise(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from fullstride.data.readers.listing import SPLITS
 from fullstride.data.readers.masks import DEPTHS, MASKS
 from fullstride.data.readers.pairs import PICTURES, holds_pairs
 from fullstride.data.targets import NoBoxesError, find_boxes, option_in
+from fullstride.io.writing import open_regular
 
 CLASSIFY = "classify"  # the task of images with one class each, and of what is not recognised
 # Folders of the layouts of other tasks, which are no classes.
@@ -68,9 +69,25 @@ def _of_folder(where: str) -> list[Purpose]:
         purposes.append(Purpose("segment", "pictures with masks of the same names"))
     if holds_pairs(root, DEPTHS):
         purposes.append(Purpose("depth", "pictures with depth maps of the same names"))
-    if purposes and (classes := _class_folders(root)):
+    classes = _class_folders(root)
+    if purposes and classes:
         purposes.append(Purpose(CLASSIFY, f"class folders, {classes[0]!r} and {classes[1]!r}"))
+    if not purposes and not classes and (path := _own_format(root)):
+        raise ValueError(
+            f"{str(path)!r} is in a labelling tool's own format: export in COCO's, YOLO's or "
+            "Pascal VOC's"
+        )
     return purposes
+
+
+def _own_format(root: Path) -> Path | None:
+    """A file in CVAT's or Label Studio's own format in a folder; None without any."""
+    for path in (root / "annotations.xml", *sorted(root.glob("*.json"))):
+        start = b"<" if path.suffix == ".xml" else b"["
+        with suppress(OSError, ValueError), open_regular(path) as file:
+            if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(start):
+                return path
+    return None
 
 
 def _class_folders(root: Path) -> list[str]:

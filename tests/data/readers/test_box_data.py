@@ -256,6 +256,10 @@ def test_a_folder_of_classes_has_no_boxes(tmp_path):
         ("annotations.json", "images", ""),
         ("result.json", "images", "images/"),  # Label Studio
         ("result.json", "images", "images\\"),  # on Windows
+        ("result.json", "images", "/data/upload/3/"),  # of pictures that were uploaded
+        ("result.json", "images", "C:\\photos\\"),
+        ("result.json", "images", "../../"),
+        ("result.json", "my images", "my%20images/"),
         ("labels.json", "data", ""),  # FiftyOne
         ("annotations/all.json", "images", ""),
     ],

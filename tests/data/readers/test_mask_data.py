@@ -1,5 +1,6 @@
 """Pictures with a class or a depth for each pixel are read from folders of several layouts."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,9 @@ def test_voc_is_read_by_its_lists_and_its_border_is_ignored(tmp_path):
     (tmp_path / "SegmentationClass" / "b.png").unlink()
     with pytest.raises(ValueError, match=r"train\.txt.*'b'.*SegmentationClass/b\.png"):
         open_masks(str(tmp_path))
+    shutil.rmtree(tmp_path / "ImageSets")  # then all masks are for training
+    (tmp_path / "JPEGImages" / "a.jpg").rename(tmp_path / "JPEGImages" / "a.JPG")
+    assert len(open_masks(str(tmp_path), SplitRule(val=0, test=0)).train) == 3
 
 
 def test_value_0_of_ade20k_is_ignored_and_its_names_are_distinct(tmp_path):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TextIO
+from urllib.parse import unquote
 
 from fullstride.data.readers.decode import image_size
 from fullstride.data.readers.listing import (
@@ -31,6 +32,7 @@ from fullstride.io.writing import open_regular
 CHARACTERS = 2**20  # that are read at once
 MAX_CHARACTERS = 2**26  # of one element, or of another value
 SPACE = re.compile(r"[ \t\n\r]*")
+DRIVE = re.compile("[A-Za-z]:/")  # of Windows
 
 
 def read_lists(path: Path, names: Collection[str]) -> Iterator[tuple[str, Any]]:
@@ -118,6 +120,7 @@ class _Reader:
 BESIDE = "_annotations.coco.json"  # in the folder of a split, as some tools export it
 HEAD_BYTES = 2**16  # of a file, by which its format is recognised
 ONE_LIST = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
+IMAGE_LIST = re.compile(rb'"images"\s*:\s*\[')
 
 
 class CocoObject(NamedTuple):
@@ -185,13 +188,14 @@ def coco_files(where: Path) -> dict[str, Path]:
 
 
 def _lists_images(path: Path) -> bool:
-    """Whether a file begins as an object with lists of COCO's format."""
+    """Whether a file is, or where it is long begins as, an object with lists of COCO's format."""
     try:
         with open_regular(path) as file:
-            head = file.read(HEAD_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
+            head = file.read(HEAD_BYTES)
     except (OSError, ValueError):
         return False
-    return head.startswith(b"{") and bool(ONE_LIST.search(head))
+    lists = IMAGE_LIST if len(head) < HEAD_BYTES else ONE_LIST
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and bool(lists.search(head))
 
 
 def _rest(path: Path) -> str:
@@ -362,34 +366,43 @@ def _root(path: Path) -> Path:
 def _image_files(root: Path, split: str, content: CocoFile) -> Iterator[tuple[CocoImage, str, int]]:
     """Each image with the name of its file below `root`, and its bytes. Raises ValueError."""
     size_of = FileSizes(root)
-    folder = PurePosixPath(_image_folder(root, split, content, size_of))
-    names = [(folder / image.name).as_posix() for image in content.images]
-    sizes = [size_of(name) for name in names]
-    if missing := [i for i, size in zip(content.images, sizes, strict=True) if size is None]:
+    folder = _image_folder(root, split, content, size_of)
+    files = [_find_file(folder, image.name, size_of) for image in content.images]
+    if missing := [each for each, file in zip(content.images, files, strict=True) if not file]:
         raise ValueError(
-            f"{len(missing)} of the {len(names)} images in {str(content.path)!r} are missing in "
+            f"{len(missing)} of the {len(files)} images in {str(content.path)!r} are missing in "
             f"{str(root / folder)!r}, the first is {missing[0].name!r} (image {missing[0].id!r}): "
             "add or remove them"
         )
-    for image, name, size in zip(content.images, names, sizes, strict=True):
-        yield image, name, size or 0
+    for image, file in zip(content.images, files, strict=True):
+        if file:
+            yield image, *file
+
+
+def _find_file(folder: str, name: str, size_of: FileSizes) -> tuple[str, int] | None:
+    """The path of an image below the root of `size_of`, and its bytes; None without a file.
+
+    Labelling tools write names in three ways: as they are, with percent signs as in a URL, and as
+    the path on the machine where pictures were labelled, of which the last part is taken.
+    """
+    for spelling in dict.fromkeys((name, unquote(name))):
+        pure = PurePosixPath(spelling)
+        if pure.is_absolute() or DRIVE.match(spelling) or ".." in pure.parts:
+            pure = PurePosixPath(pure.name)
+        path = (folder / pure).as_posix()
+        if (size := size_of(path)) is not None:
+            return path, size
+    return None
 
 
 def _image_folder(root: Path, split: str, content: CocoFile, size_of: FileSizes) -> str:
     """The folder below `root` that has the first image. Raises ValueError."""
-    for image in content.images:
-        pure = PurePosixPath(image.name)
-        if pure.is_absolute() or ".." in pure.parts:
-            raise ValueError(
-                f"{str(content.path)!r}: image {image.id!r} has the file_name {image.name!r}: use "
-                "a path below the folder of images"
-            )
     rest = content.path.parent.name if content.path.name == BESIDE else _rest(content.path)
     folders = [rest, f"images/{rest}", split, f"images/{split}", "images", "."]
     first = content.images[0]
     others = sorted(path.name for path in root.iterdir() if path.is_dir())
     for folder in (*folders, *others):
-        if size_of(f"{folder}/{first.name}") is not None:
+        if _find_file(folder, first.name, size_of):
             return folder
     raise ValueError(
         f"{str(content.path)!r}: image {first.id!r}, {first.name!r}, is in none of the folders "

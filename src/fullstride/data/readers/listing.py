@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fullstride.data.readers.decode import SUFFIXES
 from fullstride.io.writing import open_regular, read_regular
 
 # ---- objects in images
@@ -244,6 +245,13 @@ class FileSizes:
         except (OSError, ValueError):  # ValueError: a NUL in the path
             return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def picture(self, stem: str) -> tuple[str, int] | None:
+        """The name of the picture `stem` with its suffix, and its bytes; None where none is."""
+        for suffix in (*SUFFIXES, *map(str.upper, SUFFIXES)):
+            if (size := self(stem + suffix)) is not None:
+                return stem + suffix, size
+        return None
 
     def entries(self, folder: Path) -> dict[str, os.DirEntry[str]] | None:
         """What is in a folder by name; None where only the system can say it."""

@@ -188,34 +188,38 @@ def read_masks(root: Path) -> PairedListing:
 def _read_voc(root: Path) -> PairedListing:
     """VOC's folders: lists of names in ImageSets/Segmentation, train or else trainval for training.
 
-    Raises ValueError in one line.
+    Without any of these lists all masks are for training. Raises ValueError in one line.
     """
-    lists = root / "ImageSets" / "Segmentation"
-    files = {split: lists / f"{split}.txt" for split in ("train", "val", "test")}
-    files = {split: path for split, path in files.items() if path.is_file()}
-    if "train" not in files and (both := lists / "trainval.txt").is_file():
-        files = {"train": both, **{s: p for s, p in files.items() if s == "test"}}
-    if "train" not in files:
+    lists, masks = root / "ImageSets" / "Segmentation", root / "SegmentationClass"
+    files = {split: lists / f"{split}.txt" for split in ("train", "trainval", "val", "test")}
+    names = {split: read_names(path) for split, path in files.items() if path.is_file()}
+    if not names:
+        names = {"train": sorted(path.stem for path in masks.glob("*.png"))}
+    both = names.pop("trainval", [])
+    if both and "train" not in names:
+        names = {"train": both, **{s: each for s, each in names.items() if s == "test"}}
+    if "train" not in names:
         raise ValueError(f"{str(lists)!r} has neither train.txt nor trainval.txt: add one")
     splits: dict[str, list[Sample]] = {}
     maps: dict[str, Sample] = {}
     size_of = FileSizes(root)
-    for split, path in files.items():
+    for split, stems in names.items():
         samples = []
-        for name in read_names(path):
-            picture, mask = f"JPEGImages/{name}.jpg", f"SegmentationClass/{name}.png"
-            if split == "test" and size_of(mask) is None:
+        for name in stems:
+            mask = f"SegmentationClass/{name}.png"
+            picture, bytes_of_mask = size_of.picture(f"JPEGImages/{name}"), size_of(mask)
+            if split == "test" and bytes_of_mask is None:
                 continue  # the masks of some years were never released
-            for each in (picture, mask):
-                if size_of(each) is None:
-                    raise ValueError(f"{str(path)!r} names {name!r}, but there is no {each}")
-            samples.append(Sample(picture, (), size_of(picture) or 0))
-            maps[picture] = Sample(mask, (), size_of(mask) or 0)
+            if picture is None or bytes_of_mask is None:
+                missing = mask if picture else f"JPEGImages/{name}.jpg"
+                raise ValueError(f"{str(files[split])!r} names {name!r}, but there is no {missing}")
+            samples.append(Sample(picture[0], (), picture[1]))
+            maps[picture[0]] = Sample(mask, (), bytes_of_mask)
         if samples:
             splits[split] = samples
     if "train" not in splits:
-        raise ValueError(f"{str(files['train'])!r} names no picture: add some")
-    return PairedListing(Listing((), splits, Below(root)), maps, root / "SegmentationClass")
+        raise ValueError(f"{str(root)!r} has no picture with a mask for training: add some")
+    return PairedListing(Listing((), splits, Below(root)), maps, masks)
 
 
 # ---- names and colours of classes

@@ -5,7 +5,7 @@ Its folders have lists of names; labelImg and others write the XML files beside 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
@@ -55,7 +55,8 @@ def voc_folders(where: Path) -> list[Path]:
     """The folders in Pascal VOC's layout: `where` itself, or those one or two levels below it."""
     for pattern in ("", "*/", "*/*/"):
         folders = where.glob(f"{pattern}{ANNOTATIONS}") if pattern else [where / ANNOTATIONS]
-        homes = sorted(each.parent for each in folders if (each.parent / IMAGES).is_dir())
+        both = (each for each in folders if each.is_dir() and (each.parent / IMAGES).is_dir())
+        homes = sorted(each.parent for each in both)
         if homes:
             return homes
     return []
@@ -148,14 +149,10 @@ def _image(root: Path, folder: Path, name: str, sizes: FileSizes, check: BoxChec
         raise ValueError(
             f"{str(annotation)!r} is missing, for the image {name!r}: add or remove it"
         )
-    for suffix in (*SUFFIXES, *map(str.upper, SUFFIXES)):
-        path = folder / IMAGES / f"{name}{suffix}"
-        if (bytes_in := sizes(f"{below}/{IMAGES}/{name}{suffix}")) is not None:
-            break
-    else:
+    if not (picture := sizes.picture(PurePosixPath(below, IMAGES, name).as_posix())):
         missing = str(folder / IMAGES / f"{name}{SUFFIXES[0]}")
         raise ValueError(f"{missing!r} is missing, the image of {str(annotation)!r}: add it")
-    return _described(root, path.relative_to(root).as_posix(), bytes_in, annotation, check)
+    return _described(root, *picture, annotation, check)
 
 
 def _described(root: Path, name: str, bytes_in: int, annotation: Path, check: BoxCheck) -> VocImage:
