@@ -277,7 +277,7 @@ def changed(content: dict, kind: str, **changes: object) -> dict:
         (changed(TRAIN, "categories", name="dog"), ["category 20", "'dog'"]),
         (changed(TRAIN, "categories", id=20), ["category 20", "'dog'"]),
         (changed(TRAIN, "images", file_name="gone.png"), ["image 0", "'gone.png'"]),
-        (changed(TRAIN, "images", file_name="../a.png"), ["image 0", "'../a.png'"]),
+        (changed(TRAIN, "images", file_name="../gone.png"), ["image 0", "'../gone.png'"]),
         (changed(TRAIN, "images", file_name="/etc/passwd"), ["image 0", "'/etc/passwd'"]),
         (changed(TRAIN, "images", file_name="a\n\x1b[2J.png"), ["image 0", r"\x1b"]),
         (changed(TRAIN, "images", file_name="a\0.png"), ["image 0", r"\x00"]),
