@@ -64,7 +64,12 @@ class FitSettings(TargetSettings):
 
         Raises ValueError without any limit.
         """
-        if not self.budget_ms and self.images_per_s is None and self.limit_hours is not None:
+        if not self.budget_ms and self.images_per_s is None:
+            if self.limit_hours is None:
+                raise ValueError(
+                    "no budget: give --budget-ms, the ms that an image may take, or --hours alone "
+                    "for files from fast to accurate"
+                )
             return ()
         return tuple(
             required_budget(ms, self.images_per_s, self.call_batch)
