@@ -13,6 +13,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from short_times import shorten
 
 from fullstride.data.dataset import DataSet, open_data
 
@@ -25,6 +26,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _measurements_are_short() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch)
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -3,16 +3,15 @@
 import html
 import json
 import random
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from detections import write_rectangles
+from forks import Fork
 
 from fullstride import cli
 from fullstride.autofit.budget import FitJob
@@ -28,6 +27,7 @@ from fullstride.study.driver import run_study
 from fullstride.study.scores import PairedScores, paired_p
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks import TASKS, find_task
+from fullstride.train.loop import Trainer
 from fullstride.train.recipes.choice import RecipeChoice
 
 DRY = StudyOptions(device="cpu", workers=0, dry_run=True)
@@ -64,6 +64,13 @@ def settings_of(name: str, **changes) -> FitSettings:
         resolutions=(side,),
         **changes,
     )
+
+
+def small_head(name: str) -> dict[str, int]:
+    """Options by which the graphs of files have few nodes, which exports take their time for."""
+    task = find_task(name)
+    one_conv = {"head_convs": 1} if hasattr(task, "head_convs") else {}
+    return {"head_width": 32, **one_conv} if task.has_places else {}
 
 
 def data_of(name: str, examples):
@@ -187,11 +194,13 @@ def test_the_data_say_what_they_are_for_and_an_unclear_case_is_one_line(examples
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_fit_of_every_task_ends_in_a_file_that_predicts(name, examples, tmp_path):
     data = data_of(name, examples)
-    options = {"head_width": 32} if find_task(name).has_places else {}
-    recipe = RecipeChoice(changes={"epochs": 1.0, "batch_size": 8, "task_options": options})
+    recipe = RecipeChoice(
+        changes={"batch_size": 8, "epochs": 1.0, "task_options": small_head(name)}
+    )
     settings = settings_of(name, formats=("onnx",), precisions=("fp32",))
     *_, last = run_study(FIT, data, tmp_path, settings, recipe, HOW)
     shipment = last.result.shipment
@@ -213,33 +222,21 @@ def test_a_fit_of_every_task_ends_in_a_file_that_predicts(name, examples, tmp_pa
         assert not prediction.unreadable
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
-from fullstride.train.loop import Trainer
-from test_fit_tasks import fit_two
-step = Trainer.step
-folder = Path(sys.argv[4])
-def printed(*args):
-    if (folder / "plan.json").exists():  # steps before are those that are measured
-        print("step", flush=True)
-    return step(*args)
-Trainer.step = printed
-fit_two(sys.argv[2], Path(sys.argv[3]), folder)
-"""
-
-
-def fit_two(name: str, examples: Path, folder: Path) -> None:
+def fit_labels(say: Callable[[str], object], examples: Path, folder: Path) -> None:
     """A fit of two candidates, whose times are estimates, which are the same in each run."""
-    options = {"head_width": 32} if find_task(name).has_places else {}
-    changes = {"epochs": 3.0, "batch_size": 8, "task_options": options}
-    settings = settings_of(name, target="rtx4090")
+    step = Trainer.step
+
+    def said(*args):
+        if (folder / "plan.json").exists():  # steps before are those that are measured
+            say("step")
+        return step(*args)
+
+    Trainer.step = said
+    settings = settings_of("multilabel", target="rtx4090", formats=("onnx",))
     settings = replace(settings, candidates=("genet_tiny", "resnet_rs_tiny"))
-    recipe = RecipeChoice(changes=changes)
-    for _ in run_study(FIT, data_of(name, examples), folder, settings, recipe, HOW):
+    recipe = RecipeChoice(changes={"epochs": 3.0, "batch_size": 8})
+    data = data_of("multilabel", examples)
+    for _ in run_study(FIT, data, folder, settings, recipe, HOW):
         pass
 
 
@@ -257,31 +254,25 @@ def results_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["detect", "multilabel"])
-def test_a_fit_that_is_killed_at_any_moment_ends_in_the_same_bits(name, examples, tmp_path):
-    (tmp_path / "fit.py").write_text(SCRIPT)
-    words = [sys.executable, str(tmp_path / "fit.py"), str(Path(__file__).parent), name]
-    words += [str(examples)]
-    rng, steps, kills = random.Random(0), 0, 0
-    whole = subprocess.run([*words, str(tmp_path / "whole")], capture_output=True, text=True)
-    assert whole.returncode == 0, whole.stderr
-    total = len(whole.stdout.splitlines())
-    for number in (2, total // 3):
-        command = [*words, str(tmp_path / "killed")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout
-            lines = list(takewhile(bool, (process.stdout.readline() for _ in range(number))))
-            time.sleep(rng.uniform(0, 0.1))
-            process.kill()
-            steps += len(lines) + len(process.stdout.readlines())
-            kills += process.wait() != 0
-    last = subprocess.run([*words, str(tmp_path / "killed")], capture_output=True, text=True)
-    assert last.returncode == 0, last.stderr
-    assert kills == 2
+def test_a_fit_that_is_killed_at_any_moment_ends_in_the_same_bits(examples, tmp_path):
+    rng, steps = random.Random(0), 0
+    whole = Fork(fit_labels, examples, tmp_path / "whole")
+    total = whole.wait()
+    assert whole.end() == 0
+    kills = 2, total // 3
+    for number in kills:
+        killed = Fork(fit_labels, examples, tmp_path / "killed")
+        steps += killed.wait(number)
+        time.sleep(rng.uniform(0, 0.1))
+        steps += killed.kill()
+        assert killed.end() != 0
+    last = Fork(fit_labels, examples, tmp_path / "killed")
+    steps += last.wait()
+    assert last.end() == 0
     assert results_of(tmp_path / "killed") == results_of(tmp_path / "whole")
     # what is repeated are the steps since the last checkpoint, which each epoch has
     per_epoch = COUNTS["train"] // 8
-    assert total <= steps + len(last.stdout.splitlines()) <= total + kills * per_epoch
+    assert total <= steps <= total + len(kills) * per_epoch
 
 
 @pytest.mark.slow

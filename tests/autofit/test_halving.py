@@ -3,9 +3,8 @@
 import json
 import random
 import shutil
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import product
 from math import comb
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import Fork
 
 from fullstride.autofit import plan as fit_plan
 from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
@@ -433,35 +433,26 @@ def test_a_fit_that_was_stopped_ends_in_the_same_bits_and_repeats_no_step(
     assert len(steps) == before
 
 
+def say_steps(say: Callable[[str], object], folder: Path, data) -> None:
+    """A fit that says when each of its steps begins."""
+    step = Trainer.step
+
+    def said(*args):
+        say("step")
+        return step(*args)
+
+    Trainer.step = said
+    fit(folder, data)
+
+
 @pytest.mark.slow
 def test_a_fit_that_is_killed_at_any_moment_ends_in_the_same_bits(whole, data, tmp_path):
-    script = tmp_path / "fit.py"
-    script.write_text(
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
-        "from dataclasses import replace\n"
-        "import torch; torch.set_num_threads(1)\n"
-        "from fullstride.data.dataset import open_data\n"
-        "from test_halving import fit\n"
-        "data = open_data('digits')\n"
-        "parts = dict(train=48, val=20, test=0)\n"
-        "parts = {k: getattr(data, k).subset(range(n)) for k, n in parts.items()}\n"
-        "from fullstride.train.loop import Trainer\n"
-        "step = Trainer.step\n"
-        "def printed(*args):\n"
-        "    print('step', flush=True)\n"
-        "    return step(*args)\n"
-        "Trainer.step = printed\n"
-        "fit(Path(sys.argv[2]), replace(data, **parts))\n"
-    )
-    command = [sys.executable, str(script), str(Path(__file__).parent), str(tmp_path / "fit")]
     rng, kills = random.Random(0), 0
     for steps in (4, 2, 11, 7):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout
-            lines = [process.stdout.readline() for _ in range(steps)]
-            time.sleep(rng.uniform(0, 0.2))
-            process.kill()
-        kills += lines[-1] != ""
+        process = Fork(say_steps, tmp_path / "fit", data)
+        kills += process.wait(steps) == steps
+        time.sleep(rng.uniform(0, 0.2))
+        process.kill()
     assert kills >= 2
     assert without_seconds(fit(tmp_path / "fit", data)) == without_seconds(whole[1])
     assert bits(tmp_path / "fit") == bits(whole[0])

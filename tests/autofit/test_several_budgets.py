@@ -117,7 +117,7 @@ SETTINGS = FitSettings(
     target="rtx4090",
     maybe=True,
     weights="none",
-    candidates=("genet_tiny", "resnet_rs_tiny", "tresnet_tiny"),
+    candidates=("genet_tiny", "resnet_rs_tiny"),
     resolutions=(16, 32),
 )
 
@@ -177,7 +177,7 @@ def whole(tmp_path_factory):
     [*run_study(FIT, data, folder, replace(SETTINGS, budget_ms=9), recipe, dry)]
     times = json.loads((folder / "times.json").read_text())["result"]
     ms = sorted(each["ms"] for each in times)
-    settings = replace(SETTINGS, budget_ms=(9, (ms[2] + ms[3]) / 2))
+    settings = replace(SETTINGS, budget_ms=(9, (ms[1] + ms[2]) / 2))
     *_, last = run_study(FIT, data, folder, settings, recipe, HOW)
     return folder, settings, last.result
 

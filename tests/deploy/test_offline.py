@@ -4,9 +4,6 @@ import errno
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import tarfile
 import time
 from dataclasses import replace
@@ -16,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forks import Fork
 from stores import refused, settings_of, store_of, tiny
 
 from fullstride import cli
@@ -317,23 +315,24 @@ def test_on_a_full_disk_one_line_and_the_same_command_goes_on(
     assert len(read_table(out)) == IMAGES
 
 
+def command(say: object, words: list[str]) -> None:
+    assert cli.run(words) == 0
+
+
 @pytest.mark.slow
 def test_killed_at_any_time_each_image_stands_once(saved, tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "out"
     words = f"predict {saved} digits --device cpu --call-batch 8 --part-images 100 --out".split()
     assert cli.run([*words, str(whole)]) == 0
-    command = [sys.executable, "-m", "fullstride", *words, str(out)]
     kills, rng = 0, np.random.default_rng(0)
     while kills < 3:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        fork = Fork(command, [*words, str(out)])
         before = len(list(out.glob("part-*")))
-        deadline = time.monotonic() + 300
-        while len(list(out.glob("part-*"))) <= before and process.poll() is None:
-            assert time.monotonic() < deadline
+        while len(list(out.glob("part-*"))) <= before and fork.process.is_alive():
             time.sleep(0.02)
         time.sleep(rng.uniform(0, 0.2))
-        process.send_signal(signal.SIGKILL)
-        if process.wait() == 0:
+        fork.kill()
+        if fork.end() == 0:
             break
         kills += 1
     assert kills

@@ -1,15 +1,15 @@
 """A search: its stages, what it stores, and how it goes on after a stop."""
 
 import json
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from described_files import undescribed
+from forks import Fork
 from scipy.stats import spearmanr
 
 from fullstride import cli
@@ -237,42 +237,21 @@ def test_every_result_is_shown_as_lines_and_tables(whole):
     assert any("search.json" in line for line in parts["results"])
 
 
-SCRIPT = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-import torch
-sys.path.insert(0, {tests!r})
-torch.set_num_threads(1)
-from test_llr import HOW, SETTINGS, SHORT
-from fullstride.data.dataset import open_data
-from fullstride.search.llr.study import SEARCH
-from fullstride.study.driver import run_study
-if __name__ == "__main__":
-    digits = open_data("digits")
-    data = replace(digits, train=digits.train.subset(range(32)),
-        val=digits.val.subset(range(20)), test=digits.test.subset(range(20)))
-    for event in run_study(SEARCH, data, Path({folder!r}), SETTINGS, SHORT, HOW):
-        print(event.stage, event.line, flush=True)
-"""
+def search(say: Callable[[str], object], data, folder: Path) -> None:
+    for event in run_study(SEARCH, data, folder, SETTINGS, SHORT, HOW):
+        say(f"{event.stage} {event.line}")
 
 
 @pytest.mark.slow
 def test_a_killed_search_goes_on_and_trains_nothing_twice(whole, data, tmp_path):
     _, events = whole
     folder = tmp_path / "killed"
-    script = tmp_path / "run.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), folder=str(folder)))
     finished: dict[Path, int] = {}
     for mark in ("design-003", "refit 1", "winners"):  # in the middle of a stage, and between two
-        command = [sys.executable, str(script)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if mark in line:
-                    time.sleep(0.5)
-                    break
-            process.kill()
+        process = Fork(search, data, folder)
+        assert any(mark in line for line in process.said())
+        time.sleep(0.5)
+        process.kill()
         results = folder.glob("trials/*/result.json")
         now = {path: path.stat().st_mtime_ns for path in results}
         assert finished.items() <= now.items(), "a finished trial has run twice"

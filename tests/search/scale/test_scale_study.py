@@ -1,14 +1,13 @@
 """A whole scaling study on few digits: its folder is its record, and it goes on where it was."""
 
 import json
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from described_files import undescribed
+from forks import Fork
 
 from fullstride.cli import run
 from fullstride.search.scale.finished import Source, read_trainings, table_7
@@ -85,35 +84,22 @@ def test_the_same_call_trains_nothing_again_and_a_larger_grid_adds_trainings(few
     assert [again[name] for name in names] == [json.loads(content)[name] for name in names]
 
 
-SCRIPT = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-import torch
-torch.set_num_threads(1)
-from test_scale_study import run_scale
-from fullstride.data.dataset import open_data
-digits = open_data("digits")
-data = replace(digits, train=digits.train.subset(range(64)),
-    val=digits.val.subset(range(20)), test=digits.test.subset(range(20)))
-run_scale(data, Path({folder!r}))
-"""
+def scaled(say: object, data, folder: Path) -> None:
+    run_scale(data, folder)
 
 
 @pytest.mark.slow
 def test_a_killed_study_goes_on_and_trains_nothing_twice(few_digits, tmp_path):
-    study, script, folder = tmp_path / "killed", tmp_path / "run.py", tmp_path / "whole"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parent), folder=str(study)))
+    study, folder = tmp_path / "killed", tmp_path / "whole"
     finished: dict[Path, int] = {}
     for count in (0, 2, 6):  # as the first training begins, in the cross, and near its end
-        with subprocess.Popen([sys.executable, str(script)]) as process:
-            while process.poll() is None and not (
-                len(results_in(study)) >= count and any(study.glob("trials/*/*/run/log.jsonl"))
-            ):
-                time.sleep(0.02)
-            process.kill()
-        assert process.returncode == -9
+        fork = Fork(scaled, few_digits, study)
+        while fork.process.is_alive() and not (
+            len(results_in(study)) >= count and any(study.glob("trials/*/*/run/log.jsonl"))
+        ):
+            time.sleep(0.02)
+        fork.kill()
+        assert fork.end() == -9
         now = {path: path.stat().st_mtime_ns for path in results_in(study)}
         assert finished.items() <= now.items(), "a finished training has run twice"
         finished = now
