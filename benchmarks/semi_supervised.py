@@ -73,10 +73,10 @@ def scores(seed: int, folder: Path, steps: int = STEPS, baselines: bool = True) 
     few, others = labelled(seed)
     how: dict[str, object] = dict(seed=seed, steps=steps)
     result = [top1(folder / "teacher", few, **how)]
-    photos = folder / "photos"
+    photos, images = folder / "photos", pool().train
     photos.mkdir()
     for index in others:
-        pool().train.picture(index).save(photos / f"{index:04}.png")
+        images.picture(index).save(photos / f"{index:04}.png")
     teacher, store = tasks.load(folder / "teacher"), folder / "labels"
     write_outputs(
         "pseudo_labels",

@@ -4,9 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
-from short_times import shorten
 
 from fullstride.autofit.fit import FIT
 from fullstride.autofit.settings import FitSettings
@@ -33,7 +31,6 @@ def main() -> None:
     parts = {name: getattr(digits, name).subset(range(count)) for name, count in parts.items()}
     options = {"device": "cpu", "workers": 0, "trial_cores": 1, "dry_run": bool(dry)}
     options = StudyOptions(executor=executor, **options)
-    shorten(pytest.MonkeyPatch())
     torch.set_num_threads(1)  # as workers of a cluster have it
     data = replace(digits, **parts)
     for event in run_study(FIT, data, Path(folder), SETTINGS, RECIPE, options):
