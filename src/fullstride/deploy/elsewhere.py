@@ -118,16 +118,21 @@ class FilesThere:
         return {label: row for label, row in times.items() if row is not None}
 
     def measure(self, networks: Mapping[str, Files], protocol: Protocol) -> dict[str, Rows]:
-        """All files in turn, by the names of the networks. Latencies of names are stored."""
+        """All files in turn, by the names of the networks."""
         keys = [(name, label) for name, own in networks.items() for label in own]
         models = {label_of(name, label): networks[name][label] for name, label in keys}
         times: dict[str, Rows] = {name: {} for name in networks}
         rows = measure_files(models, protocol, target=self.target)
         for (name, label), row in zip(keys, rows, strict=True):
             times[name][label] = row
-            if protocol.name == "online" and not Path(name).exists():  # whose content may change
-                self.store.save(name, *label, row)
         return times
+
+    def save(self, times: Mapping[str, Rows]) -> None:
+        """Store latencies, but for those of files, runs and bundles, whose content may change."""
+        for name, rows in times.items():
+            for label, row in rows.items():
+                if row.protocol.name == "online" and not Path(name).exists():
+                    self.store.save(name, *label, row)
 
     def clear(self) -> None:
         for path in self.folder.iterdir():
@@ -162,6 +167,8 @@ class PlanThere(bench_by_name.Plan):
 
     def measure(self, parts: Sequence[Protocol]) -> list[list[Measurement]]:
         times = [self.files.measure(self.networks, part) for part in parts]
+        for each in times:
+            self.files.save(each)
         return [[row for rows in each.values() for row in rows.values()] for each in times]
 
 
@@ -239,6 +246,7 @@ class TimesThere:
         except ValueError as error:
             self.ms[place] = words = last_line(error)
             return words
+        self.files.save({name: rows})
         self.ms[place] = fastest_ms(rows)
         times = (f"{label_of('', label)} {ms_of(row):.3g} ms" for label, row in rows.items())
         return f"{name} at {place[1]} x {place[1]}: {', '.join(times)}"
@@ -367,7 +375,9 @@ def timings_of_group(
                 exported[each.name] = written(each, side, own)
         due = {name: exported[name] for name in times if exported.get(name)}
         if due:
-            times |= own.measure(due, replace(protocol, batch=batch))
+            measured = own.measure(due, replace(protocol, batch=batch))
+            own.save(measured)
+            times |= measured
         for each in group:
             for label, row in times[each.name].items():
                 seconds = row.protocol.batch * ms_of(row) / 1e3
