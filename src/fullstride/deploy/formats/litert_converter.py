@@ -35,18 +35,22 @@ def quantize(path: Path, float_layers: list[str], images: np.ndarray) -> None:
     """Replace the file by one in int8, except for these layers and what is not of the network.
 
     Linear layers stay in float too: their outputs in int8 would be probabilities in few steps.
+    Ranges are those of all images: by default they are means, which later images change little.
     """
-    from ai_edge_quantizer import algorithm_manager, qtyping, quantizer
+    from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer, recipe_manager
+    from ai_edge_quantizer.utils.qsv_utils import min_max_update
 
     kinds, plain = qtyping.TFLOperationName, algorithm_manager.AlgorithmName.NO_QUANTIZE
-    recipe = quantizer.Quantizer(str(path))
+    recipe = recipe_manager.RecipeManager()
     recipe.add_static_config(f"{NETWORK}[/;]", kinds.ALL_SUPPORTED, 8, 8)
-    recipe.update_quantization_recipe(".*", kinds.FULLY_CONNECTED, algorithm_key=plain)
+    recipe.add_quantization_config(".*", kinds.FULLY_CONNECTED, algorithm_key=plain)
     for layer in float_layers:
-        recipe.update_quantization_recipe(scope(layer), kinds.ALL_SUPPORTED, algorithm_key=plain)
+        recipe.add_quantization_config(scope(layer), kinds.ALL_SUPPORTED, algorithm_key=plain)
+    ranges = calibrator.Calibrator(str(path), num_threads=1, qsv_update_func=min_max_update)
     data = [{INPUT: image} for image in np.split(images, len(images))]
-    ranges = recipe.calibrate({SIGNATURE: data}, num_threads=1)
-    recipe.quantize(ranges).export_model(str(path), overwrite=True)
+    ranges.calibrate({SIGNATURE: data}, recipe)
+    model = quantizer.Quantizer(str(path), recipe.get_quantization_recipe())
+    model.quantize(ranges.get_model_qsvs()).export_model(str(path), overwrite=True)
 
 
 def scope(layer: str) -> str:
