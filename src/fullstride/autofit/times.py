@@ -332,7 +332,7 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
 
 
 # Of many candidates as many are tried as are measured in this share of the hours, or without a
-# limit in about so many seconds, so that a plan takes no more than two minutes.
+# limit in about so many seconds, so that a plan takes a few minutes.
 SHARE_OF_LIMIT, MEASURING_S = 0.2, 60.0
 FEWEST_TRIED = 6
 ALL_FORMS = 2.5  # times the seconds of the first form: 20 and 8 for networks of timm on two cores
