@@ -138,7 +138,7 @@ def find_front(
     ms = rough_ms(job, candidates)
     few = anchors(candidates, ms, statistics.median(ms.values())) if ms else ()
     if job.profile is None:
-        times = yield from measured_in_turn(few, job, {}, quick=True)
+        times = yield from measured_in_turn(few, job, {}, {}, quick=True)
         ms = corrected(ms, {name: rows[0].ms for name, rows in times.items() if rows[0].ms})
     trained, failures = dict[str, TrainingTime](), list[str]()
     for each in few:

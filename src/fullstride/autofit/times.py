@@ -429,15 +429,18 @@ def most_promising(
     )
 
 
+Graphs = dict[tuple[Any, ...], UntrainedFiles]  # by `network`; each holds its weights
+
+
 def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, None, Rows]:
     """Measured here; of many candidates those of the shortlist by estimated times."""
-    times, by_model = dict[str, Rows](), dict[str, list[Rows]]()
+    times, by_model, graphs = dict[str, Rows](), dict[str, list[Rows]](), Graphs()
     chosen = candidates
     if len(candidates) > MOST_TRIED:
         ms = rough_ms(job, candidates)
         few = anchors(candidates, ms, QUICK_RATIO * job.budget.ms_per_image)
-        times |= yield from measured_in_turn(few, job, {}, quick=True)
-        times |= yield from measured_in_turn(few[len(few) // 2 :][:1], job, {})
+        times |= yield from measured_in_turn(few, job, {}, graphs, quick=True)
+        times |= yield from measured_in_turn(few[len(few) // 2 :][:1], job, {}, graphs)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
         share = min((least_share(rows) for rows in times.values()), default=1.0)
         ms = {name: share * value for name, value in corrected(ms, quick).items()}
@@ -450,13 +453,13 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         for each in candidates:
             rows = times.get(each.name) or (unmeasured(each, job),)
             times[each.name] = tuple(replace(row, left_out=reason) for row in rows)
-    times |= yield from measured_in_turn(chosen, job, by_model)
+    times |= yield from measured_in_turn(chosen, job, by_model, graphs)
     near = [
         each for each in chosen if any(is_near(times[each.name], budget) for budget in job.budgets)
     ]
     if near:
         yield f"{len(near)} near the budget are measured again, as noise may have slowed them"
-        times |= yield from measured_in_turn(near, job, {}, again=True)
+        times |= yield from measured_in_turn(near, job, {}, graphs, again=True)
     return tuple(row for each in candidates for row in times.get(each.name, ()))
 
 
@@ -487,6 +490,7 @@ def measured_in_turn(
     candidates: Sequence[Candidate],
     job: FitJob,
     by_model: dict[str, list[Rows]],
+    graphs: Graphs,
     *,
     quick: bool = False,
     again: bool = False,
@@ -494,9 +498,10 @@ def measured_in_turn(
     """The times of each by its name, stored or measured.
 
     Candidates of the same network at other resolutions follow each other, to share a graph.
-    `by_model` has the times of each model, and gets those of `candidates`. If `quick`, the first
-    form alone is timed. If `again`, the forms that noise may have put beyond the budget are
-    measured once more, and each keeps its shortest time.
+    `by_model` has the times of each model, and gets those of `candidates`; `graphs` has files of
+    networks that may be measured again, and gets more. If `quick`, the first form alone is timed.
+    If `again`, the forms that noise may have put beyond the budget are measured once more, and each
+    keeps its shortest time.
     """
     folder, times = job.folder / "times", dict[str, Rows]()
     same: dict[tuple, Rows] = {}  # inputs of the same network and size
@@ -516,7 +521,7 @@ def measured_in_turn(
                 continue
             start = time.perf_counter()
             if earlier[0] != network(candidate):
-                earlier = network(candidate), None
+                earlier = network(candidate), graphs.get(network(candidate))
             if place in same:  # with another resize policy
                 rows = tuple(replace(row, candidate=candidate.name) for row in same[place])
             else:
@@ -525,6 +530,8 @@ def measured_in_turn(
                 labels = [quickly_written(labels)] if quick else labels
                 rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)
                 earlier = earlier[0], files or earlier[1]
+                if files and (quick or any(is_near(rows, each) for each in job.budgets)):
+                    graphs[earlier[0]] = files
             if again:
                 rows = shorter(rows, stored)
             seconds = time.perf_counter() - start
