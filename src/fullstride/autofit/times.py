@@ -439,8 +439,8 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
     if len(candidates) > MOST_TRIED:
         ms = rough_ms(job, candidates)
         few = anchors(candidates, ms, QUICK_RATIO * job.budget.ms_per_image)
-        times |= yield from measured_in_turn(few, job, {}, graphs, quick=True)
-        times |= yield from measured_in_turn(few[len(few) // 2 :][:1], job, {}, graphs)
+        times |= yield from measured_in_turn(few, job, {}, {}, quick=True)
+        times |= yield from measured_in_turn(few[len(few) // 2 :][:1], job, {}, {})
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
         share = min((least_share(rows) for rows in times.values()), default=1.0)
         ms = {name: share * value for name, value in corrected(ms, quick).items()}
@@ -499,7 +499,7 @@ def measured_in_turn(
 
     Candidates of the same network at other resolutions follow each other, to share a graph.
     `by_model` has the times of each model, and gets those of `candidates`; `graphs` has files of
-    networks that may be measured again, and gets more. If `quick`, the first form alone is timed.
+    networks near the budget, and gets more. If `quick`, the first form alone is timed.
     If `again`, the forms that noise may have put beyond the budget are measured once more, and each
     keeps its shortest time.
     """
@@ -530,7 +530,7 @@ def measured_in_turn(
                 labels = [quickly_written(labels)] if quick else labels
                 rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)
                 earlier = earlier[0], files or earlier[1]
-                if files and (quick or any(is_near(rows, each) for each in job.budgets)):
+                if files and not quick and any(is_near(rows, each) for each in job.budgets):
                     graphs[earlier[0]] = files
             if again:
                 rows = shorter(rows, stored)

@@ -149,13 +149,19 @@ class ExportJob:
         raw, activated = task_of(self.metadata).output_names
         return raw if self.normalised else activated
 
-    def module(self, dtype: torch.dtype = torch.float32) -> "ExportWrapper":
+    def module(
+        self, dtype: torch.dtype = torch.float32, *, channels_first: bool = False
+    ) -> "ExportWrapper":
         """The module to export, computing in `dtype`."""
         net = copy.deepcopy(self.net).to(self.metadata.device, dtype)
-        return ExportWrapper(net, self.metadata, dtype).eval()
+        return ExportWrapper(net, self.metadata, dtype, channels_first).eval()
 
     def program(
-        self, dtype: torch.dtype = torch.float32, batch: int | None = None
+        self,
+        dtype: torch.dtype = torch.float32,
+        batch: int | None = None,
+        *,
+        channels_first: bool = False,
     ) -> torch.export.ExportedProgram:
         """The graph of `module`, for images in batches of `batch`; None: of any number."""
         # torch.export would take a batch of 1 for a constant. A fresh array has plain strides.
@@ -172,14 +178,21 @@ class ExportJob:
                 sizes[dim + 1] = STRIDE * torch.export.Dim(name, min=2, max=MAX_SIDE // STRIDE)
         with torch.no_grad():
             example = torch.from_numpy(images).to(self.metadata.device)
-            return torch.export.export(self.module(dtype), (example,), dynamic_shapes=(sizes,))
+            module = self.module(dtype, channels_first=channels_first)
+            return torch.export.export(module, (example,), dynamic_shapes=(sizes,))
 
 
 class ExportWrapper(nn.Module):
-    """A network with preprocessing and its task's activation, as `Metadata.input_kind` says."""
+    """A network with preprocessing and its task's activation, as `Metadata.input_kind` says.
 
-    def __init__(self, net: nn.Module, metadata: Metadata, dtype: torch.dtype):
+    `channels_first` is the order of numbers in memory; else it is that of the pixels of pictures.
+    """
+
+    def __init__(
+        self, net: nn.Module, metadata: Metadata, dtype: torch.dtype, channels_first: bool = False
+    ):
         super().__init__()
+        self.channels_first = channels_first
         self.net, self.pre, self.dtype = net, metadata.preprocessing, dtype
         self.input_kind = metadata.input_kind
         self.task = task_of(metadata)
@@ -190,5 +203,6 @@ class ExportWrapper(nn.Module):
             x = resize_and_crop(x, self.pre)
         if self.input_kind != "normalised":
             x = to_input(x, self.pre)
-        outputs = self.net(x.to(self.dtype)).float()
+        x = x.to(self.dtype)
+        outputs = self.net(x.contiguous() if self.channels_first else x).float()
         return outputs if self.input_kind == "normalised" else self.task.activate(outputs)

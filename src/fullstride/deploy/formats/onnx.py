@@ -48,7 +48,8 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
         raise missing_package(str(error.name), extra="") from None
     with quiet("torch.onnx"):  # its warnings are about itself; the comparison judges the file
         program = torch.onnx.export(
-            job.program(dtype, job.traced_batch),
+            # a pooling of numbers in another order is traced as a gather with the batch in it
+            job.program(dtype, job.traced_batch, channels_first=True),
             dynamo=True,
             opset_version=OPSET,
             input_names=[INPUT],
