@@ -335,7 +335,7 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
 # limit in about so many seconds, so that a plan takes a few minutes.
 SHARE_OF_LIMIT, MEASURING_S = 0.2, 60.0
 FEWEST_TRIED = 6
-ALL_FORMS = 2.5  # times the seconds of the first form: 20 and 8 for networks of timm on two cores
+ALL_FORMS = 5.0  # times the seconds of the first form: 23 and 4 for networks of timm on two cores
 
 
 def most_tried(limit_hours: float | None, first_form_s: float) -> int:
