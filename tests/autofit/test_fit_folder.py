@@ -80,15 +80,15 @@ def test_a_fit_that_trains_goes_on_with_the_same_data_and_settings_only(tmp_path
         create(folder, replace(digits, fingerprint="0"))
 
 
-RESULTS = {f"{name}.json" for name in ("data", "candidates", "times", "plan")}
+RESULTS = {f"{name}.json" for name in ("data", "candidates", "front", "times", "plan")}
 MEASURED = {"times/a.json", "training_times/a.json"}
 
 
 @pytest.mark.parametrize(
     ("changes", "deleted"),
     [
-        (dict(hours=2.0), {"plan.json"}),
-        (dict(budget_ms=6.0), {"plan.json", "times.json"}),
+        (dict(hours=2.0), {"front.json", "times.json", "plan.json"}),
+        (dict(budget_ms=6.0), {"front.json", "times.json", "plan.json"}),
         (dict(call_batch=4), RESULTS - {"data.json"} | MEASURED),
         (dict(budget_ms=6.0, candidates=("tresnet_m",)), RESULTS - {"data.json"} | MEASURED),
         (dict(fingerprint="0"), RESULTS | MEASURED),

@@ -116,7 +116,8 @@ def test_the_help_has_the_usual_flags_and_says_how_many_more_the_whole_help_has(
     assert pages[0].count("(required)") == pages[1].count("(required)")
 
 
-def test_the_help_lists_the_values_of_closed_lists(capsys):
+def test_the_help_lists_the_values_of_closed_lists(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     assert tuple(FORMATS) == names.FORMATS
     assert set(PROFILES) == set(profile_names())
     shown = {

@@ -197,6 +197,8 @@ OPENERS = {
     "examples/files.py": "writes the labels",
     "data/pack.py": "writes a shard",
     "data/readers/shards.py": "checks before it opens",
+    "deploy/formats/litert_converter.py": "what the package wrote for it",
+    "deploy/formats/ncnn.py": "a graph that pnnx wrote in a temporary folder",
     "deploy/formats/tensorrt.py": "opened by `formats.open_file`, which checks",
     "latency/operator_table.py": "a table of the package",
     "latency/devices.py": "profiles of the package",
