@@ -1,5 +1,6 @@
 """Executors: which one a user gets, and what a driver does with the jobs of an engine."""
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -268,3 +269,26 @@ def test_options_of_slurm_reach_its_script(tmp_path, monkeypatch):
         "--qos=low",
     }
     executor.cancel()
+
+
+LOGGING = """
+import logging
+from pathlib import Path
+from fullstride.study.executors import SlurmEngine
+from fullstride.study.settings import StudyOptions
+
+class Handler(logging.Handler):
+    def close(self):
+        print("closed", flush=True)
+
+logging.getLogger().addHandler(Handler())
+SlurmEngine(Path("here"), StudyOptions(), 0, cluster="local")
+print("engine", flush=True)
+"""
+
+
+def test_handlers_of_logging_stay_open_when_slurm_is_used(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGING], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[0] == "engine"

@@ -4,6 +4,7 @@ An engine starts tasks and says how they ended. All else is the same for Ray and
 """
 
 import logging
+import logging.config
 import os
 import platform
 import socket
@@ -247,10 +248,15 @@ class SlurmEngine:
     """
 
     def __init__(self, folder: Path, options: StudyOptions, gpus: int, cluster: str = "slurm"):
+        configure = logging.config.dictConfig
+        # submitit configures logging when it is imported, which closes all handlers of the process
+        logging.config.dictConfig = lambda config: None
         try:
             import submitit
         except ImportError:
             raise ValueError("submitit is not installed: pip install 'fullstride[slurm]'") from None
+        finally:
+            logging.config.dictConfig = configure
         try:
             self._executor = submitit.AutoExecutor(
                 folder / FOLDER, cluster=cluster, slurm_max_num_timeout=MOST_REQUEUES
