@@ -312,14 +312,9 @@ def estimated(
     alike = [name for name in measured if bool(by_name[name].weights) is bool(candidate.weights)]
     name = min(alike, key=lambda name: abs(math.log(ratio(name))))
     nearest, share = measured[name], ratio(name)
-    return replace(
-        nearest,
-        candidate=candidate.name,
-        step_s=share * nearest.step_s,
-        val_s=share * nearest.val_s,
-        precise_s=share * nearest.precise_s,
-        measure_s=0.0,
-    )
+    computed = ("step_s", "image_s", "val_s", "precise_s")
+    parts = {part: share * getattr(nearest, part) for part in computed}
+    return replace(nearest, candidate=candidate.name, measure_s=0.0, **parts)
 
 
 def in_turn(orders: Iterable[Sequence[Candidate]]) -> list[Candidate]:
