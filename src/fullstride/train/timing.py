@@ -169,7 +169,7 @@ def bench_data(
     recipe = on_device(recipe, device)
     task = (task or find_task()).with_options(recipe).for_data(data)
     _, net, pre = network_to_train(model, task, data, recipe, None)
-    how = BatchOptions(pre, device)
+    how = BatchOptions(pre, device, workers or 0)
     per_epoch = len(training_batches(data, task, how, recipe))
     workers = choose_workers(data.train, per_epoch, device) if workers is None else workers
 
