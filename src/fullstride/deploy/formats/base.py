@@ -5,10 +5,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from fullstride.deploy.exported import ExportedModel, Precision
 from fullstride.deploy.job import ExportJob
+from fullstride.io.writing import open_regular
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,20 @@ def missing_package(package: str, extra: str = "export") -> ValueError:
     """`extra`: of fullstride, the one that has the package; "" for one of the base install."""
     what = f"'fullstride[{extra}]'" if extra else package
     return ValueError(f"{package} is not installed: pip install {what}")
+
+
+def absent(module: str, package: str, extra: str) -> str:
+    """Why a package cannot be used, without an import, which may take seconds; "" if it can."""
+    return str(missing_package(package, extra)) if find_spec(module) is None else ""
+
+
+def has_magic(path: Path, suffix: str, magic: tuple[slice, bytes]) -> bool:
+    """Whether a file has the suffix of a format, and its bytes at their place."""
+    if path.suffix != suffix or not path.is_file():
+        return False
+    where, expected = magic
+    with open_regular(path) as file:
+        return file.read(where.stop)[where] == expected
 
 
 def unreadable_file(path: Path, error: Exception) -> ValueError:

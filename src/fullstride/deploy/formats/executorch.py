@@ -5,7 +5,6 @@
 import json
 from collections import Counter
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,15 @@ import torch
 
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats import mobile
-from fullstride.deploy.formats.base import Format, missing_package, quiet, unreadable_file
+from fullstride.deploy.formats.base import (
+    Format,
+    absent,
+    has_magic,
+    quiet,
+    unreadable_file,
+)
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
-from fullstride.io.writing import open_regular
 
 METADATA = "metadata"  # the method of a file that returns its metadata as bytes of JSON
 MAGIC = slice(4, 8), b"ET12"  # where a file has which bytes
@@ -103,19 +107,8 @@ def set_threads(library: Any, threads: int) -> None:
         library._unsafe_reset_threadpool(threads)
 
 
-def detect(path: Path) -> bool:
-    if path.suffix != ".pte" or not path.is_file():
-        return False
-    where, magic = MAGIC
-    with open_regular(path) as file:
-        return file.read(8)[where] == magic
-
-
 def missing() -> str:
-    """Without an import, which takes seconds."""
-    if find_spec("executorch") is None:
-        return str(missing_package("executorch", "executorch"))
-    return ""
+    return absent("executorch", "executorch", "executorch")
 
 
 EXECUTORCH = Format(
@@ -124,7 +117,7 @@ EXECUTORCH = Format(
     precisions=("fp32", "int8"),
     write=write,
     open=open_file,
-    detect=detect,
+    detect=lambda path: has_magic(path, ".pte", MAGIC),
     missing=missing,
     one_size=True,
 )

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zipfile
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,15 +19,15 @@ from fullstride.deploy.exported import ExportedModel, Metadata, check_graph_size
 from fullstride.deploy.formats import litert_converter, mobile
 from fullstride.deploy.formats.base import (
     Format,
+    absent,
+    has_magic,
     last_line,
-    missing_package,
     quiet,
     unreadable_file,
 )
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
-from fullstride.io.writing import open_regular
 
 METADATA = "fullstride.json"  # in the archive at the end of a file
 MAGIC = slice(4, 8), b"TFL3"  # where a file has which bytes
@@ -127,19 +126,8 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     return ExportedModel(path, metadata, mobile.one_by_one(infer), runtime)
 
 
-def detect(path: Path) -> bool:
-    if path.suffix != ".tflite" or not path.is_file():
-        return False
-    where, magic = MAGIC
-    with open_regular(path) as file:
-        return file.read(8)[where] == magic
-
-
 def missing() -> str:
-    """Without an import."""
-    if find_spec("ai_edge_litert") is None:
-        return str(missing_package("ai-edge-litert", "litert"))
-    return ""
+    return absent("ai_edge_litert", "ai-edge-litert", "litert")
 
 
 LITERT = Format(
@@ -148,7 +136,7 @@ LITERT = Format(
     precisions=("fp32", "int8"),
     write=write,
     open=open_file,
-    detect=detect,
+    detect=lambda path: has_magic(path, ".tflite", MAGIC),
     missing=missing,
     one_size=True,
 )

@@ -6,7 +6,6 @@ import hashlib
 import json
 import subprocess
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,8 +18,8 @@ from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats import mobile
 from fullstride.deploy.formats.base import (
     Format,
+    absent,
     last_line,
-    missing_package,
     quiet,
     unreadable_file,
 )
@@ -147,10 +146,8 @@ def detect(path: Path) -> bool:
 
 def missing(*packages: str) -> str:
     """Without an import. `packages`: of its two, by default both."""
-    for package in packages or ("ncnn", "pnnx"):
-        if find_spec(package) is None:
-            return str(missing_package(package, "ncnn"))
-    return ""
+    reasons = (absent(each, each, "ncnn") for each in packages or ("ncnn", "pnnx"))
+    return next(filter(None, reasons), "")
 
 
 NCNN = Format(
