@@ -29,6 +29,7 @@ from fullstride.deploy.export import export, export_job, make_reference
 from fullstride.deploy.export_runs import format_by_suffix
 from fullstride.deploy.formats import (
     FORMATS,
+    base,
     detect_format,
     executorch,
     litert,
@@ -272,7 +273,7 @@ def test_files_of_one_size_are_not_asked_for_others(fake_executorch, pictures, h
 def test_a_runtime_that_is_missing_is_one_line_with_its_extra(
     module, name, package, pictures, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(base, "find_spec", lambda name: None)
     path, format = tmp_path / name, module.__name__.split(".")[-1]
     line = rf"^{package} is not installed: pip install 'fullstride\[{format}\]'$"
     with pytest.raises(ValueError, match=line):

@@ -8,7 +8,7 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -107,7 +107,7 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise unreadable_file(folder, error) from None
     metadata = Metadata.from_strings(strings, folder)
-    net = ncnn.Net()
+    net = cast(Any, ncnn).Net()  # a name of a compiled module
     net.opt.num_threads = threads
     half = metadata.precision == "fp16"
     net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = half
