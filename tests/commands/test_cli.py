@@ -559,8 +559,7 @@ def test_a_reader_that_stops_early_ends_a_listing_without_a_word_and_with_its_co
     )
     assert listing.stdout
     assert listing.stderr
-    assert listing.stdout.readline().startswith(b"network")
-    listing.stdout.close()
+    listing.stdout.close()  # before the first line, as a pipe takes all lines at once
     assert listing.stderr.read() == b""
     listing.stderr.close()
     assert listing.wait(timeout=60) == 141
