@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from generators import drain
 from rich.console import Console
 
 from fullstride.autofit import times as candidate_times
@@ -67,16 +68,6 @@ MS = Budget(ms_per_image=1.0)
 DIGITS = open_data("digits")
 
 
-def result(stage):
-    """The lines of a stage, and what it returns."""
-    lines = []
-    while True:
-        try:
-            lines.append(next(stage))
-        except StopIteration as stop:
-            return lines, stop.value
-
-
 ONE = dict(formats=("onnx",), precisions=("fp32",))
 
 
@@ -121,12 +112,12 @@ def test_a_stopped_measurement_goes_on_after_the_stored_candidates(tmp_path, fak
     next(stage)
     stage.close()
     assert names == ["genet_tiny-32", "genet_tiny-64"]
-    _, times = result(times_of(candidates(32, 64, 128), tmp_path, **ONE))
+    _, times = drain(times_of(candidates(32, 64, 128), tmp_path, **ONE))
     assert names == ["genet_tiny-32", "genet_tiny-64", "genet_tiny-128"]
     assert [each.ms for each in times] == [0.5, 1.0, 2.0]
     left = tmp_path / "times" / ".files.scratch.999999999.new"  # by a process that was killed
     left.mkdir()
-    _, again = result(times_of(candidates(32, 64, 128), tmp_path, **ONE))
+    _, again = drain(times_of(candidates(32, 64, 128), tmp_path, **ONE))
     assert again == times
     assert not left.exists()
 
@@ -136,7 +127,7 @@ def test_what_noise_may_have_put_beyond_the_budget_is_measured_once_more(tmp_pat
     names = fake_times(lambda candidate: next(slow))
     three = candidates(32, 48, 64)
     for _ in range(2):
-        _, times = result(times_of(three, tmp_path, **ONE))
+        _, times = drain(times_of(three, tmp_path, **ONE))
         assert names == [each.name for each in (*three, *three[:2])]
         assert [each.ms for each in times] == [0.9, 1.4, 1.6]
         assert [each.measurements for each in times] == [2, 2, 1]
@@ -147,14 +138,14 @@ def test_a_larger_budget_measures_again_only_where_it_asks_for_other_formats(tmp
     both, how = candidates(32, 640), dict(precisions=("fp32", "int8"), formats=("onnx",))
     for ms, expected in ((0.1, both), (0.05, []), (1.0, both[:1])):
         names.clear()
-        result(times_of(both, tmp_path, Budget(ms_per_image=ms), **how))
+        drain(times_of(both, tmp_path, Budget(ms_per_image=ms), **how))
         assert names == [each.name for each in expected]
 
 
 def test_a_resize_policy_before_the_network_does_not_change_its_time(tmp_path, fake_times):
     names = fake_times(lambda candidate: 1.0 + len(names))
     both = [*candidates(32), *(replace(each, fit="squish") for each in candidates(32))]
-    _, times = result(times_of(both, tmp_path))
+    _, times = drain(times_of(both, tmp_path))
     assert len(names) == 1
     assert [each.candidate for each in times] == [each.name for each in both]
     assert len({each.ms for each in times}) == 1
@@ -163,7 +154,7 @@ def test_a_resize_policy_before_the_network_does_not_change_its_time(tmp_path, f
 def test_files_are_timed_and_removed_and_one_that_cannot_be_built_fails_in_one_line(tmp_path):
     both = [Candidate(model="genet_tinny", resolution=32), *candidates(32)]
     how = ONE
-    _, (failure, time) = result(times_of(both, tmp_path, **how))
+    _, (failure, time) = drain(times_of(both, tmp_path, **how))
     assert (time.candidate, time.format, time.precision) == ("genet_tiny-32", "onnx", "fp32")
     assert 0 < time.low <= time.high
     assert failure.ms is None
@@ -172,7 +163,7 @@ def test_files_are_timed_and_removed_and_one_that_cannot_be_built_fails_in_one_l
     stored = {each.stem: read_times(each) for each in (tmp_path / "times").iterdir()}
     assert stored == {"genet_tiny-32": (time,), "genet_tinny-32": (failure,)}
     with pytest.raises(ValueError, match="genet_tinny"):
-        result(times_of(both[:1], tmp_path, **how))
+        drain(times_of(both[:1], tmp_path, **how))
 
 
 @pytest.mark.parametrize(("quick_ms", "labels"), [(3.9, len(runnable())), (4.1, 1)])
@@ -185,7 +176,7 @@ def test_only_candidates_near_the_budget_are_timed_in_all_formats(
         return {label: fixed(quick_ms, candidate.name, *label) for label in models}
 
     monkeypatch.setattr(candidate_times, "timed", timed)
-    _, times = result(times_of(candidates(32), tmp_path))
+    _, times = drain(times_of(candidates(32), tmp_path))
     assert len(times) == labels
 
 
@@ -218,7 +209,7 @@ def test_of_many_candidates_a_shortlist_is_measured_and_the_others_have_a_reason
         for model, side in itertools.product(("genet_tiny", "resnet_rs_tiny"), range(32, 384, 16))
     ]
     names = fake_times(lambda candidate: (candidate.resolution / 128) ** 2)
-    lines, times = result(times_of(many, tmp_path, **ONE))
+    lines, times = drain(times_of(many, tmp_path, **ONE))
     counts = Counter(names)
     tried = {each.candidate for each in times if not each.left_out}
     assert len(tried) <= MOST_TRIED
@@ -233,7 +224,7 @@ def test_of_many_candidates_a_shortlist_is_measured_and_the_others_have_a_reason
     left_out = {each.candidate for each in times if each.left_out}
     assert left_out == {each.name for each in many} - tried
     assert f"{len(tried)} of {len(many)}" in " ".join(lines)
-    again, same = result(times_of(many, tmp_path, **ONE))
+    again, same = drain(times_of(many, tmp_path, **ONE))
     assert Counter(names) == counts
     assert same == times
 
@@ -255,7 +246,7 @@ def test_networks_that_correct_the_estimates_are_timed_in_one_form_and_one_in_al
         return (first, other)[: len(labels)], earlier
 
     monkeypatch.setattr(candidate_times, "time_one", time_one)
-    _, times = result(times_of(many, tmp_path))
+    _, times = drain(times_of(many, tmp_path))
     sides, forms = zip(*counts, strict=True)
     assert forms[:3] == (1, 1, 1)
     assert min(forms[3:MOST_TRIED]) > 1
@@ -276,7 +267,7 @@ def test_with_little_time_few_candidates_are_tried_at_each_share_of_the_budget(
         return (candidate.resolution / 128) ** 2
 
     fake_times(slow)
-    _, times = result(times_of(many, tmp_path, minutes=1 / 15, **ONE))
+    _, times = drain(times_of(many, tmp_path, minutes=1 / 15, **ONE))
     tried = {each.candidate: each.ms for each in times if not each.left_out}
     assert len(tried) == FEWEST_TRIED  # a fifth of 4 s, of 0.25 s each
     assert min(tried.values()) == min(each.ms for each in times if each.ms)
@@ -284,7 +275,7 @@ def test_with_little_time_few_candidates_are_tried_at_each_share_of_the_budget(
     assert any(1 < ms <= 2 for ms in tried.values())
     assert most_tried(100.0, 1.0) == MOST_TRIED
     assert MOST_TRIED > most_tried(None, 1.0) > most_tried(None, 100.0) == FEWEST_TRIED
-    _, again = result(times_of(many, tmp_path, minutes=1 / 15, **ONE))  # those that are stored
+    _, again = drain(times_of(many, tmp_path, minutes=1 / 15, **ONE))  # those that are stored
     assert {each.candidate for each in again if not each.left_out} == {*tried}
 
 
@@ -326,7 +317,7 @@ def released():
     """All candidates with released weights of the package's table, for photographs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hub, "is_reachable", lambda: True)
-        return result(list_candidates(Pictures(classes=10, channels=3, side=300)))[1]
+        return drain(list_candidates(Pictures(classes=10, channels=3, side=300)))[1]
 
 
 @pytest.mark.parametrize(
@@ -360,7 +351,7 @@ def test_of_released_networks_the_best_known_are_tried_and_no_family_displaces_o
 def test_of_hundreds_that_fit_elsewhere_some_dozens_reach_the_plan(released, tmp_path):
     budget = Budget(ms_per_image=1.0, batch=64)
     how = dict(budget=budget, channels=3, target="rtx4090-compiled")
-    lines, times = result(times_of(released, tmp_path, **how))
+    lines, times = drain(times_of(released, tmp_path, **how))
     inside = {each.candidate for each in within_budget(times, budget)}
     chosen = fits(released, times, budget).affordable
     assert len(inside) > 300
@@ -368,7 +359,7 @@ def test_of_hundreds_that_fit_elsewhere_some_dozens_reach_the_plan(released, tmp
     assert {each.candidate for each in times if each.left_out} == inside - {c.name for c in chosen}
     assert f"{MOST_TRIED} of the {len(inside)}" in " ".join(lines)
     few = [each for each in released if each.name in inside][:MOST_TRIED]
-    assert not any(each.left_out for each in result(times_of(few, tmp_path, **how))[1])
+    assert not any(each.left_out for each in drain(times_of(few, tmp_path, **how))[1])
 
 
 def test_times_elsewhere_are_the_estimates_of_the_network_of_the_data(tmp_path):
@@ -376,7 +367,7 @@ def test_times_elsewhere_are_the_estimates_of_the_network_of_the_data(tmp_path):
     each = Candidate(model="genet_tiny", resolution=64, width=2.0)
     unknown = Candidate(model="genet_tinny", resolution=64)
     budget = Budget(ms_per_image=1.0, batch=batch)
-    _, (time, failure) = result(times_of([each, unknown], tmp_path, budget, target="rtx4090"))
+    _, (time, failure) = drain(times_of([each, unknown], tmp_path, budget, target="rtx4090"))
     net = zoo.create("genet_tiny", classes=10, in_channels=1, width=2.0)
     expected = estimate(net, profile, batch, 64, in_channels=1)
     assert time.ms == pytest.approx(expected.ms_per_image)
@@ -384,7 +375,7 @@ def test_times_elsewhere_are_the_estimates_of_the_network_of_the_data(tmp_path):
     assert (time.format, time.precision, time.measured) == ("", "fp16", False)
     assert failure.failure
     with pytest.raises(ValueError, match="rtx4090"):
-        result(times_of([each], tmp_path, budget, target="rtx4090", precisions=("int8",)))
+        drain(times_of([each], tmp_path, budget, target="rtx4090", precisions=("int8",)))
 
 
 def test_a_measured_time_fits_itself_and_an_estimate_by_its_upper_end_or_its_middle():
@@ -562,7 +553,7 @@ def test_a_format_that_fails_where_another_ran_is_not_traced_again(tmp_path, mon
 @pytest.mark.slow
 def test_a_stored_median_is_that_of_a_fresh_measurement_of_the_same_file(tmp_path):
     how = ONE
-    _, (time,) = result(times_of(candidates(64), tmp_path, **how))
+    _, (time,) = drain(times_of(candidates(64), tmp_path, **how))
     (files,) = files_at("genet_tiny", 64)
     path = files.open("onnx", "fp32", tmp_path, 1).path
     pre = files.job.metadata.preprocessing

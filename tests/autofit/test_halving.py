@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from forks import Fork
+from generators import drain
 
 from fullstride.autofit import plan as fit_plan
 from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
@@ -55,16 +56,6 @@ from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.scoring import score_bundle
 
 TOP1 = Classify.metric
-
-
-def drain(steps):
-    """The lines of a generator, and what it returns."""
-    lines = []
-    while True:
-        try:
-            lines.append(next(steps))
-        except StopIteration as stop:
-            return lines, stop.value
 
 
 # ---- the paired test

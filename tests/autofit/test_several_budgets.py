@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from generators import drain
 
 from fullstride.autofit import plan as fit_plan
 from fullstride.autofit.budget import FitJob
@@ -28,16 +29,6 @@ from fullstride.study.driver import run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks import find_task
 from fullstride.train.recipes.choice import RecipeChoice
-
-
-def result(steps):
-    """The lines of a generator, and what it returns."""
-    lines = []
-    while True:
-        try:
-            lines.append(next(steps))
-        except StopIteration as stop:
-            return lines, stop.value
 
 
 def cost(name: str) -> TrialCost:
@@ -143,12 +134,12 @@ def test_without_a_budget_the_whole_front_is_what_the_hours_can_train(tmp_path, 
     candidates = [Candidate(model="genet_tiny", resolution=64 * number) for number in range(1, 16)]
     settings = FitSettings(target="rtx4090", hours=10)
     job = FitJob(folder=tmp_path, data=open_data("digits"), settings=settings)
-    _, limits = result(find_front(job, candidates))
+    _, limits = drain(find_front(job, candidates))
     assert limits == pytest.approx([9 ** (share / 4) for share in (4, 3, 2, 1)], rel=0.1)
     assert limits[0] >= 9.0  # rounded up
     training_in(monkeypatch, 1e9)
     with pytest.raises(ValueError, match="too little"):
-        result(find_front(job, candidates))
+        drain(find_front(job, candidates))
 
 
 def test_a_fit_by_hours_alone_plans_for_the_budgets_of_the_front(tmp_path, monkeypatch):

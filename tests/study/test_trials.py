@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from generators import drain
 
 from fullstride.study.trials import Failure, LocalExecutor, Trial, TrialKind, run_trials
 
@@ -58,16 +59,6 @@ def trials_in(folder: Path, *hows: str) -> list[Trial]:
         )
         for number, how in enumerate(hows)
     ]
-
-
-def drain(steps):
-    """The lines of a generator, and what it returns."""
-    lines = []
-    while True:
-        try:
-            lines.append(next(steps))
-        except StopIteration as stop:
-            return lines, stop.value
 
 
 def run_on(trials, devices=("cpu",)):
@@ -147,7 +138,8 @@ def test_each_device_runs_one_trial_at_a_time_in_a_process_of_its_own(tmp_path):
 @pytest.mark.slow
 def test_processes_end_with_a_driver_that_is_killed(tmp_path):
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1])\n"
+        "import sys; from pathlib import Path\n"
+        "sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]\n"
         "from test_trials import run_on, trials_in\n"
         "if __name__ == '__main__':\n"
         "    trials = trials_in(Path(sys.argv[2]), 'sleep', 'sleep')\n"

@@ -305,6 +305,11 @@ def atomic_write(path: Path, output: Output) -> Iterator[Path]:
             raise
 
 
+def user_cache() -> Path:
+    """The folder of what all runs of a user share, which need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fullstride"
+
+
 @contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
     """A folder next to `path` for files that may become it; it is removed at the end.

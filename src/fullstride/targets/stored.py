@@ -3,13 +3,13 @@
 Of a fit that is its own folder, and of other commands one in the user's cache folder.
 """
 
-import os
 import re
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from fullstride.io.records import Record, deletable
+from fullstride.io.writing import user_cache
 from fullstride.measure.protocols import Measurement, read_measurements, save_measurements
 from fullstride.targets.target import Machine, Target
 
@@ -35,8 +35,7 @@ class StoredTimes:
 
     def __init__(self, target: Target):
         self.target = target
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        self.folder = cache / "fullstride" / "targets" / target.name
+        self.folder = user_cache() / "targets" / target.name
 
     @cached_property
     def checked(self) -> Path:

@@ -8,7 +8,6 @@ steps, and their rates are cached. Fused ones store int8 activations where the r
 import copy
 import hashlib
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ import torch
 
 from fullstride.data.loader import Batch
 from fullstride.io.records import from_json, read_json
-from fullstride.io.writing import Output, atomic_write, lacks_memory
+from fullstride.io.writing import Output, atomic_write, lacks_memory, user_cache
 from fullstride.measure.environment import Environment
 from fullstride.measure.max_batch import budget_bytes, predict
 from fullstride.measure.protocols import THROUGHPUT, timed_calls, warm_up
@@ -75,8 +74,7 @@ def choose_efficiency(
     key |= {"spec": json.loads(net.spec.to_json())}
     key |= {name: environment[name] for name in CACHE_KEY_ENVIRONMENT}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fullstride"
-    path = folder / "efficiency.json"
+    path = user_cache() / "efficiency.json"
     entries = read_cache(path)
     if digest not in entries:
         batch = repeat(example, recipe.batch_size // processes)

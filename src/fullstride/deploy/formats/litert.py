@@ -28,6 +28,7 @@ from fullstride.deploy.formats.base import (
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
+from fullstride.io.writing import user_cache
 
 METADATA = "fullstride.json"  # in the archive at the end of a file
 MAGIC = slice(4, 8), b"TFL3"  # where a file has which bytes
@@ -76,8 +77,7 @@ def converter(job: ExportJob) -> Path:
 
 def environment() -> Path:
     """The folder of the converter for this version of Python and of PyTorch."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / f"fullstride/litert-{platform.python_version()}-{torch.__version__}"
+    return user_cache() / f"litert-{platform.python_version()}-{torch.__version__}"
 
 
 def converter_missing() -> str:
