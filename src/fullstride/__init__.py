@@ -10,6 +10,7 @@ The package is divided into rooms, one for each question, and imports only point
 data > nets`.
 """
 
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -46,6 +47,13 @@ PUBLIC = {
     "ComparisonImages": "fullstride.deploy.comparison",
     "open_file": "fullstride.deploy.formats",
 }
+# What notebooks show as tables, which `report.notebook` writes, and its modules.
+SHOWN = {
+    "Bundle": "fullstride.nets.bundle",
+    "Choice": "fullstride.latency.select",
+    "Event": "fullstride.study.driver",
+    "Measurement": "fullstride.measure.protocols",
+}
 
 __all__ = [*PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -59,3 +67,19 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def show_in_notebooks() -> None:
+    """Register the types in SHOWN, by their names alone, with the notebook that runs, if any."""
+    ipython = sys.modules.get("IPython")
+    if ipython and (shell := ipython.get_ipython()):
+        formatter = shell.display_formatter.formatters["text/html"]
+        for name, module in SHOWN.items():
+            formatter.for_type_by_name(module, name, to_html)
+
+
+def to_html(shown: Any) -> str:
+    return import_module("fullstride.report.notebook").html(shown)
+
+
+show_in_notebooks()

@@ -4,10 +4,15 @@ import io
 import re
 from dataclasses import replace
 from html import unescape
+from types import SimpleNamespace
 
+import IPython
+import pytest
 from bundles import GRAY, make_bundle
+from IPython.core.formatters import DisplayFormatter
 from rich.console import Console
 
+import fullstride
 from fullstride.autofit.fit import FIT
 from fullstride.autofit.settings import FitSettings
 from fullstride.latency import load_profile
@@ -22,9 +27,25 @@ from fullstride.study.driver import Event, run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks.classify import Classify
 
+FORMATTER = DisplayFormatter()  # of a notebook's shell
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _in_a_notebook():
+    with pytest.MonkeyPatch.context() as patch:
+        shell = SimpleNamespace(display_formatter=FORMATTER)
+        patch.setattr(IPython, "get_ipython", lambda: shell)
+        fullstride.show_in_notebooks()
+        yield
+
+
+def html(thing) -> str:
+    data, _ = FORMATTER.format(thing, include={"text/html"})
+    return data["text/html"]
+
 
 def shown(thing) -> list[str]:
-    return unescape(re.sub(r"<[^>]*>", " ", thing._repr_html_())).split()
+    return unescape(re.sub(r"<[^>]*>", " ", html(thing))).split()
 
 
 def printed(*parts) -> list[str]:
@@ -75,6 +96,6 @@ def test_an_event_is_what_fit_prints_of_it(few_digits, tmp_path):
 
 
 def test_text_of_others_is_escaped():
-    assert "<b>" not in Event("data", "<b>bold</b>")._repr_html_()
+    assert "<b>" not in html(Event("data", "<b>bold</b>"))
     bundle = make_bundle("genet_tiny", GRAY, source="<script>")
-    assert "<script>" not in bundle._repr_html_()
+    assert "<script>" not in html(bundle)

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride import tables
-from fullstride.io.notebook import ShownInNotebooks
 from fullstride.io.records import read_rows
 from fullstride.latency.devices import named_work
 from fullstride.latency.network_times import Estimate, estimates, is_tie
@@ -82,7 +81,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice(ShownInNotebooks):
+class Choice:
     """The most accurate network within a budget, and its neighbours."""
 
     budget: Budget

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from fullstride.io import records
-from fullstride.io.notebook import ShownInNotebooks
 from fullstride.io.records import Bounds
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
@@ -158,7 +157,7 @@ def spread(samples: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement(ShownInNotebooks):
+class Measurement:
     """A result with its conditions: network, protocol and environment."""
 
     name: str  # of the network

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fullstride.io import records
-from fullstride.io.notebook import ShownInNotebooks
 from fullstride.io.records import Bounds, read_json
 from fullstride.io.writing import Output, atomic_write, has_keys
 from fullstride.nets.backbone import Backbone
@@ -100,7 +99,7 @@ def no_head(metadata: Metadata, net: Backbone) -> nn.Module | None:
 
 
 @dataclass(frozen=True)
-class Bundle(ShownInNotebooks):
+class Bundle:
     """A trained network with its metadata: enough to use it, and to know its origin.
 
     Examples:

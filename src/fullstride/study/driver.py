@@ -13,7 +13,6 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.readers.splits import SplitRule
 from fullstride.data.recognise import check_purpose
 from fullstride.io.locks import hold
-from fullstride.io.notebook import ShownInNotebooks
 from fullstride.io.records import Record, deletable, from_json, to_json
 from fullstride.io.writing import check_output
 from fullstride.study.executors import find_executor
@@ -123,7 +122,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Event(ShownInNotebooks):
+class Event:
     """A line on the progress of a stage, or its result when it has ended."""
 
     stage: str  # its name
