@@ -103,8 +103,10 @@ class FilesThere:
     ) -> Files:
         """`write` of a name, or of what is at a path, with the head of its task."""
         named = tasks.find_network(name, task, classes)
-        is_path = Path(name).exists() and not zoo.is_spec_file(name)
-        kind = tasks.task_of(tasks.load(name)) if is_path else tasks.find_task(task or "classify")
+        has_weights = zoo.names_weights(name)
+        kind = (
+            tasks.task_of(tasks.load(name)) if has_weights else tasks.find_task(task or "classify")
+        )
         pre = replace(zoo.family_preprocessing(named.spec), resolution=resolution)
         count = named.spec.classes
         return self.write(
@@ -131,7 +133,7 @@ class FilesThere:
         """Store latencies, but for those of files, runs and bundles, whose content may change."""
         for name, rows in times.items():
             for label, row in rows.items():
-                if row.protocol.name == "online" and not Path(name).exists():
+                if row.protocol.name == "online" and not zoo.has_own_spec(name):
                     self.store.save(name, *label, row)
 
     def clear(self) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import no_head
 from fullstride.nets.efficiency import Efficiency, is_fused
-from fullstride.nets.zoo import measurable
+from fullstride.nets.zoo import has_own_spec, measurable
 
 DEFAULT_PROTOCOLS = ("online", "throughput")
 DEFAULT_REFERENCE = "timm/resnet50"  # where a protocol is named
@@ -149,7 +148,7 @@ def find_networks(
     own = measurable([name for name in names if name not in files], channels, head)
     channels |= {name: net.spec.in_channels for name, net in own.items()}
     sides = {name: size.resolution for name, size in sizes.items()}
-    sides |= {name: net.spec.resolution for name, net in own.items() if Path(name).exists()}
+    sides |= {name: net.spec.resolution for name, net in own.items() if has_own_spec(name)}
     first = sizes[models[0]] if models[0] in sizes else own[models[0]].spec
     nets: dict[str, nn.Module] = {name: own.get(name) or files[name] for name in models}
     if settings.padded:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fullstride.io import records
-from fullstride.io.records import Bounds, read_json
+from fullstride.io.records import MAX_JSON_BYTES, Bounds, read_json
 from fullstride.io.writing import Output, atomic_write, has_keys
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
@@ -23,11 +23,13 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
 from fullstride.nets.weights.convert import fit, inflated
 from fullstride.nets.weights.key_maps import no_init
+from fullstride.nets.weights.limits import UNPACKED_LIMIT
 from fullstride.nets.weights.reader import read_flat
 
 FORMAT = 1
 HINT = "give the folder of a bundle or of a run"
 METADATA, WEIGHTS = "bundle.json", "weights.safetensors"
+FILE_LIMITS = {METADATA: MAX_JSON_BYTES, WEIGHTS: UNPACKED_LIMIT}  # bytes of those of others
 OUTPUT = Output(
     "a bundle",
     "",
@@ -183,9 +185,7 @@ class Bundle:
         folder = Path(folder)
         metadata = read_metadata(folder)
         try:
-            net = load_network(
-                metadata.spec, folder / "weights.safetensors", partial(head, metadata)
-            )
+            net = load_network(metadata.spec, folder / WEIGHTS, partial(head, metadata))
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from None
         bundle = Bundle(net, **{name: getattr(metadata, name) for name in FIELDS})

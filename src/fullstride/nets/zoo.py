@@ -12,7 +12,7 @@ from fullstride.io.console import print_note
 from fullstride.nets import checkpoints, families, fused_form
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
-from fullstride.nets.bundle import Bundle, Metadata, build, no_head, read_spec
+from fullstride.nets.bundle import FILE_LIMITS, Bundle, Metadata, build, no_head, read_spec
 from fullstride.nets.preprocessing import (
     BY_DEFAULT,
     IMAGENET_MEAN,
@@ -22,10 +22,11 @@ from fullstride.nets.preprocessing import (
 )
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, released, timm_names, timm_spec
-from fullstride.nets.weights import hub
+from fullstride.nets.weights import hub, repositories
 from fullstride.nets.weights.convert import convert, fit
 from fullstride.nets.weights.reader import read_flat
 from fullstride.tables.class_names import imagenet_words, read_class_names
+from fullstride.tables.names import is_repository
 
 FRAME_STRIDE = 2  # of clips, arXiv:2103.07579 section 6.4
 
@@ -38,6 +39,8 @@ def spec(name: str) -> NetSpec | TimmSpec:
         >>> fullstride.zoo.spec("resnet50").scaled(width=0.5).stages[0].width
         128
     """
+    if is_repository(name):
+        raise ValueError(f"{name} is a bundle: give the name of a network here")
     if name.startswith("timm/"):
         return timm_spec(name.removeprefix("timm/"))
     if is_spec_file(name):
@@ -47,12 +50,28 @@ def spec(name: str) -> NetSpec | TimmSpec:
 
 def is_spec_file(name: str) -> bool:
     """Whether a network is named by the JSON file of its spec."""
-    return name.lower().endswith(".json")
+    return name.lower().endswith(".json") and not is_repository(name)
+
+
+def has_own_spec(name: str) -> bool:
+    """Whether a name means a file, a folder, or a bundle on the hub, and not a listed network."""
+    return is_repository(name) or Path(name).exists()
+
+
+def names_weights(name: str) -> bool:
+    """Whether `load` opens what is there, by a path or on the hub, and it is not a bare spec."""
+    return has_own_spec(name) and not is_spec_file(name)
+
+
+def local_path(name_or_path: str | Path) -> Path:
+    """The path of what `load` opens: of `hf:USER/NAME` a folder in the hub's cache."""
+    name = str(name_or_path)
+    return repositories.fetch(name, FILE_LIMITS) if is_repository(name) else Path(name)
 
 
 def find_spec(name_or_path: str) -> NetSpec | TimmSpec:
     """The spec of a network's name, in a JSON file, or of what `load` opens at another path."""
-    if Path(name_or_path).exists() and not is_spec_file(name_or_path):
+    if names_weights(name_or_path):
         return cast(NetSpec | TimmSpec, load(name_or_path).net.spec)
     return spec(name_or_path)
 
@@ -132,13 +151,14 @@ def load(
 ) -> Bundle:
     """A trained network with its preprocessing: `.net` is the network, in evaluation mode.
 
-    The argument is the folder of a bundle or of a run, a file of released weights, a name in
-    `weights.hub.HUB`, such a name with timm's tag (`tresnet_m.miil_in1k_448`), or `timm/NAME`.
-    Names are looked up in the hub's cache, then on the hub. `name` is the network of a file whose
-    weights fit several, or are timm's. `head` builds the head of a task, see `Bundle.load`;
-    `fullstride.tasks.load` knows those of all tasks. What a file of weights does not say, and is
-    assumed, is a line on the standard error stream; `options` replace it. Raises ValueError in one
-    line.
+    The argument is the folder of a bundle or of a run, a bundle on the Hugging Face hub as
+    `hf:USER/NAME`, a file of released weights, a name in `weights.hub.HUB`, such a name with timm's
+    tag (`tresnet_m.miil_in1k_448`), or `timm/NAME`. Names are looked up in the hub's cache, then on
+    the hub; a bundle is the latest one of its repository, or that of `hf:USER/NAME@REVISION`.
+    `name` is the network of a file whose weights fit several, or are timm's. `head` builds the head
+    of a task, see `Bundle.load`; `fullstride.tasks.load` knows those of all tasks. What a file of
+    weights does not say, and is assumed, is a line on the standard error stream; `options` replace
+    it. Raises ValueError in one line.
 
     Examples:
         >>> import fullstride
@@ -164,7 +184,20 @@ def load(
                 f"{path} is a run that has not ended: train it to its end by the same command{best}"
             )
         return with_options(Bundle.load(bundle if bundle.is_dir() else path, head), options)
-    return with_options(load_released(str(name_or_path)), options)
+    if is_repository(name := str(name_or_path)):
+        return with_options(load_repository(name, head), options)
+    return with_options(load_released(name), options)
+
+
+def load_repository(
+    name: str, head: Callable[[Metadata, Backbone], nn.Module | None] = no_head
+) -> Bundle:
+    """The bundle `hf:USER/NAME`. Raises ValueError, in one line that has this name."""
+    folder = local_path(name)
+    try:
+        return Bundle.load(folder, head)
+    except ValueError as error:
+        raise ValueError(str(error).replace(str(folder), name)) from None
 
 
 def load_released(name: str) -> Bundle:
@@ -280,8 +313,7 @@ def measurable(
     the channels of the first of `others`, else of the first folder. Raises ValueError if these
     differ.
     """
-    paths = (name for name in names if Path(name).exists() and not is_spec_file(name))
-    folders = {name: load(name, head=head).net for name in paths}
+    folders = {name: load(name, head=head).net for name in names if names_weights(name)}
     channels = {**(others or {}), **{name: net.spec.in_channels for name, net in folders.items()}}
     if len(set(channels.values())) > 1:
         counts = ", ".join(f"{name} takes {count}" for name, count in channels.items())

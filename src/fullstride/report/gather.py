@@ -61,7 +61,7 @@ def gather(
         for word, model in models.items()
     }
     others = times.keys() - set(map(location, models))
-    left_out = [name for name in times if name in others and Path(name).exists()]
+    left_out = [name for name in times if name in others and zoo.has_own_spec(name)]
     best = most_accurate([*entries.values()])
     model = next(model for word, model in models.items() if entries[word] is best)
     entries |= {

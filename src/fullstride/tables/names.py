@@ -1,4 +1,4 @@
-"""Names: of networks as papers print them, of tasks, and of the formats of exported files."""
+"""Names: of networks as papers print them, of tasks, of exported files' formats, of the hub."""
 
 from collections.abc import Iterable
 
@@ -35,6 +35,13 @@ TASKS = {
 # As in `fullstride.deploy.formats`.
 FORMATS = ("onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server", "executorch", "ncnn")
 FORMATS += ("litert",)
+
+REPOSITORY = "hf:"  # before USER/NAME of a bundle on the Hugging Face hub
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name is that of a bundle on the hub, and not of a network or a path."""
+    return name.startswith(REPOSITORY)
 
 
 def check_name(kind: str, name: str, names: Iterable[str]) -> None:

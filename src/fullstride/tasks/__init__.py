@@ -79,7 +79,7 @@ def find_network(
     The task is by default classification, and the classes, and the frames of a clip, those of the
     network. What is at a path has its own. Raises ValueError, in one line.
     """
-    if Path(name).exists() and not zoo.is_spec_file(name):
+    if zoo.names_weights(name):
         options = {"task": task, "classes": classes, "frames": frames}
         if what := next((f"{key} {value}" for key, value in options.items() if value), ""):
             raise ValueError(f"--{what} is for names of networks, {name} has its own: leave it out")

@@ -10,6 +10,7 @@ from typing import Literal
 from fullstride.io.records import read_json
 from fullstride.io.writing import looks_like_path
 from fullstride.nets.efficiency import Efficiency, TrainingForm, TrainingStep
+from fullstride.tables.names import is_repository
 from fullstride.train.recipes import papers
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
@@ -336,6 +337,10 @@ def find_recipe(name: str, case: Case = NOMINAL) -> Recipe:
     if name in RECIPES:
         return RECIPES[name]
     path = Path(name)
+    if is_repository(name):
+        from fullstride.nets.zoo import local_path  # with PyTorch, which the help does not need
+
+        path = local_path(name)
     if name and path.is_dir():
         files = [path / file for file in ("run.json", "bundle.json") if (path / file).exists()]
         if not files:

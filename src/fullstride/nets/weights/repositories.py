@@ -1,0 +1,137 @@
+"""Downloads bundles from repositories of the Hugging Face hub."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fullstride.io.console import print_note
+from fullstride.nets.weights.hub import is_offline
+from fullstride.nets.weights.reader import first_ten, one_line
+from fullstride.tables.names import REPOSITORY
+
+WORD = r"[A-Za-z0-9][\w.-]*"
+USER_AND_NAME = re.compile(f"{WORD}/{WORD}", re.ASCII)
+WITH_REVISION = re.compile(f"{REPOSITORY}({USER_AND_NAME.pattern})(?:@([\\w./-]+))?", re.ASCII)
+
+
+def fetch(name: str, limits: Mapping[str, int]) -> Path:
+    """The folder with some files of a repository, in the hub's cache, downloaded if need be.
+
+    All are of one commit: the latest one, or that of the branch, tag or hash behind an `@` of the
+    name. Where the hub cannot be reached, the files in the cache are taken, which is printed.
+    Raises ValueError in one line.
+
+    Args:
+        name: "hf:USER/NAME" or "hf:USER/NAME@REVISION".
+        limits: The names of the files -> the most bytes of each, which are checked first.
+    """
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    match = WITH_REVISION.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} names no repository: use hf:USER/NAME or hf:USER/NAME@REVISION")
+    repository, revision = match.groups()
+    with hub_errors(repository):
+        try:
+            check_online()
+            info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+        except HfHubHTTPError:
+            raise
+        except unreachable():
+            cached = [
+                try_to_load_from_cache(repository, file, revision=revision) for file in limits
+            ]
+            paths = [Path(each) for each in cached if isinstance(each, str)]
+            if len(paths) < len(limits):
+                raise
+            print_note(f"{name}: the hub cannot be reached, so the copy in the local cache is used")
+        else:
+            check_files(repository, info, limits)
+            # By the name of the revision, which the cache remembers for the time without a network.
+            paths = [Path(hf_hub_download(repository, file, revision=revision)) for file in limits]
+            if any(path.parent.name != info.sha for path in paths):
+                raise ValueError(
+                    f"huggingface.co/{repository} has changed while it was downloaded: try again"
+                )
+    return paths[0].parent
+
+
+def check_files(repository: str, info: Any, limits: Mapping[str, int]) -> None:
+    """Raise ValueError unless the hub's listing has all files of `limits`, within them."""
+    sizes = {file.rfilename: file.size for file in info.siblings or ()}
+    if missing := [file for file in limits if file not in sizes]:
+        hint = "push the bundle again"
+        if len(missing) == len(limits):
+            hint = "give a repository that has a bundle"
+        if info.library_name == "timm" and repository.startswith("timm/"):
+            hint = f"give {repository}, without {REPOSITORY}"
+        library = f" of {one_line(info.library_name)}" if info.library_name else ""
+        raise ValueError(
+            f"huggingface.co/{repository} has no {' and no '.join(missing)}: it is a repository"
+            f"{library} with {first_ten([*sizes]) or 'no files'}; {hint}"
+        )
+    for file, most in limits.items():
+        if (size := sizes[file]) is None or size > most:
+            stated = "an unknown number of" if size is None else f"{size:,}"
+            raise ValueError(
+                f"{file} of huggingface.co/{repository} has {stated} bytes, {most:,} are allowed"
+            )
+
+
+def check_online() -> None:
+    """Raise ConnectionError where nothing can be asked of the hub, without waiting for it."""
+    from huggingface_hub.constants import is_offline_mode
+
+    if is_offline_mode():
+        raise ConnectionError("HF_HUB_OFFLINE is set")
+    if is_offline():
+        raise ConnectionError("no network")
+
+
+def unreachable() -> tuple[type[Exception], ...]:
+    """Errors of requests without an answer, by each HTTP library that the hub's client has had."""
+    from huggingface_hub import errors
+
+    return OSError, errors.HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
+
+@contextmanager
+def hub_errors(repository: str) -> Iterator[None]:
+    """Errors of the hub's client as a ValueError of one line."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    place = f"huggingface.co/{repository}"
+    try:
+        yield
+    except GatedRepoError:
+        raise ValueError(
+            f"{place} is gated: ask for access on its page, then run `hf auth login`, or set "
+            "HF_TOKEN"
+        ) from None
+    except RepositoryNotFoundError:
+        raise ValueError(
+            f"there is no {place}, or it is private: look at the name, or run `hf auth login`"
+        ) from None
+    except RevisionNotFoundError:
+        raise ValueError(f"{place} has no such revision: leave out what is behind @") from None
+    except HfHubHTTPError as error:
+        message = one_line(error.server_message or error.response.reason_phrase)
+        raise ValueError(
+            f"{place}: the hub answered {error.response.status_code} ({message}): try again later, "
+            "or use a token that may do this"
+        ) from None
+    except Exception as error:  # of transfers, which raise several types
+        if isinstance(error, ValueError) or getattr(error, "filename", None):  # of a local file
+            raise
+        reason = one_line(str(error)) or type(error).__name__
+        raise ValueError(
+            f"{place} cannot be reached ({reason}): connect to the network, or give a folder"
+        ) from None
