@@ -6,7 +6,7 @@ DEMO := runs/demo
 # `make test COVERAGE=1` also measures which lines of src run; several calls add up.
 COVER := $(if $(COVERAGE),--cov=fullstride --cov-append --cov-report=,)
 
-.PHONY: demo demo-page test test-slow coverage check docs clean
+.PHONY: demo demo-page test test-slow coverage check gpu docs clean
 
 # Handwritten digits and a time per image in, the file that ships and a page about it out, within 6 minutes on 2 cores.
 demo: .venv/ready
@@ -28,6 +28,12 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+
+# What waits for a GPU, the most valuable first, and docs/reproduce/gpu.md; the same call goes on. Without one the
+# kernels are interpreted and the rest is checked on tiny networks.
+MINUTES ?= 30
+gpu: .venv/ready
+	$(BIN)/python benchmarks/gpu.py --minutes $(MINUTES)
 
 # The pictures of the README and of the first page, and the page of a fit, as the demo measured it here.
 demo-page: demo

@@ -1,15 +1,15 @@
-"""What do kernels, fused networks and the papers' tables do on this GPU? All measurements at once.
+"""Measures what waits for a GPU, in the order of its value, within given minutes.
 
-    python benchmarks/gpu.py --out benchmarks/results_gpu --commit $(git rev-parse --short HEAD)
+    make gpu MINUTES=30
 
-Needs torch, timm, triton, torchvision, rich, safetensors and numpy, and pytest for one part; the
-package need not be installed. Each part is a process of its own with a time limit; errors are
-recorded and stop nothing else. The last lines are the gate of docs/internals/fused.md. `--device
-cpu --tiny` tests the script itself.
+Each part is a process with a share of the minutes that are left. Its file in benchmarks/gpu is
+written after every result, and docs/reproduce/gpu.md, the page with gates and published figures,
+after every part. The same command goes on with what is missing or failed; without its file a part
+is measured again. Without a GPU the kernels are interpreted, everything else runs on tiny networks,
+and both go to runs/gpu, not to the page. The package need not be installed.
 """
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -19,77 +19,71 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, TESTS = ROOT / "src", ROOT / "tests" / "nets" / "fused"
 sys.path[:0] = [str(SOURCE), str(TESTS)]
 
 import torch  # noqa: E402
-from gpu_parts import digits, gate, kernels, training  # noqa: E402
-from gpu_parts.settings import TIME_SHARE, Result, Settings, Work  # noqa: E402
+from gpu_parts import answers, digits, kernels, page, training  # noqa: E402
+from gpu_parts.settings import TIME_SHARE, Result, Settings, Work, read  # noqa: E402
 
+from fullstride.io.writing import atomic_write, check_output  # noqa: E402
 from fullstride.measure.environment import Environment, choose_device  # noqa: E402
-from fullstride.papers.suite import reason  # noqa: E402
+from fullstride.papers.lines import DECISIVE_FIELDS  # noqa: E402
+from fullstride.papers.suite import check_alive, reason  # noqa: E402
 
-LINES, WIDTH = 100, 240  # of the summary
+WIDTH = 240  # of a line
+ALIKE = {*DECISIVE_FIELDS} - {"commit"}  # a result of an earlier commit stays, until it is removed
 
-# Name -> its work, and its default minutes.
+# Name -> its work, and its share of the minutes. The first ones are worth most.
 PARTS: dict[str, tuple[Callable[[Settings], Iterator[Work]], float]] = {
     "correctness": (kernels.correctness, 4),
-    "bandwidth": (kernels.bandwidth, 3),
-    "speed": (training.speed, 15),
-    "batches": (training.batches, 7),
-    "papers": (digits.papers, 8),
-    "training": (digits.training, 3.5),
+    "speed": (training.speed, 9),
+    "batches": (training.batches, 4),
+    "shipping": (answers.shipping, 5),
+    "profile": (answers.profile, 3),
+    "papers": (digits.papers, 4),
+    "training": (digits.training, 2),
+    "bandwidth": (kernels.bandwidth, 2),
 }
 
 
-def run_part(part: str, settings: Settings, commit: str = "", match: str = "") -> None:
-    """Run one part in this process. Its file is written again after every result."""
+def run_part(part: str, settings: Settings, commit: str = "") -> None:
+    """Run what has no result yet, and then what failed. The file is written after every result."""
     environment = Environment.here(settings.device)
     environment = asdict(replace(environment, commit=commit or environment.commit))
-    results: list[Result] = []
+    path = settings.out / f"{part}.json"
+    before = read(path)
+    alike = all(before["environment"].get(name) == environment[name] for name in ALIKE)
+    results: dict[str, Result] = before["results"] if alike else {}
+    works = dict(PARTS[part][0](settings))
     deadline = time.monotonic() + TIME_SHARE * settings.seconds
-    for name, work in PARTS[part][0](settings):
-        if match not in name:
-            continue
+
+    def write() -> None:
+        data = {"environment": environment, "planned": [*works], "results": results}
+        with atomic_write(path, page.JSON) as beside:
+            beside.write_text(page.to_json(data))
+
+    write()
+    todo = [name for name in works if "error" in results.get(name, {"error": ""})]
+    for name in sorted(todo, key=lambda name: name in results):
         start = time.monotonic()
-        result: Result = {"error": "not started: the time of the part is over"}
-        if start <= deadline:
-            try:
-                result = work()
-            except Exception as error:
-                result = {"error": reason(error)}
-                error.__traceback__ = None  # it refers to maps
+        if start > deadline:
+            return
+        try:
+            result = works[name]()
+        except Exception as error:
+            result = {"error": reason(error)}
+            error.__traceback__ = None  # it refers to maps
+        note = {key: environment[key] for key in ("date", "commit")}
+        results[name] = {**result, **note, "seconds": round(time.monotonic() - start, 1)}
+        write()
+        print(f"{part}: {name}: {page.line(results[name])}"[:WIDTH], flush=True)
         if settings.gpu:
             with suppress(RuntimeError):  # after an illegal access every later call raises it
                 torch.cuda.empty_cache()
-        duration = round(time.monotonic() - start, 1)
-        results.append({"name": name, **result, "seconds": duration})
-        write(
-            settings.out / f"{part}.json",
-            {"part": part, "environment": environment, "results": results},
-        )
-        print(line(part, results[-1]), flush=True)
-
-
-def line(part: str, result: Result) -> str:
-    sign = ("ok   " if result["ok"] else "BAD  ") if "ok" in result else "     "
-    error = result.get("error")
-    text = f"error: {error}" if isinstance(error, str) else result["summary"]
-    return f"{sign}{part}: {result['name']}: {text}"[:WIDTH]
-
-
-def write(path: Path, data: Any) -> None:
-    temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps(data, indent=1, default=str) + "\n")
-    temporary.replace(path)
-
-
-def read(path: Path) -> list[Result]:
-    """The results of a part; [] where it wrote none."""
-    return json.loads(path.read_text())["results"] if path.exists() else []
+            check_alive(settings.device)
 
 
 def start_part(part: str, arguments: Sequence[str], seconds: float) -> str | None:
@@ -101,49 +95,61 @@ def start_part(part: str, arguments: Sequence[str], seconds: float) -> str | Non
     try:
         code = process.wait(seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return f"ended after its {seconds / 60:g} minutes"
+        return f"ended after its {seconds / 60:.2g} minutes"
+    finally:  # also where this process is interrupted
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     return f"exit code {code}" if code else None
 
 
-def main() -> None:
+def run_parts(parts: Sequence[str], arguments: Sequence[str], minutes: float) -> Iterator[str]:
+    """Run each in its share of what is left of the minutes. Yields why a part was ended."""
+    deadline = time.monotonic() + 60 * minutes
+    for number, part in enumerate(parts):
+        shares = [PARTS[each][1] for each in parts[number:]]
+        left_s = max(1.0, deadline - time.monotonic())
+        end = start_part(part, arguments, left_s * shares[0] / sum(shares))
+        yield f"{part}: {end}" if end else ""
+
+
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--minutes", type=float, help="of each part, instead of its default")
-    default = os.environ.get("OUT") or ROOT / "benchmarks" / "results_gpu"
-    parser.add_argument("--out", type=Path, default=default)
+    parser.add_argument("--out", type=Path, help="a folder for the files and the page")
     parser.add_argument("--commit", default="", help="for a copy without git's history")
-    parser.add_argument("--match", default="", help="only work with this in its name")
-    parser.add_argument("--tiny", action="store_true", help="tiny networks and maps, for a test")
     parser.add_argument("--only", choices=list(PARTS), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     try:
-        device, out = choose_device(args.device), Path(args.out)
-    except ValueError as error:
+        device = choose_device(args.device)
+        gpu = device.type == "cuda"
+        out = args.out or (page.FOLDER if gpu else ROOT / "runs" / "gpu")
+        source, written = (out, out / page.PAGE.name) if args.out else (page.FOLDER, page.PAGE)
+        check_output(written, page.MARKDOWN)
+        for part in PARTS:
+            check_output(out / f"{part}.json", page.JSON)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
-    if device.type == "cpu" and not args.tiny:
-        parser.error("no GPU is present: add --device cpu --tiny to test the script itself")
-    out.mkdir(parents=True, exist_ok=True)
+    if not args.minutes > 0:
+        parser.error(f"--minutes {args.minutes:g}: use a number above 0")
     if args.only:
-        settings = Settings(device=device, tiny=args.tiny, out=out, seconds=60 * args.minutes)
-        run_part(args.only, settings, args.commit, args.match)
+        settings = Settings(device=device, out=out, seconds=60 * args.minutes)
+        try:
+            run_part(args.only, settings, args.commit)
+        except OSError as error:
+            sys.exit(f"{args.only}: {error}")
         return
-    arguments = ["--device", str(device), "--out", str(out)]
-    arguments += ["--commit", args.commit, "--match", args.match] + ["--tiny"] * args.tiny
-    ends: dict[str, str | None] = {}
-    summary: list[str] = []
-    for part in args.parts:
-        (out / f"{part}.json").unlink(missing_ok=True)
-        ends[part] = start_part(part, arguments, 60 * (args.minutes or PARTS[part][1]))
-        summary += [line(part, result) for result in read(out / f"{part}.json")]
-        summary += [f"BAD  {part}: {ends[part]}"] if ends[part] else []
-        write(out / "summary.json", {"ends": ends, "lines": summary})
-    measured = [{r["name"]: r for r in read(out / f"{part}.json")} for part in ("speed", "batches")]
-    verdicts = gate.verdicts(*measured)
-    write(out / "summary.json", {"ends": ends, "lines": summary, "gate": verdicts})
-    print("\n".join(["", *summary[: LINES - 1 - len(verdicts)], *verdicts]))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if not gpu:
+        print("no GPU is here: kernels are interpreted, the rest runs on tiny networks, on the CPU")
+    arguments = ["--device", str(device), "--out", str(out), "--commit", args.commit]
+    for end in run_parts(args.parts, arguments, args.minutes):
+        with atomic_write(written, page.MARKDOWN) as beside:
+            beside.write_text(page.page(source, PARTS))
+        print(end, end="\n" if end else "", flush=True)
+    print(*page.ending(out, PARTS, gpu), f"the page of {source} is {written}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -124,14 +124,18 @@ def random_bundle(name: str) -> Bundle:
     )
 
 
-def export_random(bundle: Bundle, path: Path, format: str, precision: Precision) -> None:
+def export_random(
+    bundle: Bundle, path: Path, format: str, precision: Precision, device: str = "cpu"
+) -> None:
     """Without a limit on the drop of top-1, which means nothing for random weights."""
     pictures = smooth_pictures(48)
     export(
         bundle,
         path,
         ComparisonImages(pictures[:16]),
-        ExportOptions(format=format, precision=precision, max_drop=100, threads=THREADS),
+        ExportOptions(
+            format=format, precision=precision, max_drop=100, device=device, threads=THREADS
+        ),
         calibration=pictures[16:] if precision == "int8" else (),
     )
 

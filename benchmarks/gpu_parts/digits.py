@@ -1,7 +1,6 @@
 """Does the quick suite run, does training learn on this device, and does the loader keep up?"""
 
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,41 +20,33 @@ def papers(settings: Settings) -> Iterator[Work]:
 
 
 def quick_suite(settings: Settings) -> Result:
-    """Rows are in a temporary folder; the page and its data are copied after each one."""
+    """Raises ValueError where contests are left for the next call, which goes on after them."""
     options: dict[str, Any] = {}
-    if settings.tiny:
+    if not settings.gpu:
         options = dict(networks=("genet_tiny",), resolution=32)
     minutes = TIME_SHARE * settings.seconds / 60
-    failed, count, page = [], 0, ""
-    with tempfile.TemporaryDirectory() as folder:
-        rows = Path(folder)
-        for row in suite.run(rows, device=settings.device, quick=True, minutes=minutes, **options):
-            print(row.summary(), flush=True)
-            count, failed = count + 1, [*failed, *row.failed]
-            for name in (suite.PAGE, suite.DATA):
-                shutil.copy(rows / name, settings.out / f"suite_{name}")
-        page = (rows / suite.PAGE).read_text()
-    missing = page.count("not measured yet")
-    summary = f"{count} contests, {missing} not measured for lack of time, {len(failed)} failures; "
+    failed, count, out = [], 0, settings.out / "papers"
+    for row in suite.run(out, device=settings.device, quick=True, minutes=minutes, **options):
+        print(row.summary(), flush=True)
+        count, failed = count + 1, [*failed, *row.failed]
+    missing = (out / suite.PAGE).read_text().count("not measured yet")
+    if missing:
+        raise ValueError(f"{missing} cells wait for the next call, after {count} contests")
     return {
-        "ok": not failed and not missing,
+        "ok": not failed,
         "contests": count,
-        "missing": missing,
         "failed": failed,
-        "summary": summary + f"see suite_{suite.PAGE}",
+        "summary": f"{count} contests, {len(failed)} failures; see papers/{suite.PAGE}",
     }
 
 
 def training(settings: Settings) -> Iterator[Work]:
     from fullstride.train.recipes.named import DIGITS
 
-    # on a CPU, bf16 with channels last is refused
-    changes: dict[str, Any] = {}
-    if settings.gpu:
-        changes = dict(channels_last=True, efficiency="fused")
+    changes: dict[str, Any] = dict(channels_last=True, efficiency="fused")
+    if not settings.gpu:  # on a CPU, bf16 with channels last is refused
+        changes = dict(steps=2, warmup_epochs=0, batch_size=16, resolution=32)
     recipe = replace(DIGITS, precision="bf16", **changes)
-    if settings.tiny:
-        recipe = replace(recipe, steps=2, warmup_epochs=0, batch_size=16, resolution=32)
     yield "digits, tresnet_tiny", partial(learn, settings, recipe)
     yield "data bench on the digits", partial(bench_data, settings, recipe)
 
@@ -66,9 +57,9 @@ def learn(settings: Settings, recipe: Any) -> Result:
     from fullstride.train import run
     from fullstride.train.recipes.choice import RunOptions
 
-    last, limit = {}, 1.0 if settings.tiny else min(120.0, 0.6 * settings.seconds)
+    last, limit = {}, min(120.0, 0.6 * settings.seconds) if settings.gpu else 1.0
     start, rates = time.perf_counter(), []
-    options = RunOptions(device=settings.device, workers=workers(settings))
+    options = RunOptions(device=str(settings.device), workers=workers(settings))
     with tempfile.TemporaryDirectory() as folder:
         data = open_data("digits")
         rows = run.train(Path(folder), "tresnet_tiny", data, recipe, options)
@@ -81,7 +72,7 @@ def learn(settings: Settings, recipe: Any) -> Result:
     summary = f"{len(rates)} epochs, loss {last['loss']:.3f}, validation {top1:.1f} %"
     summary += f", {np.median(rates):,.0f} images/s, {last['data_share']:.0%} of the time waiting"
     return {
-        "ok": settings.tiny or top1 > 90,
+        "ok": not settings.gpu or top1 > 90,
         "images_per_s": rates,
         "last": last,
         "summary": summary,
@@ -93,10 +84,10 @@ def bench_data(settings: Settings, recipe: Any) -> Result:
     from fullstride.train import timing
 
     options: dict[str, Any] = dict(workers=workers(settings), device=settings.device)
-    options["seconds"] = 0.1 if settings.tiny else 5.0
+    options["seconds"] = 5.0 if settings.gpu else 0.1
     result = timing.bench_data("tresnet_tiny", open_data("digits"), recipe, **options)
     return {**asdict(result), "summary": result.verdict()}
 
 
 def workers(settings: Settings) -> int:
-    return 0 if settings.tiny else max(1, min(8, (os.cpu_count() or 1) - 1))
+    return max(1, min(8, (os.cpu_count() or 1) - 1)) if settings.gpu else 0

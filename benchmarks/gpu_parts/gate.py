@@ -3,10 +3,10 @@
 docs/internals/fused.md has the same table, and what is removed when a claim fails.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
-Results = Mapping[str, Mapping[str, Any]]  # of a part, by the name of the work
+from gpu_parts.settings import Results
 
 
 class Claim(NamedTuple):
@@ -58,14 +58,10 @@ CLAIMS = (
 )
 
 
-def verdicts(speed: Results, batches: Results) -> list[str]:
-    """One line for each claim: passed, FAILED, or not measured."""
-    lines = []
+def verdicts(speed: Results, batches: Results) -> Iterator[tuple[Claim, str, bool | None]]:
+    """Each claim, what was measured, and whether it passes: None where a result is missing."""
     for claim in CLAIMS:
         try:
-            measured, passes = claim.measured(speed, batches)
-            sign = "ok   " if passes else "FAIL "
+            yield claim, *claim.measured(speed, batches)
         except (KeyError, TypeError):  # a missing result, or a peak of None on a CPU
-            measured, sign = "not measured", "     "
-        lines.append(f"{sign}gate: {claim.name}: {measured} ({claim.threshold})")
-    return lines
+            yield claim, "", None

@@ -1,30 +1,35 @@
 """Are kernels and gradients right, and how near is each pass to the bandwidth of the memory?"""
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fullstride.measure.workload import exact_float32
 from fullstride.nets import zoo
 from fullstride.nets.fused import reference
 from fullstride.nets.fused.network import to_fused
 from fullstride.nets.fused.operators import choose
-from fullstride.nets.fused.reference import Affine, Slopes, Term
+from fullstride.nets.fused.reference import Affine, Slopes
 from fullstride.nets.network import Network
-from fullstride.papers.suite import reason
 from gpu_parts.settings import FORMATS, ROOT, Result, Settings, Work, size_bytes
 
-TESTS = ROOT / "tests" / "nets" / "fused"
+FUSED = "tests/nets/fused"
+KERNELS = f"{FUSED}/kernels_in_triton.py", f"{FUSED}/int8_in_triton.py"
+GRAPHS = "tests/latency/test_calibrate.py"
 NETWORKS = {"tresnet_m": 160, "resnet_rs_50": 160, "genet_large": 192}  # pixels per side
 TINY = {"tresnet_tiny": 32}
 IMAGES = 8
@@ -35,9 +40,12 @@ LARGE_MAP_BYTES = 60 * 2**30  # of free GPU memory for the maps of a pass of so 
 
 
 def correctness(settings: Settings) -> Iterator[Work]:
+    yield "kernels, main tests", partial(kernel_tests, settings, "not slow", *KERNELS)
     if settings.gpu:
-        yield "kernels, main tests", partial(kernel_tests, "not slow")
-    for name, side in (TINY if settings.tiny else NETWORKS).items():
+        yield "CUDA graphs", partial(kernel_tests, settings, "gpu", GRAPHS)
+    else:
+        yield "kernels, compiled for an H100", compiled_kernels
+    for name, side in (NETWORKS if settings.gpu else TINY).items():
         for precision in NOISE:
             for layout in FORMATS:
                 yield (
@@ -47,14 +55,15 @@ def correctness(settings: Settings) -> Iterator[Work]:
     for layout in FORMATS:
         yield f"maps beyond 2^31 elements, {layout}", partial(large_maps, settings, layout)
     if settings.gpu:
-        yield "kernels, all shapes", partial(kernel_tests, "slow")
+        yield "kernels, all shapes", partial(kernel_tests, settings, "slow", *KERNELS)
 
 
-def kernel_tests(mark: str) -> Result:
-    """The result of the kernels' own tests, without settings for warnings of other versions."""
+def kernel_tests(settings: Settings, mark: str, *files: str) -> Result:
+    """The result of tests, without settings for warnings of other versions."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += ["-o", "filterwarnings=default", "-m", mark, str(TESTS / "kernels_in_triton.py")]
-    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    command += ["-o", "filterwarnings=default", "-m", mark, *files]
+    variables = os.environ | ({} if settings.gpu else {"TRITON_INTERPRET": "1"})
+    process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables)
     output = process.stdout.strip() or process.stderr.strip() or "pytest printed nothing"
     lines = output.splitlines()
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
@@ -64,6 +73,18 @@ def kernel_tests(mark: str) -> Result:
         "failed": failed,
         "end": lines[-60:] if failed else [],
     }
+
+
+def compiled_kernels() -> Result:
+    """Without a GPU: whether the compiler has registers for what each kernel computes."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "kernels.json"
+        script = ROOT / "benchmarks" / "compile_kernels.py"
+        subprocess.run([sys.executable, script, "--out", out], check=True, capture_output=True)
+        kernels = json.loads(out.read_text())["kernels"]
+    spilled = [each["form"] for each in kernels if each["spilled_bytes"]]
+    summary = f"{len(kernels)} forms, {len(spilled)} of them spill registers"
+    return {"ok": not spilled, "spilled": spilled, "summary": summary}
 
 
 def gradients(settings: Settings, name: str, side: int, precision: str, layout: str) -> Result:
@@ -118,12 +139,10 @@ def gradients(settings: Settings, name: str, side: int, precision: str, layout: 
 
 def large_maps(settings: Settings, layout: str) -> Result:
     """The last two images of maps beyond 2^31 elements, against the reference in float64."""
-    if not settings.gpu and not settings.tiny:
-        raise ValueError("maps of 2^31 elements are for a GPU")
     if settings.gpu and torch.cuda.mem_get_info(settings.device)[0] < LARGE_MAP_BYTES:
         raise ValueError(f"less than {LARGE_MAP_BYTES / 2**30:.0f} GiB are free")
-    channels, side = (4, 6) if settings.tiny else (64, 56)
-    images = 4 if settings.tiny else LARGE_MAP // (channels * side**2) + 3
+    channels, side = (64, 56) if settings.gpu else (4, 6)
+    images = LARGE_MAP // (channels * side**2) + 3 if settings.gpu else 4
     kernels = choose(torch.zeros(1, device=settings.device))
     inputs = random_inputs(settings, images, channels, side, layout)
     tests = kernel_test_module()
@@ -191,68 +210,36 @@ CALLS = 20
 
 def bandwidth(settings: Settings) -> Iterator[Work]:
     for layout in FORMATS:
-        for channels, side in SHAPES[:1] if settings.tiny else SHAPES:
-            yield (
-                f"{side}x{side}x{channels}, {layout}",
-                partial(pass_rates, settings, channels, side, layout),
-            )
-    for channels, side in SHAPES if settings.gpu else ():
-        yield (
-            f"{side}x{side}x{channels}, nhwc, reference compiled by torch",
-            partial(pass_rates, settings, channels, side, "nhwc", compiled=True),
-        )
+        for channels, side in SHAPES if settings.gpu else SHAPES[:1]:
+            name = f"{side}x{side}x{channels}, {layout}"
+            yield name, partial(pass_rates, settings, channels, side, layout)
 
 
-def pass_rates(
-    settings: Settings, channels: int, side: int, layout: str, compiled: bool = False
-) -> Result:
+def pass_rates(settings: Settings, channels: int, side: int, layout: str) -> Result:
     """GB/s of every pass, counting each input and output map once; `copy` is a plain copy."""
-    images = 2 if settings.tiny else max(1, ELEMENTS // (channels * side**2))
+    images = max(1, ELEMENTS // (channels * side**2)) if settings.gpu else 2
     inputs = random_inputs(settings, images, channels, side, layout)
     kernels = choose(inputs.x)
-    rates, failed = {}, {}
-    if not compiled:
-        rates["copy"] = 2 * size_bytes(inputs.x) / seconds(settings, inputs.x.clone) / 1e9
-    names = set()
+    copy = 2 * size_bytes(inputs.x) / seconds(settings, inputs.x.clone) / 1e9
+    rates = dict[str, float]()
     for number, (name, select) in enumerate(kernel_test_module().FORMS):
-        if compiled and name in names:
-            continue  # one form of each: compiling takes longer than all calls
-        names.add(name)
-        arguments = select(inputs)
-        call = getattr(kernels, name)
-        if compiled:
-            torch.compiler.reset()
-            call = torch.compile(getattr(reference, name), dynamic=False)
-        try:
-            outputs = call(*arguments)
-            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            terms = (each if isinstance(each, Term) else (each,) for each in arguments)
-            inside = (each for term in terms for each in term)
-            tensors = [t for t in (*inside, *outputs) if isinstance(t, Tensor)]
-            moved = sum(size_bytes(t) for t in tensors if t.ndim == 4)
-            rates[f"{name}-{number}"] = moved / seconds(settings, partial(call, *arguments)) / 1e9
-        except Exception as error:
-            failed[f"{name}-{number}"] = reason(error)
-    passes = {name: rate for name, rate in rates.items() if name != "copy"}
-    if not passes:
-        raise ValueError(f"no pass ran: {next(iter(failed.values()))}")
-    slowest = min(passes, key=passes.__getitem__)
-    low, high = min(passes.values()), max(passes.values())
-    summary = f"copy {rates['copy']:,.0f} GB/s, " if "copy" in rates else ""
-    summary += f"passes {low:,.0f} to {high:,.0f}, median {np.median([*passes.values()]):,.0f}, "
-    summary += f"slowest {slowest}" + (f"; failed: {', '.join(failed)}" if failed else "")
+        arguments, call = select(inputs), getattr(kernels, name)
+        tensors = (t for t in tree_leaves((arguments, call(*arguments))) if isinstance(t, Tensor))
+        moved = sum(size_bytes(t) for t in tensors if t.ndim == 4)
+        rates[f"{name}-{number}"] = moved / seconds(settings, partial(call, *arguments)) / 1e9
+    low, middle, high = np.percentile([*rates.values()], (0, 50, 100))
+    summary = f"copy {copy:,.0f} GB/s, passes {low:,.0f} to {high:,.0f}, median {middle:,.0f}, "
     return {
-        "gb_per_s": rates,
-        "failed": failed,
+        "gb_per_s": rates | {"copy": copy},
         "images": images,
         "passes": kernels.__name__,
-        "summary": summary,
+        "summary": f"{summary}slowest {min(rates, key=rates.__getitem__)}",
     }
 
 
 def seconds(settings: Settings, call: Callable[[], object]) -> float:
     """The median time of a call."""
-    for _ in range(1 if settings.tiny else 5):
+    for _ in range(5 if settings.gpu else 1):
         call()
     if not settings.gpu:
         start = time.perf_counter()

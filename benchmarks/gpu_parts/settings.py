@@ -1,6 +1,7 @@
-"""What do all parts of `benchmarks/gpu.py` share?"""
+"""What the parts of `benchmarks/gpu.py` share."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,23 +11,30 @@ from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
-TIME_SHARE = 0.9  # of a part's minutes, after which no more work starts
+TIME_SHARE = 0.9  # of a part's time, after which no more work starts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     device: torch.device
-    tiny: bool
     out: Path
     seconds: float  # limit of the part
 
     @property
     def gpu(self) -> bool:
+        """Else networks and maps are tiny: the numbers mean nothing, and the work is checked."""
         return self.device.type == "cuda"
 
 
 Result = dict[str, Any]  # JSON; "summary" is its line, "ok" says whether it passes
 Work = tuple[str, Callable[[], Result]]  # a name and what to run
+Results = Mapping[str, Result]  # of a part, by the name of the work
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The file of a part; without results where there is none."""
+    nothing = {"environment": {}, "planned": [], "results": {}}
+    return json.loads(path.read_text()) if path.exists() else nothing
 
 
 def size_bytes(tensor: Tensor) -> int:

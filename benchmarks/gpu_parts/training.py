@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.measure.bench import BenchOptions, measure_all
 from fullstride.measure.max_batch import Trial, largest, peak_mib, predict, search
 from fullstride.measure.protocols import THROUGHPUT
@@ -36,7 +35,6 @@ NETWORKS = {
 }
 TINY = {"tresnet_tiny": Network("test_resnet", 32, 4, 0.0, 0.0)}
 PADDED = {"tresnet_l": Network("tresnet_l", 224, 256, 1.0, 1.0)}  # widths that 8 does not divide
-INFERENCE_GOAL = 1.15  # times the speed of timm's network, both compiled
 
 
 class Form(NamedTuple):
@@ -71,22 +69,7 @@ def training_forms(name: str, timm: str) -> dict[str, Form]:
     return forms
 
 
-def inference_forms(name: str, timm: str) -> dict[str, Form]:
-    theirs, ours = partial(zoo.create, f"timm/{timm}"), partial(zoo.create, name)
-
-    def folded() -> nn.Module:
-        return fold_batch_norm(ours())
-
-    return {
-        "timm eager": Form(theirs),
-        "timm compiled": Form(theirs, compiled=True, eager="timm eager"),
-        "plain": Form(ours),
-        "folded": Form(folded),
-        "folded compiled": Form(folded, compiled=True, eager="folded"),
-    }
-
-
-def padding_forms(name: str, _timm: str) -> dict[str, Form]:
+def padding_forms(name: str) -> dict[str, Form]:
     ours, forms = partial(zoo.create, name), {}
 
     def padded() -> nn.Module:
@@ -103,36 +86,31 @@ def padding_forms(name: str, _timm: str) -> dict[str, Form]:
 
 
 def speed(settings: Settings) -> Iterator[Work]:
-    networks = TINY if settings.tiny else NETWORKS
-    for name, network in networks.items():
+    networks = NETWORKS if settings.gpu else TINY
+    for number, (name, network) in enumerate(networks.items()):
         forms = partial(training_forms, name, network.timm)
         goals = {"timm eager": network.over_eager, "timm compiled": network.over_compiled}
         if name == "tresnet_m":
             goals |= {"resnet50 eager": 1.0, "resnet50 compiled": 1.0}
-        yield f"{name}, training", partial(race, settings, forms, network, "training", goals)
-    for name, network in (TINY if settings.tiny else PADDED).items():
-        forms = partial(padding_forms, name, network.timm)
-        yield f"{name}, training padded", partial(race, settings, forms, network, "training", {})
-    for name, network in networks.items():
-        forms = partial(inference_forms, name, network.timm)
-        goals = {"timm compiled": 0.0 if settings.tiny else INFERENCE_GOAL}
-        yield f"{name}, inference", partial(race, settings, forms, network, "inference", goals)
+        yield f"{name}, training", partial(race, settings, forms, network, goals)
+        for padded, other in (PADDED if settings.gpu else TINY).items() if number == 0 else ():
+            forms = partial(padding_forms, padded)
+            yield f"{padded}, training padded", partial(race, settings, forms, other, {})
 
 
 def race(
     settings: Settings,
     build_forms: Callable[[], Mapping[str, Form]],
     network: Network,
-    work: str,
     goals: Mapping[str, float],
 ) -> Result:
     """Images/s of all forms, in turn in every round, each in its best layout, and peak memory."""
     side, batch = network.resolution, network.batch
     short: dict[str, Any] = dict(warmup_s=0.5, rounds=3, round_s=0.2)
-    if settings.tiny:
+    if not settings.gpu:
         short = dict(warmup_s=0.0, rounds=2, round_s=0.01)
-    trial = replace(THROUGHPUT, batch=batch, resolution=side, work=work, **short)
-    final = trial if settings.tiny else replace(trial, warmup_s=1.0, rounds=15)
+    trial = replace(THROUGHPUT, batch=batch, resolution=side, work="training", **short)
+    final = replace(trial, warmup_s=1.0, rounds=15) if settings.gpu else trial
     layouts: dict[str, str] = {}
     tried: dict[str, dict[str, float]] = {}
     steps: dict[str, Step] = {}
@@ -146,7 +124,7 @@ def race(
             compiled=form.compiled,
             efficiency=form.efficiency,
         )
-        first = Step(form.build(), work, batch, side, settings.device, options=options)  # pyright: ignore[reportArgumentType]
+        first = Step(form.build(), "training", batch, side, settings.device, options=options)  # pyright: ignore[reportArgumentType]
         first()  # compiles and selects algorithms
         return first
 
@@ -214,15 +192,15 @@ BATCH_FORMS += ("plain compiled", "fused compiled", "int8")
 
 
 def batches(settings: Settings) -> Iterator[Work]:
-    name = "tresnet_tiny" if settings.tiny else "tresnet_m"
+    name = "tresnet_m" if settings.gpu else "tresnet_tiny"
     forms = training_forms(name, (TINY | NETWORKS)[name].timm)
-    for label in ("fused",) if settings.tiny else BATCH_FORMS:
+    for label in BATCH_FORMS if settings.gpu else ("fused",):
         yield f"{name}, {label}", partial(largest_batch, settings, label, forms[label])
 
 
 def largest_batch(settings: Settings, label: str, form: Form) -> Result:
     """The largest batch under 16 GiB, predicted, then proven in fresh processes."""
-    net, side = form.build(), 32 if settings.tiny else 224
+    net, side = form.build(), 224 if settings.gpu else 32
     memory_bytes = GIB * 2**30 if settings.gpu else 2**28
     device = "cuda" if settings.gpu else "cpu"
     prediction = predict(net, memory_bytes, side, device=device, efficiency=form.efficiency)
@@ -234,8 +212,8 @@ def largest_batch(settings: Settings, label: str, form: Form) -> Result:
         options=StepOptions(precision="bfloat16", layout="nhwc", efficiency=form.efficiency),
         map_batch=prediction.map_batch,
     )
-    probes = search(trial.probe, 8 if settings.tiny else prediction.batch)
-    probes = list(islice(probes, 1 if settings.tiny else None))
+    probes = search(trial.probe, prediction.batch if settings.gpu else 8)
+    probes = list(islice(probes, None if settings.gpu else 1))
     batch = largest(probes, label)
     return {
         "largest_batch": batch,

@@ -220,12 +220,22 @@ def test_hours_bound_the_plan_first_by_epochs_then_by_candidates():
     assert sizes[-1][0] < 9
 
 
-def test_too_few_hours_say_how_many_would_do():
-    costs = [cost("slow", step_s=2.0), cost("fast", start_s=50.0)]
-    with pytest.raises(ValueError, match="needs ([0-9.]+) hours") as error:
-        plan_within(costs, 36.0, 0.01)
-    hours = float(str(error.value).rpartition("needs ")[2].split()[0])
-    assert plan_within(costs, 3600 * hours, hours).total_s <= 3600 * hours
+@pytest.mark.parametrize("can_probe", [False, True])
+def test_too_little_time_says_how_much_would_do(can_probe):
+    costs, how = [cost("slow", step_s=2.0), cost("fast", start_s=50.0)], Means(can_probe=can_probe)
+    with pytest.raises(ValueError, match=r"needs --minutes \d+$") as error:
+        plan_within(costs, 1.0, 1 / 3600, how)
+    minutes = int(str(error.value).split()[-1])
+    assert plan_within(costs, 60 * minutes, minutes / 60, how).total_s <= 60 * minutes
+
+
+def test_behind_a_linear_probe_one_epoch_is_enough():
+    costs = [cost("one", step_s=2.0)]
+    least_s = plan_of(costs, 1, Means(can_probe=True)).total_s
+    plan = plan_within(costs, least_s, 1.0, Means(can_probe=True))
+    assert [rung.epochs for rung in plan.rungs] == [0, 1]
+    with pytest.raises(ValueError, match="too little"):
+        plan_within(costs, least_s, 1.0)
 
 
 # ---- training

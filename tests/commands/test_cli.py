@@ -126,6 +126,21 @@ def imported(words: list[str], modules: set[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["export", "run", "--format", "onx"],
+            "invalid choice 'onx' for argument '--format': choose from aoti, auto, executorch, "
+            "litert, ncnn, onnx, openvino, pt2, tensorrt, triton-server; see",
+        ),
+        (["fit", "digits", "--budget-ms", "2", "0"], "--budget-ms 0.0: use a finite number, above"),
+    ],
+)
+def test_a_value_that_is_refused_is_shown_with_those_that_are_taken(words, message, capsys):
+    assert message in refused(capsys, *words, "--out", "x")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (["train", "digits", "--task", "detct"], "no task named 'detct': choose from classify"),
         (["train", "digits", "--task", "detct", "--task.jitter", "1"], "no task named 'detct'"),
         (["fit", "digits", "--budget-ms", "3", "--formats", "onx"], "no format named 'onx'"),

@@ -156,8 +156,8 @@ def find_front(
     if not within:
         least = min(seconds.values()) / FRONT_SHARE / 3600
         raise ValueError(
-            f"--hours {hours:g} is too little for a front of several networks: give about "
-            f"{least:.2g}, or a --budget-ms"
+            f"{duration(3600 * hours)} is too little for a front of several networks: give about "
+            f"--minutes {math.ceil(60 * least)}, or a --budget-ms"
         )
     low, ratio = min(within), max(within) / min(within)
     count = min(FRONT_BUDGETS, 1 + int(math.log(ratio, LEAST_RATIO)))
@@ -172,7 +172,7 @@ FINALISTS = 3  # networks that are exported, at most
 FILES = 4  # that are exported of a finalist
 FILE_S = 10.0  # of an export, with its comparison and its measurement
 # With few hours, training is shortened to the first share before candidates are left out, and to
-# the second one when a single candidate is left. Ours.
+# the second one, or behind a linear probe to one epoch, when a single candidate is left. Ours.
 SHORT, SHORTEST = 1 / 3, 1 / 10
 MEASURING_SHARE, MEASURING_S = 0.1, 30.0  # of the hours, or without a limit, for timing steps
 
@@ -232,7 +232,8 @@ def make_plan(
     of whole trainings where the order after one epoch was not (docs/log.md).
 
     With hours, of which earlier stages took `spent_s`, epochs become fewer, to a third, then
-    candidates, and epochs once more for the last candidate. The most promising stay: by published
+    candidates, and epochs once more for the last candidate: to a tenth, or after a linear probe,
+    which is a network already, to one. The most promising stay: by published
     top-1, else the slowest within the budget, with two families while there are two.
 
     Measurements are stored in the folder of the fit, and not made again. Yields lines for people.
@@ -367,7 +368,11 @@ def plan_within(
 ) -> FitPlan:
     """The plan of the first candidates of `costs`, the most promising ones, in `left_s` seconds."""
     whole = max(each.time.epochs for each in costs)
-    reason = f"there is no time for it within {hours or 0:g} hours"
+    limit, fewest = (
+        duration(3600 * (hours or 0)),
+        1 if how.can_probe else math.ceil(SHORTEST * whole),
+    )
+    reason = f"there is no time for it within {limit}"
 
     def within(chosen: Sequence[TrialCost], epochs: int) -> FitPlan:
         plan = plan_of(chosen, epochs, how)
@@ -375,20 +380,18 @@ def plan_within(
         return replace(plan, left_out=dict.fromkeys(others, reason))
 
     for count in range(len(costs), 0, -1):
-        share = SHORT if count > 1 else SHORTEST
-        for epochs in range(whole, math.ceil(share * whole) - 1, -1):
+        for epochs in range(whole, (math.ceil(SHORT * whole) if count > 1 else fewest) - 1, -1):
             plan = within(costs[:count], epochs)
             if plan.total_s <= left_s:
                 return plan
-    single = [within([each], math.ceil(SHORTEST * whole)) for each in costs]
+    single = [within([each], fewest) for each in costs]
     if fits := next((plan for plan in single if plan.total_s <= left_s), None):
         return fits
     least = min(single, key=lambda plan: plan.total_s)
-    more_s = least.total_s - left_s
-    enough = math.ceil(100 * ((hours or 0) + more_s / 3600)) / 100
+    enough_s = 3600 * (hours or 0) + least.total_s - left_s
     raise ValueError(
-        f"--hours {hours or 0:g} is too little: {least.candidates[0]} alone, trained for a tenth "
-        f"of its epochs, needs {enough:g} hours"
+        f"{limit} is too little: {least.candidates[0]} alone, trained for {fewest} of {whole} "
+        f"epochs, needs --minutes {math.ceil(enough_s / 60)}"
     )
 
 

@@ -448,7 +448,7 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         most = most_tried(job.settings.limit_hours, statistics.median(seconds or [0.0]))
         chosen = shortlists(candidates, ms, job.budgets, most)
         reason = f"by estimates {len(chosen)} others are more promising"
-        more = "" if most == MOST_TRIED else "; more --hours try more"
+        more = "" if most == MOST_TRIED else "; more --minutes try more"
         yield f"{len(chosen)} of {len(candidates)} candidates are tried: {PROMISING}{more}"
         for each in candidates:
             rows = times.get(each.name) or (unmeasured(each, job),)

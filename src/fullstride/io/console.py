@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 import threading
 import time
@@ -359,7 +360,13 @@ def without_frame(text: str) -> str:
         if section[0].startswith(("Perhaps you meant", "Arguments similar")):
             flags = [line.split()[0].rstrip(",") for line in section if line.startswith("--")]
             parts.append(f"did you mean {' or '.join(flags)}?")
-    return "; ".join(parts)
+    return re.sub(r"\. Expected one of \((.*?)\)", in_order, "; ".join(parts))
+
+
+def in_order(choices: re.Match[str]) -> str:
+    """The parser has the values of a choice in a set, and None for a flag that is left out."""
+    names = sorted(name.strip(" '") for name in choices[1].split(","))
+    return f": choose from {', '.join(name for name in names if name and name != 'None')}"
 
 
 def one_line(message: object) -> str:

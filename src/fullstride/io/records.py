@@ -75,7 +75,7 @@ def check_bounds(instance: Any, prefix: str = "") -> None:
             for bounds, kind in _bounds_in(hint):
                 if isinstance(number, int | float) and number not in bounds:
                     raise ValueError(
-                        f"{prefix}{shown} {shortened(value)}: use {_NOUNS[kind]}, {bounds}"
+                        f"{prefix}{shown} {shortened(number)}: use {_NOUNS[kind]}, {bounds}"
                     )
 
 

@@ -1,0 +1,189 @@
+"""The page of what was measured on a GPU, beside the gates and the published figures."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fullstride.io.writing import Output, begins_with, json_output
+from fullstride.tables import speeds
+from fullstride.tables.names import PRINTED
+from gpu_parts import gate
+from gpu_parts.answers import BATCHES, FILES, GOAL, PAIRS, REFERENCE, SIDE
+from gpu_parts.settings import ROOT, Result, Results, read
+from gpu_parts.training import BATCH_FORMS, GIB, NETWORKS
+
+FOLDER, PAGE = ROOT / "benchmarks" / "gpu", ROOT / "docs" / "reproduce" / "gpu.md"
+TITLE = "# What a GPU has to show"
+JSON = json_output("results on a GPU", "environment", "planned", "results")
+MARKDOWN = Output("a page of results on a GPU", ".md", begins_with(TITLE.encode()))
+NOT_YET = "not measured"
+TRAINING = "network, pixels, fastest, images/s, x timm eager, x timm compiled, published images/s"
+STATE = "part, share of the time, device, software, dates, commits, measured"
+OTHERS = "timm eager, estimated, published"
+ANSWERS = f"""
+ms an image at {SIDE} pixels in bf16, in brackets the speed relative to {REFERENCE}; the goal is
+{GOAL:g} at batch {max(BATCHES)}. The estimate is that of the GPU's data sheet for timm's network,
+eager, with its 90 % interval.
+"""
+INTRODUCTION = """
+`make gpu MINUTES=30` measures what is below in so many minutes, the most valuable first, and writes
+this page and `benchmarks/gpu/*.json`. The same command goes on with what is missing. Published
+figures are the papers', on a V100: another GPU with other software. Without a GPU the command
+interprets the kernels and runs the rest on tiny networks, of which nothing is here. The page is
+written by `benchmarks/gpu_parts/page.py`: edit that.
+"""
+RATES: Mapping[str, Callable[[float], float]] = {  # quantities as images/s in training
+    "training images/s": lambda value: value,
+    "seconds per 128 images": lambda value: 128 / value,
+}
+MS: Mapping[str, Callable[[float], float]] = {  # and as ms an image in inference
+    "inference images/s": lambda value: 1e3 / value,
+    "ms per image": lambda value: value,
+}
+FORMS = (REFERENCE, "compiled", "CUDA graph", *map(" ".join, FILES["cuda"]))
+
+
+def to_json(data: Any) -> str:
+    return json.dumps(data, indent=1, default=str) + "\n"
+
+
+def line(result: Result) -> str:
+    """What came of a work, in one line."""
+    if error := result.get("error"):
+        return f"error: {error}"
+    return ("WRONG: " if result.get("ok") is False else "") + result["summary"]
+
+
+def page(folder: Path, parts: Mapping[str, tuple[object, float]]) -> str:
+    """The page of the files in `folder`; `parts` have their shares of the minutes."""
+    files = {part: read(folder / f"{part}.json") for part in parts}
+    results = {part: file["results"] for part, file in files.items()}
+    speed, batches, shipping = (results.get(part, {}) for part in ("speed", "batches", "shipping"))
+    every = ([part, name, line(one)] for part in results for name, one in results[part].items())
+    return "\n".join(
+        (
+            f"{TITLE}\n{INTRODUCTION}",
+            *table(STATE, (state(part, files[part], parts[part][1]) for part in parts)),
+            "\n## The gate\n\nWhat fails is removed: [fused](../internals/fused.md#the-gate).\n",
+            *table("claim, threshold, measured, passes", gate_rows(speed, batches)),
+            "\n## Training steps\n\nIn bf16, with the goals in brackets.\n",
+            *table(TRAINING, training_rows(speed)),
+            f"\n## The largest batch in {GIB:g} GiB\n",
+            *table("form, measured, predicted, published", batch_rows(batches)),
+            f"\n## Answers\n{ANSWERS}",
+            *table(", ".join(("network, batch", *FORMS, OTHERS)), answer_rows(shipping)),
+            "\n## Every result\n",
+            *table("part, work, result", every),
+            "",
+        )
+    )
+
+
+def table(columns: str, rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    names = columns.split(", ")
+    for row in (names, ["---"] * len(names), *rows):
+        yield f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |"
+
+
+def state(part: str, data: Mapping[str, Any], share: float) -> list[object]:
+    """What is there of a part, and where it was measured."""
+    where, results = data["environment"], data["results"].values()
+    if not results:
+        return [part, share, *[""] * 4, NOT_YET]
+    software = f"torch {where['torch']}, CUDA {where['cuda']}, driver {where['driver']}"
+    dates, commits = ({str(one[key])[:10] for one in results} for key in ("date", "commit"))
+    count = f"{len(results) - len(problems(data)[0])} of {len(data['planned'])}"
+    return [
+        part,
+        share,
+        where["device"],
+        software,
+        *map(", ".join, map(sorted, (dates, commits))),
+        count,
+    ]
+
+
+def problems(data: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The works that failed, and those that are wrong or missed their goal."""
+    results = data["results"].items()
+    failed = [name for name, one in results if "error" in one]
+    return failed, [name for name, one in results if one.get("ok") is False]
+
+
+def gate_rows(speed: Results, batches: Results) -> Iterator[list[str]]:
+    for claim, measured, passes in gate.verdicts(speed, batches):
+        verdict = "" if passes is None else "yes" if passes else "NO"
+        yield [claim.name, claim.threshold, measured or NOT_YET, verdict]
+
+
+def published(name: str, side: int, units: Mapping[str, Callable[[float], float]]) -> str:
+    """The papers' figures for a network, in one unit, each with the first table that has it."""
+    figures = dict[str, str]()
+    for each in speeds():
+        if (PRINTED.get(each.line), each.resolution) == (name, side) and each.quantity in units:
+            figures.setdefault(f"{units[each.quantity](each.value):,.3g}", each.table)
+    return "; ".join(f"{value} ({table})" for value, table in figures.items())
+
+
+def training_rows(speed: Results) -> Iterator[list[object]]:
+    for name, network in NETWORKS.items():
+        one = speed.get(f"{name}, training", {})
+        best = one.get("best", NOT_YET)
+        rate = f"{one['images_per_s'][best]:,.0f}" if "best" in one else ""
+        goals = {"timm eager": network.over_eager, "timm compiled": network.over_compiled}
+        times = [ratio(one, form, f" ({goal:g})") for form, goal in goals.items()]
+        yield [
+            name,
+            network.resolution,
+            best,
+            rate,
+            *times,
+            published(name, network.resolution, RATES),
+        ]
+
+
+def ratio(one: Result, form: str, then: str = "") -> str:
+    value = one.get("ratios", {}).get(form)
+    return f"{value:.2f}{then}" if value else then.strip()
+
+
+def batch_rows(batches: Results) -> Iterator[list[object]]:
+    figures = {"fused": ("tresnet_m", "TResNet-M"), "resnet50 eager": ("resnet50", "ResNet-50")}
+    for form in BATCH_FORMS:
+        one = batches.get(f"tresnet_m, {form}", {})
+        name = figures.get(form, ("",))[0]
+        own = published(name, SIDE, {"largest batch": lambda value: value})
+        yield [form, one.get("largest_batch", NOT_YET), one.get("predicted", ""), own]
+
+
+def answer_rows(shipping: Results) -> Iterator[list[object]]:
+    for name in PAIRS:
+        for batch in sorted(BATCHES):
+            one = shipping.get(f"{name}, batch {batch}", {})
+            ms = one.get("ms_per_image", {})
+            cells = [f"{ms[form]:.3g} ({ratio(one, form)})" if form in ms else "" for form in FORMS]
+            eager = f"{ms['timm eager']:.3g}" if "timm eager" in ms else ""
+            by_sheet = (
+                "{1:.3g} ({0:.3g} to {2:.3g})".format(*one["estimated"])
+                if one.get("estimated")
+                else ""
+            )
+            paper = published(name, SIDE, MS) if batch == max(BATCHES) else ""
+            yield [name, batch, cells[0] or NOT_YET, *cells[1:], eager, by_sheet, paper]
+
+
+def ending(folder: Path, parts: Iterable[str], gpu: bool) -> Iterator[str]:
+    """The last lines of the command: what each part came to, and the gate."""
+    files = {part: read(folder / f"{part}.json") for part in parts}
+    for part, data in files.items():
+        failed, wrong = problems(data)
+        missing = [name for name in data["planned"] if name not in data["results"]]
+        words = {"failed": failed, "wrong, or below the goal": wrong, "for the next call": missing}
+        note = "".join(f"; {word}: {', '.join(names)}" for word, names in words.items() if names)
+        yield f"{part}: {len(data['results'])} of {len(data['planned'])}{note}"
+    if not gpu:
+        yield "not measured without a GPU: speeds, batches, times, bandwidths, and so the gate"
+        return
+    for cells in gate_rows(*(files[part]["results"] for part in ("speed", "batches"))):
+        yield "gate: {0}: {2} ({1}) {3}".format(*cells)
