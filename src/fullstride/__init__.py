@@ -46,6 +46,7 @@ PUBLIC = {
     "export": "fullstride.deploy.export",
     "ComparisonImages": "fullstride.deploy.comparison",
     "open_file": "fullstride.deploy.formats",
+    "Progress": "fullstride.report.notebook",
 }
 # What notebooks show as tables, which `report.notebook` writes, and its modules.
 SHOWN = {

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import timm
 import torch
 from torch import nn
 
@@ -344,6 +345,38 @@ def test_a_network_of_timm_stands_where_ours_stand(name):
         maps = net.features(x)
     assert [m.shape[1] for m in maps] == list(net.channels)
     assert [64 // m.shape[2] for m in maps] == list(net.strides)
+
+
+@pytest.mark.parametrize("chosen", [(1, 3), (3, 1), (-1,), (2, -3)])
+def test_out_indices_choose_the_maps_that_timm_chooses(chosen):
+    theirs = timm.create_model("resnet10t", features_only=True, out_indices=chosen).eval()
+    net = zoo.create("timm/resnet10t").eval()
+    net.net.load_state_dict(theirs.state_dict(), strict=False)  # theirs has no classifier
+    x = torch.rand(1, 3, 64, 64)
+    with torch.inference_mode():
+        for ours, expected in zip(net.features(x, chosen), theirs(x), strict=True):
+            assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("name", ["genet_tiny", "resnet_rs_tiny", "timm/resnet10t"])
+def test_out_indices_are_numbers_of_channels_and_strides(name):
+    net, x = zoo.create(name, in_channels=1).eval(), torch.rand(1, 1, 64, 64)
+    with torch.inference_mode():
+        maps = net.features(x)
+        for chosen in ([0], [1, 2], [0, -1], range(len(net.strides))):
+            expected = [maps[i] for i in chosen]
+            for ours, theirs in zip(net.features(x, chosen), expected, strict=True):
+                assert torch.equal(ours, theirs)
+            assert [m.shape[1] for m in expected] == [net.channels[i] for i in chosen]
+    for chosen in ([], [len(maps)], [-1 - len(maps)]):
+        with pytest.raises(ValueError, match=f"{len(maps)} maps, so use numbers from 0 to"):
+            net.features(x, chosen)
+
+
+def test_stages_behind_the_last_chosen_map_are_not_computed():
+    net = zoo.create("genet_tiny")
+    net.stages[-1] = None
+    assert len(net.features(torch.rand(1, 3, 64, 64), (0, 1))) == 2
 
 
 def test_strides_are_whole_where_the_resolution_of_the_weights_does_not_divide():

@@ -51,7 +51,7 @@ def shown(thing) -> list[str]:
 def printed(*parts) -> list[str]:
     file = io.StringIO()
     for part in parts:
-        Console(width=1000, file=file).print(part)
+        Console(width=1000, file=file, force_jupyter=False).print(part)
     return file.getvalue().split()
 
 
@@ -85,11 +85,16 @@ def test_a_bundle_says_what_it_is_how_good_and_where_from():
     assert "trained on digits" in text
 
 
-def test_an_event_is_what_fit_prints_of_it(few_digits, tmp_path):
-    settings = FitSettings(budget_ms=(1.0,), weights="none", target="rtx4090")
+@pytest.fixture(scope="module")
+def events(few_digits, tmp_path_factory) -> list[Event]:
+    settings = FitSettings(budget_ms=(10.0,), weights="none", target="rtx4090")
     how = StudyOptions(device="cpu", workers=0, dry_run=True)
-    events = run_study(FIT, few_digits, tmp_path / "fit", settings, options=how)
-    line, result = next(events), next(event for event in events if not event.line)
+    folder = tmp_path_factory.mktemp("fits") / "dry"
+    return list(run_study(FIT, few_digits, folder, settings, options=how))
+
+
+def test_an_event_is_what_fit_prints_of_it(events):
+    line, result = events[0], next(event for event in events if not event.line)
     assert shown(line) == line.line.split()
     assert shown(result) == printed(*result.parts)
     assert len(shown(result)) > 10
@@ -99,3 +104,58 @@ def test_text_of_others_is_escaped():
     assert "<b>" not in html(Event("data", "<b>bold</b>"))
     bundle = make_bundle("genet_tiny", GRAY, source="<script>")
     assert "<script>" not in html(bundle)
+
+
+class Screen:
+    """What IPython's `display` shows, and how often it was called anew."""
+
+    def __init__(self):
+        self.calls, self.data = 0, {}
+
+    def display(self, data, *, raw, display_id):
+        self.calls += 1
+        self.update(data, raw=raw)
+        return self
+
+    def update(self, data, *, raw):
+        assert raw
+        self.data = data
+
+
+def test_progress_is_one_display_with_all_results_and_the_last_line(events, monkeypatch):
+    screen, progress, shares = Screen(), fullstride.Progress(), []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("IPython.display.display", screen.display)
+    results = []
+    for event in events:
+        progress(event)
+        results += () if event.line else event.parts
+        (share,) = re.findall(r'<progress value="([\d.]+)"', screen.data["text/html"])
+        shares.append(float(share))
+        expected = printed(*results, event.line)
+        assert unescape(re.sub(r"<[^>]*>", " ", screen.data["text/html"])).split() == expected
+        assert "".join(screen.data["text/plain"].split()) == "".join(expected)
+    assert screen.calls == 1
+    assert shares == sorted(shares)
+    assert 0 == shares[0] < shares[-1] < 1  # the dry run has stages left
+
+
+def test_progress_of_epochs_has_their_scores_and_ends_with_a_full_bar(monkeypatch):
+    screen, progress = Screen(), fullstride.Progress()
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("IPython.display.display", screen.display)
+    for epoch in (1, 2):
+        row = {"epoch": epoch, "epochs": 2, "loss": 0.5, "val/miou": 62.5 + epoch}
+        progress({**row, "images_per_s": 99.6, "data_share": 0.25})
+        assert f'value="{epoch / 2:.3f}"' in screen.data["text/html"]
+        assert f"{62.5 + epoch:.2f}" in screen.data["text/plain"]
+    assert screen.calls == 1
+    assert "64.50" in screen.data["text/html"]
+    assert "63.50" not in screen.data["text/html"]
+
+
+def test_elsewhere_progress_prints_what_the_command_prints(events, capsys):
+    progress = fullstride.Progress()
+    for event in events:
+        progress(event)
+    assert capsys.readouterr().out.split() == printed(*(x for e in events for x in e.parts))

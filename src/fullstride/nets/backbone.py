@@ -136,8 +136,24 @@ class Backbone(nn.Module, ABC):
         """`forward` and `embed` in one pass."""
 
     @abstractmethod
-    def features(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The last map at every stride, each (N, channels[i], H / strides[i], W / strides[i])."""
+    def features(self, x: Tensor, out_indices: Sequence[int] | None = None) -> tuple[Tensor, ...]:
+        """The last map at every stride, each (N, channels[i], H / strides[i], W / strides[i]).
+
+        With `out_indices` only those of these i, from the largest map to the smallest, as timm's
+        `features_only` has them; negative ones count from the last. Raises ValueError for others.
+        """
+
+    def map_numbers(self, out_indices: Sequence[int] | None) -> Sequence[int]:
+        """The numbers of the maps that `features` returns, in its order."""
+        count = len(self.strides)
+        if out_indices is None:
+            return range(count)
+        if not out_indices or not all(-count <= index < count for index in out_indices):
+            raise ValueError(
+                f"out_indices {tuple(out_indices)}: the network has {count} maps, so use numbers "
+                f"from 0 to {count - 1}"
+            )
+        return sorted({index % count for index in out_indices})
 
     @abstractmethod
     def regularise(

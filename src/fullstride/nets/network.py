@@ -1,5 +1,6 @@
 """Builds networks from their specs: `Network(spec)`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -133,15 +134,21 @@ class Network(Backbone):
             x = block(x, mask)
         return x, masks.pooled
 
-    def features(self, x: Tensor) -> tuple[Tensor, ...]:
-        """As of `Backbone`; sizes round up, and the head's convolution is the classifier's."""
+    def features(self, x: Tensor, out_indices: Sequence[int] | None = None) -> tuple[Tensor, ...]:
+        """As of `Backbone`; sizes round up, and the head's convolution is the classifier's.
+
+        Stages behind the last of `out_indices` are not computed.
+        """
+        numbers = self.map_numbers(out_indices)
         x, stride = self.stem(x), self.strides[0]
         maps = {stride: x}
         for module, stage in zip(self.stages, self.spec.stages, strict=True):
+            if stage.stride > 1 and len(maps) > numbers[-1]:
+                break
             x = module(x)
             stride *= stage.stride
             maps[stride] = x
-        return tuple(maps.values())
+        return tuple(each for number, each in enumerate(maps.values()) if number in numbers)
 
 
 def build_stage(c_in: int, stage: Stage, spec: NetSpec) -> nn.Sequential:

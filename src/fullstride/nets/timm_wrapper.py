@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -221,13 +221,16 @@ class TimmNetwork(Backbone):
         names = (name for name, _ in self.named_parameters())
         return {name: numbers.get(name.removeprefix("net."), last) for name in names}
 
-    def features(self, x: Tensor) -> tuple[Tensor, ...]:
+    def features(self, x: Tensor, out_indices: Sequence[int] | None = None) -> tuple[Tensor, ...]:
         if not hasattr(self.net, "forward_intermediates"):
             raise ValueError(
                 f"timm/{self.spec.name} has no intermediate maps: choose another network"
             )
         maps = self.checked(partial(self.net.forward_intermediates, intermediates_only=True), x)
-        return tuple({m.shape[2:]: m for m in maps}.values())
+        maps = tuple({m.shape[2:]: m for m in maps}.values())
+        return (
+            maps if out_indices is None else tuple(maps[i] for i in self.map_numbers(out_indices))
+        )
 
     @property
     def channels(self) -> tuple[int, ...]:

@@ -1,12 +1,15 @@
-"""Writes what the command line prints as HTML, for notebooks."""
+"""Writes what the command line prints as HTML, for notebooks, and shows progress in them."""
 
-from collections.abc import Iterable
+import io
+from collections.abc import Iterable, Mapping
 from functools import singledispatch
 from html import escape
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
+from fullstride.io.console import print_parts
 from fullstride.latency.select import Choice, options_tie
 from fullstride.measure.protocols import Measurement
 from fullstride.nets.bundle import Bundle
@@ -16,17 +19,70 @@ from fullstride.report.console_tables import (
     selection_table,
     table,
 )
-from fullstride.tasks import common_metric
+from fullstride.report.training_progress import epoch_line
+from fullstride.tasks import TASKS, common_metric, find_task
 
 Parts = Iterable[str | Table]
+TEXT_WIDTH = 100  # characters, of the text beside the HTML
+
+
+class Progress:
+    """Shows the events of a study or the epochs of a training, each when it is called with it.
+
+    In a notebook they share one display: a bar, the results so far, and the last line. Elsewhere
+    all is printed, as the command does.
+
+    Examples:
+        >>> import fullstride
+        >>> progress = fullstride.Progress()
+        >>> for event in fullstride.fit("digits", "runs/fit", budget_ms=1):  # doctest: +SKIP
+        ...     progress(event)
+        >>> bundle = fullstride.train_network(
+        ...     "digits", "genet_tiny", "runs/few", steps=2, on_epoch=fullstride.Progress()
+        ... )  # doctest: +SKIP
+    """
+
+    def __init__(self) -> None:
+        self.results: list[str | Table] = []
+        self.screen: Any = None  # IPython's handle of the display
+
+    def __call__(self, news: Any) -> None:
+        parts = list(parts_of(news))
+        if not Console().is_jupyter:
+            print_parts(parts)
+            return
+        from IPython.display import display
+
+        shown = [*self.results, *parts]
+        if isinstance(news, Mapping):
+            done = news["epoch"] / news["epochs"]
+        else:
+            done = news.done
+            self.results = self.results if news.line else shown
+        bar = f'<progress value="{done:.3f}" style="width: 100%"></progress>'
+        data = {"text/plain": text(shown), "text/html": f"{bar}\n{parts_html(shown)}"}
+        if self.screen is None:
+            self.screen = display(data, raw=True, display_id=True)
+        else:
+            self.screen.update(data, raw=True)
 
 
 def html(shown: Any) -> str:
     """The lines and tables of an object; all text is escaped."""
+    return parts_html(parts_of(shown))
+
+
+def parts_html(parts: Parts) -> str:
     return "\n".join(
-        table_html(part) if isinstance(part, Table) else f"<p>{escape(part)}</p>"
-        for part in parts_of(shown)
+        table_html(part) if isinstance(part, Table) else f"<p>{escape(part)}</p>" for part in parts
     )
+
+
+def text(parts: Parts) -> str:
+    with io.StringIO() as file:
+        console = Console(file=file, width=TEXT_WIDTH, force_jupyter=False, highlight=False)
+        console.print(*parts, sep="\n", markup=False)
+        return file.getvalue()
 
 
 def table_html(source: Table) -> str:
@@ -45,6 +101,14 @@ def table_html(source: Table) -> str:
 def parts_of(shown: Any) -> Parts:
     """The lines and tables that show an object: its own, as events of studies have them."""
     return shown.parts
+
+
+@parts_of.register
+def _(shown: Mapping) -> Parts:
+    """The row of an epoch, with the task's own score of those in it."""
+    metrics = (find_task(name).metric for name in TASKS)
+    metric = next((m for m in metrics if f"val/{m.name}" in shown), find_task().metric)
+    return [epoch_line(shown, metric)]
 
 
 @parts_of.register

@@ -130,6 +130,7 @@ class Event:
     result: Any = None  # what the stage ended with; None on the way
     # makes lines and tables of the result
     render: Callable[[Any], Parts] = field(default=lambda result: (), repr=False)
+    done: float = 0.0  # the share of the stages that have ended
 
     @property
     def parts(self) -> Parts:
@@ -163,23 +164,29 @@ def run_study(
             yield Event(study.stages[0].name, note)
         results: dict[str, Any] = {}
         last = replace(study.stages[-1], render=lambda result: study.closing(result, folder))
-        for stage in (*study.stages[:-1], last):
+        for number, stage in enumerate((*study.stages[:-1], last)):
             if stage.when(job, results):
-                results[stage.name] = yield from stage_events(stage, job, results)
+                done = number / len(study.stages), (number + 1) / len(study.stages)
+                results[stage.name] = yield from stage_events(stage, job, results, done)
             if options.dry_run and stage.name == PLAN:
                 return
 
 
-def stage_events(stage: Stage, job: StudyJob, results: Results) -> Generator[Event, None, Any]:
-    """An event for each line of a stage, and one for its result, which is returned."""
+def stage_events(
+    stage: Stage, job: StudyJob, results: Results, done: tuple[float, float]
+) -> Generator[Event, None, Any]:
+    """An event for each line of a stage, and one for its result, which is returned.
+
+    `done` are the shares of the study that have ended before and after it.
+    """
     work = stage.work(job, results)
     if stage.kind is not None:
         work = run_stage(job.folder, stage.name, stage.kind, work)
     while True:
         try:
-            yield Event(stage.name, next(work))
+            yield Event(stage.name, next(work), done=done[0])
         except StopIteration as stop:
-            yield Event(stage.name, result=stop.value, render=stage.render)
+            yield Event(stage.name, result=stop.value, render=stage.render, done=done[1])
             return stop.value
 
 
