@@ -71,8 +71,8 @@ class Metadata:
         }
 
     @classmethod
-    def from_strings(cls, strings: Mapping[str, str], path: Path) -> "Metadata":
-        """Raises ValueError, in one line, for strings that `to_strings` does not write."""
+    def from_strings(cls, strings: Any, path: Path) -> "Metadata":
+        """Raises ValueError, in one line, for what is no mapping that `to_strings` writes."""
         try:
             if sum(map(len, strings.values())) > MAX_JSON_BYTES:
                 raise ValueError("its metadata is too large")
@@ -80,7 +80,7 @@ class Metadata:
             for name in JSON_FIELDS:
                 values[name] = parse_json(values[name], name)
             return from_json(cls, values, "metadata")
-        except (KeyError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} was not written by `fullstride export`: {type(error).__name__} {error}"
             ) from None
@@ -140,6 +140,11 @@ class ExportedModel:
                 f"{self.path} returns {outputs.shape} for {shape}, but its metadata has {what}"
             )
         return outputs
+
+    def check_sizes(self) -> None:
+        """Run it on zeros, for a file whose graph does not say its sizes. Raises as `run`."""
+        kind = np.float32 if self.metadata.input_kind == "normalised" else np.uint8
+        self.run(np.zeros((1, *self.metadata.input_shape()), kind))
 
     @property
     def name(self) -> str:

@@ -13,13 +13,7 @@ import torch
 
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats import mobile
-from fullstride.deploy.formats.base import (
-    Format,
-    absent,
-    has_magic,
-    quiet,
-    unreadable_file,
-)
+from fullstride.deploy.formats.base import Format, absent, has_magic, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
 
@@ -85,12 +79,11 @@ def open_file(path: Path, threads: int) -> ExportedModel:
 
         try:
             module = portable_lib._load_for_executorch(str(path))
-            text = module.run_method(METADATA, [])[0].numpy().tobytes()
-            strings = json.loads(text)
+            strings = json.loads(module.run_method(METADATA, [])[0].numpy().tobytes())
         except Exception as error:  # of several types
             raise unreadable_file(path, error) from None
         set_threads(portable_lib, threads)
-    metadata = Metadata.from_strings(strings if isinstance(strings, dict) else {}, path)
+    metadata = Metadata.from_strings(strings, path)
 
     def infer(images: np.ndarray) -> np.ndarray:
         set_threads(portable_lib, threads)
@@ -107,17 +100,14 @@ def set_threads(library: Any, threads: int) -> None:
         library._unsafe_reset_threadpool(threads)
 
 
+def detect(path: Path) -> bool:
+    return has_magic(path, ".pte", MAGIC)
+
+
 def missing() -> str:
     return absent("executorch", "executorch", "executorch")
 
 
 EXECUTORCH = Format(
-    name="executorch",
-    suffix=".pte",
-    precisions=("fp32", "int8"),
-    write=write,
-    open=open_file,
-    detect=lambda path: has_magic(path, ".pte", MAGIC),
-    missing=missing,
-    one_size=True,
+    "executorch", ".pte", ("fp32", "int8"), write, open_file, detect, missing, one_size=True
 )

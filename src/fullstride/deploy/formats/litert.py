@@ -5,7 +5,6 @@
 import json
 import os
 import platform
-import subprocess
 import sys
 import zipfile
 from importlib.metadata import version
@@ -17,14 +16,7 @@ import torch
 
 from fullstride.deploy.exported import ExportedModel, Metadata, check_graph_sizes
 from fullstride.deploy.formats import litert_converter, mobile
-from fullstride.deploy.formats.base import (
-    Format,
-    absent,
-    has_magic,
-    last_line,
-    quiet,
-    unreadable_file,
-)
+from fullstride.deploy.formats.base import Format, absent, has_magic, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
@@ -87,15 +79,9 @@ def converter_missing() -> str:
     return "the converter of LiteRT is not installed: an export by --format litert installs it"
 
 
-def run(python: Path, *words: str | Path) -> None:
-    """Raises ValueError with the last line of what a program prints where it fails."""
+def run(*words: str | Path) -> None:
     own = {"PYTHONPATH": "", "PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run(
-        [python, *words], capture_output=True, text=True, errors="replace", env=os.environ | own
-    )
-    if done.returncode:
-        why = last_line(ValueError(done.stderr or done.stdout))
-        raise ValueError(f"the converter of LiteRT failed ({done.returncode}): {why}")
+    mobile.run_converter("LiteRT", *words, environment=os.environ | own)
 
 
 def open_file(path: Path, threads: int) -> ExportedModel:
@@ -114,7 +100,7 @@ def open_file(path: Path, threads: int) -> ExportedModel:
         (source,), (result,) = graph.get_input_details(), graph.get_output_details()
     except Exception as error:  # of several types
         raise unreadable_file(path, error) from None
-    metadata = Metadata.from_strings(strings if isinstance(strings, dict) else {}, path)
+    metadata = Metadata.from_strings(strings, path)
     check_graph_sizes(path, metadata, [*map(int, source["shape"])], [*map(int, result["shape"])])
 
     def infer(images: np.ndarray) -> np.ndarray:
@@ -126,17 +112,14 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     return ExportedModel(path, metadata, mobile.one_by_one(infer), runtime)
 
 
+def detect(path: Path) -> bool:
+    return has_magic(path, ".tflite", MAGIC)
+
+
 def missing() -> str:
     return absent("ai_edge_litert", "ai-edge-litert", "litert")
 
 
 LITERT = Format(
-    name="litert",
-    suffix=".tflite",
-    precisions=("fp32", "int8"),
-    write=write,
-    open=open_file,
-    detect=lambda path: has_magic(path, ".tflite", MAGIC),
-    missing=missing,
-    one_size=True,
+    "litert", ".tflite", ("fp32", "int8"), write, open_file, detect, missing, one_size=True
 )

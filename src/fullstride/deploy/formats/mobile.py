@@ -5,8 +5,10 @@ operators that these runtimes lack, or compute outside of their kernels, become 
 """
 
 import copy
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.deploy.exported import Infer
+from fullstride.deploy.formats.base import last_line
 from fullstride.deploy.job import ExportJob
 from fullstride.nets.layers import SpaceToDepth
 
@@ -34,6 +37,16 @@ def of_one_image(job: ExportJob) -> ExportJob:
 def one_by_one(infer: Infer) -> Infer:
     """Outputs of a batch by a function of one image, which gets and returns a batch of one."""
     return lambda images: np.concatenate([infer(images[i : i + 1]) for i in range(len(images))])
+
+
+def run_converter(
+    runtime: str, *words: str | Path, environment: Mapping[str, str] | None = None
+) -> None:
+    """Run a program. Raises ValueError with the last line that it prints where it fails."""
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", env=environment)
+    if done.returncode:
+        why = last_line(ValueError(done.stderr or done.stdout))
+        raise ValueError(f"the converter of {runtime} failed ({done.returncode}): {why}")
 
 
 def with_patch_convolutions(net: nn.Module, channels: int) -> nn.Module:

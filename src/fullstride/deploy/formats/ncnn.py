@@ -4,7 +4,6 @@
 
 import hashlib
 import json
-import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,13 +15,7 @@ from torch import Tensor, nn
 
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats import mobile
-from fullstride.deploy.formats.base import (
-    Format,
-    absent,
-    last_line,
-    quiet,
-    unreadable_file,
-)
+from fullstride.deploy.formats.base import Format, absent, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
@@ -74,15 +67,9 @@ def convert(scratch: Path, folder: Path, fp16: bool) -> None:
     paths = {name: scratch / file for name, file in names.items()}
     paths |= {"ncnnparam": folder / GRAPH, "ncnnbin": folder / WEIGHTS}
     words = [f"{name}={path}" for name, path in paths.items()]
-    done = subprocess.run(
-        [EXEC_PATH, str(scratch / "graph.pt"), *words, f"fp16={int(fp16)}"],
-        capture_output=True,
-        text=True,
-        errors="replace",
-    )
-    if done.returncode or not (folder / GRAPH).exists():
-        why = last_line(ValueError(done.stderr or done.stdout))
-        raise ValueError(f"the converter of ncnn failed ({done.returncode}): {why}")
+    mobile.run_converter("ncnn", EXEC_PATH, scratch / "graph.pt", *words, f"fp16={int(fp16)}")
+    if not (folder / GRAPH).exists():
+        raise ValueError("the converter of ncnn failed: it wrote no graph")
 
 
 def checksums(folder: Path) -> dict[str, str]:
@@ -116,8 +103,7 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
             raise unreadable_file(folder, ValueError("ncnn does not load it"))
     infer = mobile.one_by_one(lambda images: run(ncnn, net, metadata, images[0])[None])
     model = ExportedModel(folder, metadata, infer, f"ncnn {version('ncnn')}, {threads} threads")
-    kind = np.float32 if metadata.input_kind == "normalised" else np.uint8
-    model.run(np.zeros((1, *metadata.input_shape()), kind))  # its sizes are those of the metadata
+    model.check_sizes()
     return model
 
 
@@ -150,14 +136,5 @@ def missing(*packages: str) -> str:
     return next(filter(None, reasons), "")
 
 
-NCNN = Format(
-    name="ncnn",
-    suffix="",
-    precisions=("fp32", "fp16"),
-    write=write,
-    open=open_file,
-    detect=detect,
-    missing=missing,
-    files=(GRAPH, WEIGHTS, ABOUT),
-    one_size=True,
-)
+FILES = (GRAPH, WEIGHTS, ABOUT)
+NCNN = Format("ncnn", "", ("fp32", "fp16"), write, open_file, detect, missing, FILES, one_size=True)

@@ -44,9 +44,7 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
             "OpTypesToExcludeOutputQuantization": types,
         }
     else:
-        types = (
-            None  # every operator with an int8 kernel; logits stay in float: 256 levels would tie
-        )
+        types = None  # all with an int8 kernel; logits stay in float: 256 levels would tie
         options = {"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]}
     reader: Any = Reader(model.graph.input[0].name, job.calibration)
     with TemporaryDirectory() as scratch, quiet(""):  # it logs to the root logger

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from fullstride.deploy.exported import ExportedModel, Metadata, check_graph_sizes
+from fullstride.deploy.exported import ExportedModel, Metadata, Precision, check_graph_sizes
 from fullstride.deploy.formats import onnx
 from fullstride.deploy.formats.base import Format, missing_package, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
@@ -20,7 +20,7 @@ from fullstride.io.writing import open_regular
 MODEL, WEIGHTS = "model.xml", "model.bin"
 SECTION = "fullstride"  # of the runtime information in the file
 # The type that it computes in; int8 layers are marked in the graph.
-HINTS = {"fp32": "f32", "fp16": "f32", "int8": "f32", "bf16": "bf16"}
+HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f32", "int8": "f32"}
 
 
 def write(job: ExportJob, folder: Path) -> None:
@@ -196,13 +196,5 @@ def missing() -> str:
     return onnx.missing()
 
 
-OPENVINO = Format(
-    name="openvino",
-    suffix="",
-    precisions=("fp32", "bf16", "fp16", "int8"),
-    write=write,
-    open=open_file,
-    detect=detect,
-    missing=missing,
-    files=(MODEL, WEIGHTS),
-)
+PRECISIONS, FILES = tuple(HINTS), (MODEL, WEIGHTS)
+OPENVINO = Format("openvino", "", PRECISIONS, write, open_file, detect, missing, FILES)

@@ -70,12 +70,7 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
             folder / ENGINE,
             ValueError("an engine works on one kind of GPU and one version: export it again"),
         )
-    return ExportedModel(
-        folder,
-        model.metadata,
-        inference(engine),
-        f"TensorRT {trt.__version__}",
-    )
+    return ExportedModel(folder, model.metadata, inference(engine), f"TensorRT {trt.__version__}")
 
 
 def inference(engine: Any) -> Infer:
@@ -105,13 +100,11 @@ def engine_missing() -> str:
     return "" if torch.cuda.is_available() else "TensorRT needs a GPU, and none is available"
 
 
+def detect(path: Path) -> bool:
+    return (path / MODEL).is_file()
+
+
+FILES = (MODEL, ENGINE)
 TENSORRT = Format(
-    name="tensorrt",
-    suffix="",
-    precisions=("fp32", "fp16", "int8"),
-    write=write,
-    open=open_file,
-    detect=lambda path: (path / MODEL).is_file(),
-    missing=onnx.missing,
-    files=(MODEL, ENGINE),
+    "tensorrt", "", ("fp32", "fp16", "int8"), write, open_file, detect, onnx.missing, FILES
 )

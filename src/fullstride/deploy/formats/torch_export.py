@@ -11,13 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullstride.deploy.exported import ExportedModel, Metadata
+from fullstride.deploy.exported import ExportedModel, Metadata, Precision
 from fullstride.deploy.formats.base import Format, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
 from fullstride.measure.protocols import cpu_threads
 from fullstride.nets.weights.reader import ZIP_ERRORS
 
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 METADATA = "about.json"  # in the archive
 # Models in an aoti package and their batch sizes; other programs load the first name.
 BATCHES = {"model": None, "one": 1}
@@ -89,7 +93,7 @@ def exported_model(
         strings = json.loads(metadata_json)
     except ValueError:
         strings = {}
-    metadata = Metadata.from_strings(strings if isinstance(strings, dict) else {}, path)
+    metadata = Metadata.from_strings(strings, path)
 
     def infer(images: np.ndarray) -> np.ndarray:
         with cpu_threads(threads), torch.no_grad():
@@ -98,8 +102,7 @@ def exported_model(
     device = f"{threads} threads" if metadata.device == "cpu" else metadata.device
     runtime = f"PyTorch {torch.__version__} {backend}, {device}"
     model = ExportedModel(path, metadata, infer, runtime)
-    kind = np.float32 if metadata.input_kind == "normalised" else np.uint8
-    model.run(np.zeros((1, *metadata.input_shape()), kind))  # its sizes are those of the metadata
+    model.check_sizes()
     return model
 
 
@@ -133,23 +136,17 @@ def compiler_missing() -> str:
     return ""
 
 
+def in_aoti(path: Path) -> bool:
+    return has_folder(path, "aotinductor")
+
+
+def in_pt2(path: Path) -> bool:
+    return has_folder(path, "models")
+
+
 AOTI = Format(
-    name="aoti",
-    suffix=".pt2",
-    precisions=("fp32", "bf16"),
-    write=write_aoti,
-    open=open_aoti,
-    detect=lambda path: has_folder(path, "aotinductor"),
-    missing=compiler_missing,
-    runs_code=True,
+    "aoti", ".pt2", ("fp32", "bf16"), write_aoti, open_aoti, in_aoti, compiler_missing, (), True
 )
 PT2 = Format(
-    name="pt2",
-    suffix=".pt2",
-    precisions=("fp32", "bf16", "fp16"),
-    write=write_pt2,
-    open=open_pt2,
-    detect=lambda path: has_folder(path, "models"),
-    missing=lambda: "",
-    runs_code=True,
+    "pt2", ".pt2", tuple(TYPES), write_pt2, open_pt2, in_pt2, lambda: "", (), runs_code=True
 )

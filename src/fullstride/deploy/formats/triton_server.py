@@ -108,14 +108,8 @@ def detect(path: Path) -> bool:
     )
 
 
+GRAPHS = (MODEL, openvino.MODEL, openvino.WEIGHTS)
+FILES = tuple(f"*/{name}" for name in (CONFIG, LABELS, *(f"{VERSION}/{each}" for each in GRAPHS)))
 TRITON_SERVER = Format(
-    name="triton-server",
-    suffix="",
-    precisions=("fp32", "fp16", "int8"),
-    write=write,
-    open=open_file,
-    detect=detect,
-    missing=onnx.missing,
-    files=tuple(f"*/{name}" for name in (CONFIG, LABELS))
-    + tuple(f"*/{VERSION}/{name}" for name in (MODEL, openvino.MODEL, openvino.WEIGHTS)),
+    "triton-server", "", ("fp32", "fp16", "int8"), write, open_file, detect, onnx.missing, FILES
 )
