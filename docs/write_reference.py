@@ -15,7 +15,7 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
 from textwrap import fill
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
 import griffe
@@ -23,6 +23,7 @@ import griffe
 import fullstride
 from fullstride import cli
 from fullstride.commands import COMMANDS, GROUPS, USUAL
+from fullstride.io import records
 from fullstride.tables import PERMISSIVE, PretrainedNetwork, pretrained_networks
 from fullstride.train.recipes.named import BY_CASE, NOMINAL, RECIPES
 from fullstride.train.recipes.recipe import Recipe, field_help
@@ -31,6 +32,12 @@ NOTE = "This page is written by `python docs/write_reference.py`: edit the sourc
 COLUMNS, WIDE = 100, 2000  # of the pages, and of the help that they are made from
 # Functions of `fullstride.zoo` that are for users.
 ZOO = ("list", "create", "load", "spec")
+# The names of bounded numbers, and what they are.
+BOUNDED = {
+    name: get_args(hint)[0].__name__
+    for name, hint in vars(records).items()
+    if get_origin(hint) is Annotated
+}
 RECIPE = "--recipe."  # how flags of its fields begin
 # Fields of a recipe that say most about it.
 NUMBERS = {
@@ -342,6 +349,7 @@ def members(target: Any) -> Iterator[str]:
             default = str(source.value or "")
             default = f"`{escape(default)}`" if default and "field(" not in default else ""
             annotation = re.sub(r"Annotated\[(.+?), \w+\(.*?\)\]", r"\1", str(source.annotation))
+            annotation = re.sub(r"\w+", lambda match: BOUNDED.get(match[0], match[0]), annotation)
             meaning = escape(texts.get(field.name, ""))
             yield f"| `{field.name}` | `{escape(annotation)}` | {default} | {meaning} |"
         yield ""

@@ -70,7 +70,10 @@ def dropped_embedding() -> None:
 
 
 REFUSALS: dict[str, tuple[Callable[[], Any], str]] = {
-    "rotation": (lambda: Augmentation(rotation_degrees=181), "rotation_degrees 181: .* 0 to 180"),
+    "rotation": (
+        lambda: Augmentation(rotation_degrees=181),
+        "rotation_degrees 181: .* at most 180",
+    ),
     "reference": (
         lambda: bench({"a": nn.Conv2d(3, 8, 1)}, THROUGHPUT, options=BenchOptions(reference="b")),
         "reference b is not measured: choose from a",

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import arg
 
-from fullstride.io.records import Bounds
+from fullstride.io.records import Bounds, Positive
 from fullstride.measure.budget import Budget, find_budget, required_budget, time_limit_s
 from fullstride.nets.efficiency import Precision
 from fullstride.study.settings import TargetSettings
@@ -22,7 +22,7 @@ class FitSettings(TargetSettings):
     # The time that a call may take, divided by its images, in ms. Of several each gets a file. With
     # --hours alone the whole front does: files from the fastest network to the slowest that can be
     # trained in a quarter of that.
-    budget_ms: tuple[Annotated[float, Bounds(gt=0)], ...] = ()
+    budget_ms: tuple[Positive, ...] = ()
     # What the network is for; by default what the files of the data are for.
     task: str = ""
     # Which of the measured times of a call the budget bounds: 50 is the median.
@@ -31,9 +31,9 @@ class FitSettings(TargetSettings):
     # its interval does not.
     maybe: bool = False
     # Hours that the whole may take; by default the finalists train as long as their recipe says.
-    hours: Annotated[float, Bounds(gt=0)] | None = None
+    hours: Positive | None = None
     # As --hours; the two add up.
-    minutes: Annotated[float, Bounds(gt=0)] | None = None
+    minutes: Positive | None = None
     # Where networks begin: hub, for released weights in the hub's cache or on the hub; a folder of
     # files of weights; or none, for random weights.
     weights: str = "hub"

@@ -18,7 +18,7 @@ from fullstride.io.console import (
     report_ignored,
     report_skipped,
 )
-from fullstride.io.records import Bounds, check_bounds
+from fullstride.io.records import PositiveInt, check_bounds
 from fullstride.nets.preprocessing import BY_DEFAULT
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ModelFlags(OpenFlags):
     """How a model is opened, and how it computes."""
 
     # Images of a call.
-    call_batch: Annotated[int, Bounds(ge=1)] = 32
+    call_batch: PositiveInt = 32
 
     def __post_init__(self) -> None:
         check_bounds(self, "--")

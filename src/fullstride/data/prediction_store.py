@@ -9,10 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride.data.readers.hugging_face import reason
-from fullstride.io.records import MAX_JSON_BYTES, Bounds, Record, from_json, parse_json, to_json
+from fullstride.io.records import (
+    MAX_JSON_BYTES,
+    PositiveInt,
+    Record,
+    from_json,
+    parse_json,
+    to_json,
+)
 from fullstride.io.writing import (
     Output,
     atomic_write,
@@ -30,8 +37,6 @@ KEY = "predictions.json"  # in the folder of a store
 PART = re.compile(r"part-(\d{6,12})\.parquet")
 MAX_HEADER_BYTES = 2**26  # of a file's own metadata
 
-Positive = Annotated[int, Bounds(ge=1)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StoreKey:
@@ -46,8 +51,8 @@ class StoreKey:
     has_class_names: bool  # whether `classes` are more than numbers
     where: str  # of the data; "" for a list of files
     data: str  # fingerprint of their names and sizes
-    images: Positive
-    part_images: Positive
+    images: PositiveInt
+    part_images: PositiveInt
     arguments: Mapping[str, str]  # of the command that decide what the columns have
 
     @property

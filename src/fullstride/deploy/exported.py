@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fullstride.deploy.settings import InputKind
-from fullstride.io.records import MAX_JSON_BYTES, Bounds, from_json, parse_json
+from fullstride.io.records import MAX_JSON_BYTES, Count, from_json, parse_json
 from fullstride.nets.backbone import pixel_sizes
 from fullstride.nets.bundle import Bundle, Temperature
 from fullstride.nets.efficiency import Precision
@@ -20,7 +20,6 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tables.names import check_name
 from fullstride.tasks import TASKS
 
-Size = Annotated[int, Bounds(ge=0)]
 Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, ...)
 
 # Fields of Metadata that are JSON in a file; all others are text.
@@ -44,7 +43,7 @@ class Metadata:
     mirror: bool = True  # whether the mirror image of a picture is of the same class
     task_state: Mapping[str, Any] = field(default_factory=dict)  # see `Bundle`
     # The sizes of the outputs for an image, with 0 for those of the image; (): one for each class.
-    outputs: tuple[Size, ...] = ()
+    outputs: tuple[Count, ...] = ()
     precision: Precision = "fp32"
     input_kind: InputKind = "normalised"
     device: str = "cpu"  # of aoti and pt2 files; other runtimes choose their own
@@ -140,11 +139,6 @@ class ExportedModel:
                 f"{self.path} returns {outputs.shape} for {shape}, but its metadata has {what}"
             )
         return outputs
-
-    def check_sizes(self) -> None:
-        """Run it on zeros, for a file whose graph does not say its sizes. Raises as `run`."""
-        kind = np.float32 if self.metadata.input_kind == "normalised" else np.uint8
-        self.run(np.zeros((1, *self.metadata.input_shape()), kind))
 
     @property
     def name(self) -> str:

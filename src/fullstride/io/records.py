@@ -58,6 +58,14 @@ class Bounds:
         return " and ".join(f"{word} {limit:,g}" for word, limit in limits if limit is not None)
 
 
+Count = Annotated[int, Bounds(ge=0)]
+PositiveInt = Annotated[int, Bounds(ge=1)]
+NonNegative = Annotated[float, Bounds(ge=0)]
+Positive = Annotated[float, Bounds(gt=0)]
+Probability = Annotated[float, Bounds(ge=0, le=1)]
+BelowOne = Annotated[float, Bounds(ge=0, lt=1)]
+
+
 def check_range(name: str, value: Any, most: int) -> None:
     if not isinstance(value, int) or not 1 <= value <= most:
         raise ValueError(f"{name} {value!r}: use a whole number from 1 to {most}")

@@ -6,7 +6,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fullstride.io.records import Bounds, check_bounds, from_json, parse_json
+from fullstride.io.records import (
+    Bounds,
+    Count,
+    PositiveInt,
+    check_bounds,
+    from_json,
+    parse_json,
+)
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.latency.roofline import (
     DEVICE,
@@ -25,8 +32,8 @@ OUTPUT = json_output("a profile", "machine", "inference", "sheet")
 class Clocks:
     """The clocks that took the times of a calibration."""
 
-    wall: Annotated[int, Bounds(ge=0)]  # times that are wall time of rounds without other work
-    cpu: Annotated[int, Bounds(ge=0)]  # times that are CPU time, as too few rounds were such
+    wall: Count  # times that are wall time of rounds without other work
+    cpu: Count  # times that are CPU time, as too few rounds were such
     wall_per_cpu: Positive  # median ratio of both clocks: above 1 the machine had other work
 
 
@@ -40,7 +47,7 @@ class Fit:
     high: Positive
     # Above this ratio of two estimates the slower network is slower in eight cases of ten.
     resolvable_ratio: Annotated[float, Bounds(ge=1, le=1e12)]
-    networks: Annotated[int, Bounds(ge=1)]  # that were fitted
+    networks: PositiveInt  # that were fitted
     source: str  # of the measured times
     software: str
     date: str  # of the fit

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from fullstride.io import records
-from fullstride.io.records import Bounds
+from fullstride.io.records import NonNegative, Positive
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.measure.workload import Layout, Precision, Work
@@ -21,8 +21,6 @@ from fullstride.nets.efficiency import Efficiency, short_precision
 MULTIPLE = 8  # images: the largest batch is rounded down to it, unless it is smaller
 BUSY = 0.2  # spread of rounds above which a measurement is repeated once, and reported
 MAX_RESOLUTION = 16_384  # pixels a side; activations of more fit nowhere
-Positive = Annotated[float, Bounds(gt=0)]
-NonNegative = Annotated[float, Bounds(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
 from fullstride.io import records
-from fullstride.io.records import MAX_JSON_BYTES, Bounds, read_json
+from fullstride.io.records import MAX_JSON_BYTES, Positive, read_json
 from fullstride.io.writing import Output, atomic_write, has_keys
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
@@ -36,7 +36,7 @@ OUTPUT = Output(
     lambda folder: has_keys("spec", "classes", "preprocessing")(folder / METADATA),
     (METADATA, WEIGHTS),
 )
-Temperature = Annotated[float, Bounds(gt=0)]
+Temperature = Positive
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from torch import nn
 
 from fullstride.io import records
-from fullstride.io.records import Bounds, check_bounds, check_range
+from fullstride.io.records import Bounds, Count, check_bounds, check_range
 from fullstride.nets.backbone import input_text
 from fullstride.nets.blocks import (
     SE,
@@ -66,7 +66,7 @@ class Stage:
     ratio: float = 1.0  # channels inside a block / width
     kernel: Annotated[int, Bounds(le=255)] = 3  # side of the k x k convolutions, an odd number
     # channels per group of a k x k convolution; 0: all, 1: depthwise
-    group_width: Annotated[int, Bounds(ge=0)] = 0
+    group_width: Count = 0
     se: SE | None = None  # squeeze-and-excitation
     # frames that the first convolution of a block sees; 0: of a network of images
     time_kernel: Annotated[int, Bounds(ge=0, le=255)] = 0

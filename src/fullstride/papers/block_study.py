@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from fullstride.io.records import Bounds
+from fullstride.io.records import Positive, PositiveInt
 from fullstride.io.writing import PLOT, atomic_write, check_output, json_output
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment, choose_device
@@ -89,8 +89,7 @@ class Stack:
         )
 
 
-Ms = Annotated[float, Bounds(gt=0)]
-Count = Annotated[int, Bounds(gt=0)]
+Ms = Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +97,8 @@ class BlockTime(Stack):
     ms_per_image: Ms
     ms_low: Ms  # measured: 10 and 90 % of the rounds; estimated: the model's 90 % interval
     ms_high: Ms
-    params: Count
-    macs: Count  # multiply-adds; FLOPs are twice this
+    params: PositiveInt
+    macs: PositiveInt  # multiply-adds; FLOPs are twice this
 
     def line(self) -> str:
         """A line below `Method.heading`."""

@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from fullstride.io.records import Bounds, to_json
+from fullstride.io.records import Positive, to_json
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import PROTOCOLS, Measurement, Protocol
 from fullstride.measure.workload import Layout, Precision
@@ -290,7 +290,7 @@ class Number:
     quantity: str
     network: str
     kind: str = ""
-    measured: Annotated[float, Bounds(gt=0)]
+    measured: Positive
     published: float | None = None
     source: str | None = None
     spread: float | None = None

@@ -6,15 +6,13 @@ Apart from what runs them, as `--help` reads this module and nothing slow.
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
-from fullstride.io.records import Bounds
+from fullstride.io.records import Bounds, Count, Positive, PositiveInt
 from fullstride.study.settings import BudgetSettings
 
 PAPER_SIDES = (192, 224, 256)  # pixels, of arXiv:2006.14090
 SMALL_SIDE = 128  # pixels of a MasterNet below which the paper's resolutions are no choices
 Clock = Literal["both", "device", "host"]
 Next = Literal["thompson", "greedy", "none"]
-Positive = Annotated[int, Bounds(ge=1)]
-Share = Annotated[float, Bounds(gt=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,7 @@ class SearchSettings(BudgetSettings):
     # Structures after the first design: by Thompson sampling, the best predicted, or none.
     next: Next | None = None
     # Structures of each resolution and kernel that are trained to the end.
-    winners: Positive | None = None
+    winners: PositiveInt | None = None
     # Recipe of tuning: by the number of images, or the paper's.
     tuning: Literal["images", "paper"] | None = None
     # Recipe of the last training; by default the winner stays as it is.
@@ -88,30 +86,30 @@ class SearchSettings(BudgetSettings):
     samples: Annotated[int, Bounds(ge=2)] = 9
     # Tunings in all, of which those after the first design are chosen by what is known; by default
     # 16 after it.
-    trainings: Positive | None = None
+    trainings: PositiveInt | None = None
     # Random structures that are trained to the end from random weights, beside the tunings. They
     # show what a tuning in a trained network can't, such as deep networks that do not converge.
-    whole: Annotated[int, Bounds(ge=0)] = 0
+    whole: Count = 0
     # Blocks that a stage may have more or fewer.
-    depth_steps: Annotated[int, Bounds(ge=0)] = 2
+    depth_steps: Count = 2
     # Widths from the first to the second number times the MasterNet's.
-    width_range: tuple[Share, Share] = (0.5, 2.0)
+    width_range: tuple[Positive, Positive] = (0.5, 2.0)
     # Widths to choose from at each place, at most.
     most_widths: Annotated[int, Bounds(ge=3)] = 24
     # Kernels to choose from; one that the MasterNet has is always among them.
-    kernel_sizes: tuple[Positive, ...] = (3, 5)
+    kernel_sizes: tuple[PositiveInt, ...] = (3, 5)
     # Let stages change their class (XX, BL, DW) as well.
     switch_blocks: bool = False
     # What trains when a block is exchanged: it and the layers that read it; these after the block
     # has matched the MasterNet's maps; or everything.
     tune: Literal["block", "feature", "full"] = "block"
     # Epochs of a tuning; by default a quarter of the MasterNet's.
-    tune_epochs: Share | None = None
+    tune_epochs: Positive | None = None
     # Epochs of the last training; by default those of its recipe.
-    final_epochs: Share | None = None
+    final_epochs: Positive | None = None
     # Structures that each selection compares, and how many of the best are measured.
-    count: Positive = 1_000_000
-    finalists: Positive = 10
+    count: PositiveInt = 1_000_000
+    finalists: PositiveInt = 10
     # Networks that are measured here before the search, to which a profile is fitted.
     measured: Annotated[int, Bounds(ge=6)] = 16
     seed: int = 0
@@ -158,16 +156,16 @@ class ScaleSettings(BudgetSettings):
     # Train the whole grid, not only a cross through its middle and points near the expected front.
     full_grid: bool = False
     # Points near the expected front that follow the cross, in each regime.
-    band: Annotated[int, Bounds(ge=0)] = 8
+    band: Count = 8
     # Trainings of each of three points, from which the noise is estimated; others have one.
     seeds: Annotated[int, Bounds(ge=1, le=100)] = 2
     # Memory for training in GiB, without which that of the device is meant; points that need more
     # are left out.
-    memory_gib: Annotated[float, Bounds(gt=0)] | None = None
+    memory_gib: Positive | None = None
     # Hours of training, all devices together; the most expensive points are left out.
-    hours: Annotated[float, Bounds(gt=0)] | None = None
+    hours: Positive | None = None
     # Epochs of the training that is to come; by default those of the longest regime.
-    target_epochs: Annotated[float, Bounds(gt=0)] | None = None
+    target_epochs: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fullstride.io.records import Bounds, check_bounds
+from fullstride.io.records import Bounds, Positive, check_bounds
 from fullstride.measure.budget import (
     HERE,
     MOST_IMAGES,
@@ -19,7 +19,7 @@ class TargetSettings:
     """Where a network must keep to the time that it may take."""
 
     # The budget as a rate instead of a time.
-    images_per_s: Annotated[float, Bounds(gt=0)] | None = None
+    images_per_s: Positive | None = None
     # Images of a call.
     call_batch: Annotated[int, Bounds(ge=1, le=MOST_IMAGES)] = 1
     # Where the network will run: here, where networks are measured, or a profile such as rtx4090,
@@ -46,7 +46,7 @@ class BudgetSettings(TargetSettings):
     """The time that a network may take, and where it must keep to it."""
 
     # The time that a call may take, divided by its images, in ms.
-    budget_ms: Annotated[float, Bounds(gt=0)] | None = None
+    budget_ms: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

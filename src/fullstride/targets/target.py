@@ -22,12 +22,12 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
 
-from fullstride.io.records import Bounds, from_json
+from fullstride.io.records import Positive, from_json
 from fullstride.measure.environment import Environment, version
 
 RUNNER = Path(__file__).with_name("runner.py")
@@ -45,7 +45,7 @@ FILE_S = 180.0  # to open a file, and for slow calls, beside the seconds of the 
 GRACE_S = 10.0  # after the limit that the runner keeps itself
 PAUSES_S = (0.5, 2.0, 5.0, 10.0)  # before each attempt to connect again
 SLOWER = 0.9  # times an earlier clock, below which a machine is held back
-Milliseconds = Annotated[float, Bounds(gt=0)]
+Milliseconds = Positive
 Result = TypeVar("Result")
 
 

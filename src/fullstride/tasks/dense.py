@@ -23,7 +23,7 @@ from fullstride.data.transforms.crop import (
     view_geometry,
 )
 from fullstride.data.transforms.masks import MaskTestView, MaskTrainView, nearest
-from fullstride.io.records import Bounds
+from fullstride.io.records import Bounds, PositiveInt
 from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.tasks.task import Task, full_precision
 
@@ -38,7 +38,7 @@ class DenseOptions:
     """The options of all tasks of boxes and pixels."""
 
     # channels of the pyramid and of what follows it
-    head_width: Annotated[int, Bounds(ge=1)] = 256
+    head_width: PositiveInt = 256
     # in place of random resized crops: side of the whole picture, padded to a square, / side of the
     # view, which is a random crop of it; the least and the largest
     jitter: tuple[Factor, Factor] = (1.0, 1.0)

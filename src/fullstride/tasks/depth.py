@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule
 from fullstride.data.readers.decode import Size
 from fullstride.data.readers.masks import MILLIMETRES, DepthFile, UnreadableImage
 from fullstride.data.targets import open_depths
-from fullstride.io.records import Bounds
+from fullstride.io.records import NonNegative
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.dense import (
@@ -187,7 +187,7 @@ OUTSIDE = -1.0  # of a target: pixels of the view that are not of the picture; 0
 MAX_MILLIMETRES = 65535  # of an image of 16 bits
 SAME, SAME_RATIO = 0.99, 1.01  # share of pixels within that ratio, for predictions that are equal
 
-Metres = Annotated[float, Bounds(ge=0)]
+Metres = NonNegative
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.targets import open_labels
-from fullstride.io.records import Bounds
+from fullstride.io.records import BelowOne, Bounds, NonNegative
 from fullstride.tasks.losses import weight_tensor
 from fullstride.tasks.task import (
     ClassScore,
@@ -338,9 +338,9 @@ class MultiLabelOptions:
     """The options of the prediction of several labels; all are of the loss `focal`."""
 
     # exponent of the probability of a label that an image does not have; None: focal_gamma
-    focal_gamma_negative: Annotated[float, Bounds(ge=0)] | None = None
+    focal_gamma_negative: NonNegative | None = None
     # probability below which such a label costs nothing
-    focal_shift: Annotated[float, Bounds(ge=0, lt=1)] = 0.0
+    focal_shift: BelowOne = 0.0
     focal_weight_gradient: bool = True  # let gradients flow through the powers
 
 

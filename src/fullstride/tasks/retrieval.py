@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import nan
-from typing import Annotated, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule, open_data
 from fullstride.data.readers.listing import fraction
 from fullstride.data.readers.splits import TEST_SHARE
-from fullstride.io.records import Bounds
+from fullstride.io.records import Count
 from fullstride.nets.backbone import Backbone, EmbeddingHead, Masks
 from fullstride.tasks.losses import TRIPLET_FORMS, TripletForm, cross_entropy
 from fullstride.tasks.task import Metric, Score, Task, bootstrap, full_precision
@@ -309,7 +309,7 @@ class RetrievalOptions:
 
     # numbers of an embedding, by a layer that the triplet loss trains; 0: those that the classifier
     # takes
-    embedding_size: Annotated[int, Bounds(ge=0)] = 0
+    embedding_size: Count = 0
     normalise_embedding: bool = True  # embeddings have length 1, but not in the loss
 
 

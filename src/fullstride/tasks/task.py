@@ -17,7 +17,7 @@ from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule, op
 from fullstride.data.loader import TestView, TrainView, View, class_indices
 from fullstride.data.readers.decode import Size
 from fullstride.data.transforms.crop import Augmentation, Decoder, Sides
-from fullstride.io.records import Bounds, from_json
+from fullstride.io.records import Bounds, Count, from_json
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
 
@@ -25,8 +25,6 @@ from fullstride.nets.preprocessing import Fit, Preprocessing
 
 
 MAX_CLASSES = 10**6
-
-Count = Annotated[int, Bounds(ge=0)]
 
 
 @dataclass(frozen=True)

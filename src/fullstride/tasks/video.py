@@ -3,18 +3,18 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.targets import open_clips
 from fullstride.data.transforms.clips import ClipTestView, ClipTrainView, Starts, ViewsOfVideo
 from fullstride.data.transforms.crop import Augmentation, Decoder, Sides
-from fullstride.io.records import Bounds
+from fullstride.io.records import PositiveInt
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.task import Count
 
-Pixels = Annotated[int, Bounds(ge=1)]
+Pixels = PositiveInt
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,24 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullstride.data.dataset import DataSet
-from fullstride.data.readers.splits import Share, SplitRule
+from fullstride.data.readers.splits import SplitRule
 from fullstride.io.locks import RUN_LOCK, hold
-from fullstride.io.records import Bounds, from_json, read_json, to_json
+from fullstride.io.records import (
+    BelowOne,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    from_json,
+    read_json,
+    to_json,
+)
 from fullstride.io.writing import (
     Output,
     atomic_write,
@@ -36,16 +45,12 @@ from fullstride.tasks.task import Metric
 from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
 from fullstride.train.recipes.choice import DEFAULTS, NamedRecipe, RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import (
-    NonNegative,
-    PositiveInt,
     Recipe,
     saved_recipe,
 )
 
 # The types of a checkpoint, and whether its tensors fit a network.
 
-Count = Annotated[int, Bounds(ge=0)]
-Positive = Annotated[float, Bounds(gt=0)]
 
 # The state that each optimizer has for a parameter, in the order of the library.
 OPTIMIZER_TENSORS = {
@@ -85,7 +90,7 @@ class ScalerState:
     scale: Positive
     growth_factor: Positive
     backoff_factor: Positive
-    growth_interval: Annotated[int, Bounds(ge=1)]
+    growth_interval: PositiveInt
     _growth_tracker: Count
 
 
@@ -193,7 +198,7 @@ class RunConfig:
     weights_kind: WeightsKind = "averaged"  # of the file of initial weights
     pseudo_labels: str = ""  # fingerprint of those that are trained on
     recipe_name: str = ""  # of the named recipe that `recipe` was made from; "" for another
-    test: Share | None = None  # share of the images, see `SplitRule`
+    test: BelowOne | None = None  # share of the images, see `SplitRule`
     group: str = ""  # what images of one split have in common
     keep_duplicates: bool = False  # whether copies may be in several splits
     copies: Mapping[str, tuple[str, ...]] | None = None  # hash of the content -> names of images

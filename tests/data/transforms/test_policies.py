@@ -28,6 +28,7 @@ from fullstride.data.transforms.policies import (
     RandAugment,
     TrivialAugment,
     erase,
+    erase_at_random,
 )
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -279,7 +280,7 @@ def test_an_erased_rectangle_has_the_area_the_shape_and_the_noise_asked_for():
     areas, ratios, noise = [], [], []
     for _ in range(600):
         pixels = np.full((96, 128, 3), 7, np.uint8)
-        augmentation.erase(pixels, draws)
+        erase_at_random(pixels, augmentation, draws)
         changed = (pixels != 7).any(2)
         if not changed.any():
             continue
@@ -343,16 +344,13 @@ def test_a_view_takes_its_policies_one_after_the_other(photo):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rand_layers": -1}, "-1 layers of RandAugment: use 0 or more"),
-        (
-            {"rand_magnitude": 31},
-            "magnitude 31 of RandAugment: use a level from 0 to 30; 10 is full",
-        ),
-        ({"rand_magnitude": math.nan}, "magnitude nan"),
-        ({"rand_std": -1}, "magnitude_std -1 of RandAugment"),
-        ({"rand_probability": 2}, "probability 2 of RandAugment: use one from 0 to 1"),
-        ({"cutout": 1.5}, "cutout of 1.5: use a share of the side from 0 to 1"),
-        ({"random_erasing_prob": 2}, "random_erasing_prob 2: use a probability from 0 to 1"),
+        ({"rand_layers": -1}, "rand_layers -1: use a whole number, at least 0"),
+        ({"rand_magnitude": 31}, "rand_magnitude 31: use .* at least 0 and at most 30"),
+        ({"rand_magnitude": math.nan}, "rand_magnitude nan"),
+        ({"rand_std": -1}, "rand_std -1: use .* at least 0"),
+        ({"rand_probability": 2}, "rand_probability 2: use .* at least 0 and at most 1"),
+        ({"cutout": 1.5}, "cutout 1.5: use .* at least 0 and at most 1"),
+        ({"random_erasing_prob": 2}, "random_erasing_prob 2: use .* at least 0 and at most 1"),
     ],
 )
 def test_an_impossible_policy_is_refused(fields, message):

@@ -259,8 +259,8 @@ def test_a_resize_draws_its_kernel_where_that_is_random(photo):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rand_form": "tensor"}, "form 'tensor' of RandAugment: use relative, tpu, timm"),
-        ({"rand_form": "tpu", "rand_increasing": True}, "use the form 'timm'"),
+        ({"rand_form": "tensor"}, "no rand_form named 'tensor': choose from relative, tpu, timm"),
+        ({"rand_form": "tpu", "rand_increasing": True}, "use the form timm"),
     ],
 )
 def test_an_impossible_form_is_refused(fields, message):

@@ -12,7 +12,7 @@ from timm.loss import BinaryCrossEntropy
 from torch import nn
 
 from fullstride.data.transforms.crop import Augmentation
-from fullstride.data.transforms.policies import RandAugment
+from fullstride.data.transforms.policies import RandAugment, policies_of
 from fullstride.tasks.classify import Classify
 from fullstride.train import run
 from fullstride.train.batches import mix
@@ -62,7 +62,7 @@ def test_lamb_updates_the_weights_as_timms_train_script_does(name):
 )
 def test_rand_augment_is_what_timms_name_of_it_means(name, text):
     values = {field.name: getattr(RECIPES[name], field.name) for field in fields(Augmentation)}
-    (ours,) = Augmentation(**values).policies()
+    (ours,) = policies_of(Augmentation(**values))
     theirs = rand_augment_transform(text)
     (first, *_) = theirs.ops
     assert isinstance(ours, RandAugment)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.readers.folder import IMAGES, FileKind, why_unused
@@ -34,7 +34,7 @@ from fullstride.data.readers.listing import (
     sorted_classes,
 )
 from fullstride.io.console import counted
-from fullstride.io.records import Bounds, from_json, read_json
+from fullstride.io.records import Count, from_json, read_json
 from fullstride.io.writing import check_regular
 
 # ---- the samples of a tar file without an index, by its headers
@@ -462,14 +462,12 @@ def _matching_names(folder: Path, pattern: str, index: Index | None) -> list[str
 
 # ---- the index
 
-_Count = Annotated[int, Bounds(ge=0)]
-
 
 @dataclass(frozen=True)
 class _ShardEntry:
-    bytes: _Count
+    bytes: Count
     # name, offset, size, and class or index in `label_sets`
-    samples: tuple[tuple[str, _Count, _Count, _Count], ...]
+    samples: tuple[tuple[str, Count, Count, Count], ...]
 
 
 @dataclass(frozen=True)
@@ -482,7 +480,7 @@ class _IndexFile:
     mirror: bool
     shards: Mapping[str, _ShardEntry]
     # of images with several labels: the different sets of class indices
-    label_sets: tuple[tuple[_Count, ...], ...] = ()
+    label_sets: tuple[tuple[Count, ...], ...] = ()
 
 
 def write_index(folder: Path, index: Index) -> None:

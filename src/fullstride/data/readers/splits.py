@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import PurePosixPath
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from fullstride.data.readers.listing import (
     NO_LABEL,
@@ -24,7 +24,7 @@ from fullstride.data.readers.listing import (
     quote_names,
     target_text,
 )
-from fullstride.io.records import Bounds
+from fullstride.io.records import BelowOne
 
 # ---- units: images that must be in one split, as of one group, such as a patient, and copies
 #
@@ -227,8 +227,6 @@ def take_groups(units: Sequence[Unit], share: float, leave: int) -> tuple[list[U
 
 TEST_SHARE = 0.1
 
-Share = Annotated[float, Bounds(ge=0, lt=1)]
-
 
 @dataclass(frozen=True)
 class SplitRule:
@@ -238,8 +236,8 @@ class SplitRule:
     would be taken or are a split of the data.
     """
 
-    val: Share | None = None  # of the training images; None: by their number
-    test: Share | None = None  # of the images; None: a tenth, but none beside a validation split
+    val: BelowOne | None = None  # of the training images; None: by their number
+    test: BelowOne | None = None  # of the images; None: a tenth, but none beside a validation split
     group: str = ""  # what images of one split have in common, see `group_keys`
     keep_duplicates: bool = False  # whether copies of an image may be in several splits
     # the copies that were searched for before, see `DataSet.rule`; None: they are searched for

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -13,16 +13,8 @@ from torch import Tensor
 
 from fullstride.data.readers.decode import Box, Crop, Size, decode, decode_crop
 from fullstride.data.transforms.image_ops import KERNELS
-from fullstride.data.transforms.policies import (
-    AutoAugment,
-    Cutout,
-    Fill,
-    Policy,
-    RandAugment,
-    RandForm,
-    TrivialAugment,
-    erase,
-)
+from fullstride.data.transforms.policies import erase_at_random, policies_of
+from fullstride.data.transforms.settings import Augmentation
 from fullstride.nets.preprocessing import Kernel, Preprocessing
 
 # ---- where in the view a pixel of the picture is: every fit scales along each axis and moves
@@ -108,78 +100,6 @@ Sides = tuple[int, ...]  # pixels a side in the first epochs, for resolutions th
 Source = Image.Image | Path | bytes  # a decoded image, or a file of one: its path or its bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """Random transforms of a training image: crop, rotation, flip, and then the policies.
-
-    The policies follow in the order of the fields: AutoAugment, TrivialAugment, RandAugment,
-    Cutout, erasing.
-    """
-
-    # area of the crop / area of the image; above 1 the image is padded with black
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width / height of the crop, resized to a square
-    random_kernel: bool = False  # resize the crop bilinearly or bicubically, at random
-    rotation_degrees: float = 0.0  # maximum to either side; the corners become black
-    hflip_prob: float = 0.5  # probability of a horizontal flip
-    auto_augment: bool = False  # one of AutoAugment's 25 pairs of operations
-    trivial_augment: bool = False  # one of TrivialAugment's operations, at a random strength
-    rand_form: RandForm = "relative"  # what the levels of RandAugment mean, see policies.py
-    rand_layers: int = 0  # operations of RandAugment; 0: off
-    rand_magnitude: float = 10  # their level from 0 to 30; 10 is full
-    rand_increasing: bool = False  # the strength of each rises with the level (timm's "inc1")
-    rand_std: float = 0.0  # of the level, drawn for each operation (timm's "mstd"); 0: constant
-    rand_probability: float = 1.0  # of each chosen operation; timm's is 0.5
-    cutout: float = 0.0  # side of a gray patch / side of the image; 0: off
-    random_erasing_prob: float = 0.0  # probability of a rectangle of noise
-    random_erasing_fill: Fill = "noise"  # of that rectangle
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale[0] <= self.scale[1] <= 4:
-            raise ValueError(
-                f"scale {self.scale}: use two rising shares of the area, above 0 and up to 4"
-            )
-        if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise ValueError(
-                f"ratio {self.ratio}: use two rising numbers above 0, such as (0.75, 1.33)"
-            )
-        if not 0 <= self.rotation_degrees <= 180:
-            raise ValueError(f"rotation_degrees {self.rotation_degrees}: use degrees from 0 to 180")
-        for name in ("hflip_prob", "random_erasing_prob"):
-            if not 0 <= (value := getattr(self, name)) <= 1:
-                raise ValueError(f"{name} {value}: use a probability from 0 to 1")
-        # each raises ValueError for values out of its range
-        _ = self._rand_augment(), Cutout(self.cutout)
-
-    def policies(self) -> list[Policy]:
-        """The active policies in order, without `erase`, which comes last."""
-        policies: list[Policy] = []
-        if self.auto_augment:
-            policies.append(AutoAugment())
-        if self.trivial_augment:
-            policies.append(TrivialAugment())
-        if self.rand_layers:
-            policies.append(self._rand_augment())
-        if self.cutout:
-            policies.append(Cutout(self.cutout))
-        return policies
-
-    def erase(self, pixels: np.ndarray, rng: np.random.Generator) -> None:
-        """Random erasing of uint8 (H, W, C), in place."""
-        if self.random_erasing_prob and rng.random() < self.random_erasing_prob:
-            erase(pixels, self.random_erasing_fill, rng)
-
-    def _rand_augment(self) -> RandAugment:
-        return RandAugment(
-            form=self.rand_form,
-            layers=self.rand_layers,
-            magnitude=self.rand_magnitude,
-            increasing=self.rand_increasing,
-            magnitude_std=self.rand_std,
-            probability=self.rand_probability,
-        )
-
-
 # draws the box of a crop in an image of some size
 RandomBox = Callable[[Size, Augmentation, np.random.Generator], Box]
 
@@ -239,10 +159,10 @@ def train_view(
         )
     if rng.random() < augmentation.hflip_prob:
         crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    for policy in augmentation.policies():
+    for policy in policies_of(augmentation):
         crop = policy(crop, rng)
     pixels = _pixels(crop)
-    augmentation.erase(pixels, rng)
+    erase_at_random(pixels, augmentation, rng)
     return pixels
 
 

@@ -28,6 +28,7 @@ from fullstride.data.transforms.crop import (
     random_crop_box,
 )
 from fullstride.data.transforms.image_ops import TENSORFLOW, Sampling
+from fullstride.data.transforms.policies import erase_at_random, policies_of
 from fullstride.nets.preprocessing import Preprocessing
 
 # ---- the operations of augmentation policies: what OpenCV computes in its own way
@@ -227,10 +228,10 @@ def fast_train_view(
         pixels = cv2.warpAffine(pixels, _rotation(pixels, degrees), pixels.shape[1::-1])
     if rng.random() < augmentation.hflip_prob:
         pixels = cv2.flip(pixels, 1)
-    for policy in augmentation.policies():
+    for policy in policies_of(augmentation):
         pixels = policy(pixels, rng)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-    augmentation.erase(pixels, rng)
+    erase_at_random(pixels, augmentation, rng)
     return pixels
 
 

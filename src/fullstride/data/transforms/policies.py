@@ -21,16 +21,17 @@ RandAugment has three forms:
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
 
 from fullstride.data.transforms import image_ops as op
 from fullstride.data.transforms.image_ops import Sampling
+from fullstride.data.transforms.settings import MAX_LEVEL, Augmentation, Fill, RandForm
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
-MAX_LEVEL, TIMM_MAX_LEVEL = 30, 10
+TIMM_MAX_LEVEL = 10
 MEAN, STD = (255 * np.array(each, np.float32) for each in (IMAGENET_MEAN, IMAGENET_STD))
 Picture = TypeVar("Picture", Image.Image, np.ndarray)
 Operation = Callable[..., Any]
@@ -123,7 +124,6 @@ TIMM: dict[Operation, Rule] = {
     **dict.fromkeys((op.translate_x, op.translate_y), _interpolated(_signed(0.45))),
 }
 TIMM_INCREASING = TIMM | RISING
-RandForm = Literal["relative", "tpu", "timm"]
 # The operations and rules of each form of RandAugment: as they are, and increasing.
 FORMS = {"relative": (RULES, INCREASING), "tpu": (TPU, TPU), "timm": (TIMM, TIMM_INCREASING)}
 
@@ -204,28 +204,6 @@ class RandAugment(Policy):
     magnitude_std: float = 0.0  # of the level, drawn for each operation; 0: constant
     probability: float = 1.0  # of each chosen operation; timm's is 0.5
 
-    def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise ValueError(f"form {self.form!r} of RandAugment: use {', '.join(FORMS)}")
-        if self.form == "tpu" and self.increasing:
-            raise ValueError(
-                "form 'tpu' of RandAugment has no increasing operations: leave rand_increasing "
-                "out, or use the form 'timm'"
-            )
-        if self.layers < 0:
-            raise ValueError(f"{self.layers} layers of RandAugment: use 0 or more")
-        if not 0 <= self.magnitude <= MAX_LEVEL:
-            raise ValueError(
-                f"magnitude {self.magnitude} of RandAugment: use a level from 0 to "
-                f"{MAX_LEVEL}; 10 is full"
-            )
-        if not 0 <= self.magnitude_std < math.inf:
-            raise ValueError(
-                f"magnitude_std {self.magnitude_std} of RandAugment: use a level of 0 or more"
-            )
-        if not 0 <= self.probability <= 1:
-            raise ValueError(f"probability {self.probability} of RandAugment: use one from 0 to 1")
-
     def draw(self, rng: np.random.Generator) -> list[Step]:
         rules = FORMS[self.form][self.increasing]
         highest = TIMM_MAX_LEVEL if self.form == "timm" else MAX_LEVEL
@@ -276,19 +254,43 @@ class Cutout(Policy):
 
     side: float  # of the patch / that of the image
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.side <= 1:
-            raise ValueError(f"cutout of {self.side}: use a share of the side from 0 to 1")
-
     def draw(self, rng: np.random.Generator) -> list[Step]:
         return [(op.cutout, (self.side, rng.random(), rng.random()))]
+
+
+def policies_of(augmentation: Augmentation) -> list[Policy]:
+    """The active policies in order, without random erasing, which comes last."""
+    policies: list[Policy] = []
+    if augmentation.auto_augment:
+        policies.append(AutoAugment())
+    if augmentation.trivial_augment:
+        policies.append(TrivialAugment())
+    if augmentation.rand_layers:
+        rand_augment = RandAugment(
+            form=augmentation.rand_form,
+            layers=augmentation.rand_layers,
+            magnitude=augmentation.rand_magnitude,
+            increasing=augmentation.rand_increasing,
+            magnitude_std=augmentation.rand_std,
+            probability=augmentation.rand_probability,
+        )
+        policies.append(rand_augment)
+    if augmentation.cutout:
+        policies.append(Cutout(augmentation.cutout))
+    return policies
 
 
 # ---- random erasing, of arrays
 
 ERASED_AREA = (0.02, 1 / 3)  # least and largest share of the image
 ERASED_RATIO = (0.3, 3.3)  # least and largest height / width, drawn by its logarithm
-Fill = Literal["noise", "mean"]
+
+
+def erase_at_random(
+    pixels: np.ndarray, augmentation: Augmentation, rng: np.random.Generator
+) -> None:
+    if augmentation.random_erasing_prob and rng.random() < augmentation.random_erasing_prob:
+        erase(pixels, augmentation.random_erasing_fill, rng)
 
 
 def erase(pixels: np.ndarray, fill: Fill, rng: np.random.Generator) -> None:

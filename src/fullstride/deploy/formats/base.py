@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from fullstride.deploy.exported import ExportedModel, Precision
 from fullstride.deploy.job import ExportJob
 from fullstride.io.writing import open_regular
@@ -45,6 +47,13 @@ def has_magic(path: Path, suffix: str, magic: tuple[slice, bytes]) -> bool:
     where, expected = magic
     with open_regular(path) as file:
         return file.read(where.stop)[where] == expected
+
+
+def with_checked_sizes(model: ExportedModel) -> ExportedModel:
+    """The model, run on zeros, as its graph does not say its sizes. Raises ValueError."""
+    kind = np.float32 if model.metadata.input_kind == "normalised" else np.uint8
+    model.run(np.zeros((1, *model.metadata.input_shape()), kind))
+    return model
 
 
 def unreadable_file(path: Path, error: Exception) -> ValueError:

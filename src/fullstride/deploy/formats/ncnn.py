@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats import mobile
-from fullstride.deploy.formats.base import Format, absent, quiet, unreadable_file
+from fullstride.deploy.formats.base import (
+    Format,
+    absent,
+    quiet,
+    unreadable_file,
+    with_checked_sizes,
+)
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
@@ -102,9 +108,8 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
         if net.load_param(str(folder / GRAPH)) or net.load_model(str(folder / WEIGHTS)):
             raise unreadable_file(folder, ValueError("ncnn does not load it"))
     infer = mobile.one_by_one(lambda images: run(ncnn, net, metadata, images[0])[None])
-    model = ExportedModel(folder, metadata, infer, f"ncnn {version('ncnn')}, {threads} threads")
-    model.check_sizes()
-    return model
+    runtime = f"ncnn {version('ncnn')}, {threads} threads"
+    return with_checked_sizes(ExportedModel(folder, metadata, infer, runtime))
 
 
 def run(ncnn: Any, net: Any, metadata: Metadata, image: np.ndarray) -> np.ndarray:

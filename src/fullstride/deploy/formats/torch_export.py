@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fullstride.deploy.exported import ExportedModel, Metadata, Precision
-from fullstride.deploy.formats.base import Format, quiet, unreadable_file
+from fullstride.deploy.formats.base import Format, quiet, unreadable_file, with_checked_sizes
 from fullstride.deploy.job import ExportJob
 from fullstride.measure.protocols import cpu_threads
 from fullstride.nets.weights.reader import ZIP_ERRORS
@@ -101,9 +101,7 @@ def exported_model(
 
     device = f"{threads} threads" if metadata.device == "cpu" else metadata.device
     runtime = f"PyTorch {torch.__version__} {backend}, {device}"
-    model = ExportedModel(path, metadata, infer, runtime)
-    model.check_sizes()
-    return model
+    return with_checked_sizes(ExportedModel(path, metadata, infer, runtime))
 
 
 def contiguous(images: np.ndarray) -> Tensor:

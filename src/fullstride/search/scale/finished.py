@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, NamedTuple
 
-from fullstride.io.records import Bounds, check_bounds, read_rows
+from fullstride.io.records import Bounds, Positive, PositiveInt, check_bounds, read_rows
 from fullstride.tables import published, speeds
 from fullstride.tables.names import PRINTED
 
@@ -28,7 +28,6 @@ EFFICIENTNET_SIZES = (
 )  # fmt: skip
 VALIDATION_IMAGES = 50_000  # of ImageNet
 PAPER_EPOCHS = 350  # of both families in Table 7
-Positive = Annotated[float, Bounds(gt=0)]
 
 
 class Size(NamedTuple):
@@ -47,12 +46,12 @@ class Training:
     name: str  # of the network with its resolution
     width: Positive
     depth: Positive
-    resolution: Annotated[int, Bounds(ge=1)]
+    resolution: PositiveInt
     epochs: Positive
     seed: int
     error: Annotated[float, Bounds(ge=0, le=100)]  # per cent
     ms: Positive  # per image
-    images: Annotated[int, Bounds(ge=1)]  # that the error was measured on
+    images: PositiveInt  # that the error was measured on
     correct: str = ""  # 1 or 0 for each of these images
     regime: str = ""  # the name of its length and recipe
 

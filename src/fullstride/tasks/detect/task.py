@@ -24,7 +24,7 @@ from fullstride.data.transforms.crop import (
     view_geometry,
 )
 from fullstride.io.console import print_note
-from fullstride.io.records import Bounds
+from fullstride.io.records import Bounds, Count, Probability
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.tasks.dense import (
@@ -167,7 +167,7 @@ class DetectOptions(DenseOptions):
     # fcos with the assignment of ATSS, in one stage (arXiv:1904.01355), or faster_rcnn
     detector: Literal["fcos", "faster_rcnn"] = "fcos"
     # convolutions of classes, and of boxes, on each level of the pyramid
-    head_convs: Annotated[int, Bounds(ge=0)] = 4
+    head_convs: Count = 4
     # flip, or ssd with photometric distortion, zoom-out and IoU crops too (arXiv:1512.02325)
     box_augmentation: Literal["flip", "ssd"] = "flip"
 
@@ -186,7 +186,7 @@ class Detect(DetectOptions, Task):
     # boxes of the highest scores that are compared with each other: suppression takes a time that
     # grows with the square of their number, most of that of a small network for 1,000 of them
     candidates: Annotated[int, Bounds(ge=1, le=MOST_CANDIDATES)] = MOST_CANDIDATES
-    min_score: Annotated[float, Bounds(ge=0, le=1)] = DEFAULT_SCORE  # of boxes that are predicted
+    min_score: Probability = DEFAULT_SCORE  # of boxes that are predicted
 
     name: ClassVar[str] = "detect"
     options: ClassVar[type] = DetectOptions

@@ -9,7 +9,17 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import Fixed, Suppress, arg
 
-from fullstride.io.records import Bounds, check_bounds, from_json
+from fullstride.data.transforms.settings import Augmentation, check_augmentation
+from fullstride.io.records import (
+    BelowOne,
+    Bounds,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Probability,
+    from_json,
+)
 from fullstride.nets.efficiency import is_fused, short_precision
 from fullstride.nets.preprocessing import Fit, check_colour
 
@@ -114,12 +124,6 @@ SHORT_FLAGS = {
     "--background": "background",
 }
 
-Count = Annotated[int, Bounds(ge=0)]
-PositiveInt = Annotated[int, Bounds(ge=1)]
-NonNegative = Annotated[float, Bounds(ge=0)]
-Positive = Annotated[float, Bounds(gt=0)]
-Probability = Annotated[float, Bounds(ge=0, le=1)]
-BelowOne = Annotated[float, Bounds(ge=0, lt=1)]
 OpenUnitInterval = Annotated[float, Bounds(gt=0, lt=1)]
 
 # Fields whose default leaves them to the device, with that value.
@@ -132,14 +136,8 @@ def short_flag(field: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """The hyperparameters of a training run. The comment on a field is its command-line help.
-
-    Examples:
-        >>> import fullstride
-        >>> fullstride.Recipe(epochs=10, batch_size=32, lr=0.1).at_batch(64)
-        Recipe(epochs=10, batch_size=64, lr=0.2)
-    """
+class Hyperparameters:
+    """What a recipe says of the steps, the loss and the images of an epoch."""
 
     # passes over the training images; the last one may be partial
     epochs: Annotated[float, Bounds(gt=0, le=MAX_EPOCHS), short_flag("epochs")]
@@ -263,30 +261,17 @@ class Recipe:
     crop: Positive | None = None
     # for evaluation: crop, squish or pad to a square; None: the task's default or the network's
     fit: Fit | None = None
-    # random resized crop: range of the area fraction; above 1 the image is padded with black
-    scale: tuple[Positive, Positive] = (0.08, 1.0)
-    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)  # random resized crop: width / height
-    # random rotation by up to this angle in either direction
-    rotation_degrees: Annotated[float, Bounds(ge=0, le=180)] = 0.0
-    # probability of a horizontal flip; not applied where a mirrored image changes its class
-    hflip_prob: Probability = 0.5
-    # resize the crop with bilinear or bicubic interpolation at random, not with the network's; the
-    # decoder opencv has its own
-    random_kernel: bool = False
-    trivial_augment: bool = False  # TrivialAugment: one operation per image, of any strength
-    # RandAugment: relative (distances in shares of the side), tpu (in pixels and with the
-    # arithmetic of ResNet-RS's code), or timm (its fill, interpolation and levels up to 10)
-    rand_form: Literal["relative", "tpu", "timm"] = "relative"
-    rand_layers: Count = 0  # RandAugment: operations per image; 0: off
-    rand_magnitude: Annotated[float, Bounds(ge=0, le=30)] = 10.0  # RandAugment: magnitude
-    # RandAugment: every operation gets stronger with the magnitude (inc1 in timm)
-    rand_increasing: bool = False
-    rand_std: NonNegative = 0.0  # RandAugment: standard deviation of the magnitude
-    rand_probability: Probability = 1.0  # RandAugment: probability of each operation
-    auto_augment: bool = False  # AutoAugment with the ImageNet policy
-    cutout: Probability = 0.0  # side of the gray square / side of the image; 0: off
-    random_erasing_prob: Probability = 0.0  # probability of random erasing
-    random_erasing_fill: Literal["noise", "mean"] = "noise"  # what an erased rectangle has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(Augmentation, Hyperparameters):
+    """The hyperparameters of a training run. The comment on a field is its command-line help.
+
+    Examples:
+        >>> import fullstride
+        >>> fullstride.Recipe(epochs=10, batch_size=32, lr=0.1).at_batch(64)
+        Recipe(epochs=10, batch_size=64, lr=0.2)
+    """
 
     # JPEG decoder and transforms; opencv is faster and its pixels differ slightly
     decoder: Literal["pillow", "opencv"] = "pillow"
@@ -322,7 +307,7 @@ class Recipe:
         }
         object.__setattr__(self, "task_options", set_options)
         check_size(self)
-        check_bounds(self, "recipe.")
+        check_augmentation(self, "recipe.")
         check_steps(self)
         check_balance(self)
         check_unlabelled(self)
