@@ -70,7 +70,9 @@ def learn(settings: Settings, recipe: Any) -> Result:
         rows.close()  # pyright: ignore[reportAttributeAccessIssue]
     top1 = last["val/top1"]
     summary = f"{len(rates)} epochs, loss {last['loss']:.3f}, validation {top1:.1f} %"
-    summary += f", {np.median(rates):,.0f} images/s, {last['data_share']:.0%} of the time waiting"
+    summary += (
+        f", {np.median(rates):,.0f} images/s, {last['data_wait_fraction']:.0%} of the time waiting"
+    )
     return {
         "ok": not settings.gpu or top1 > 90,
         "images_per_s": rates,

@@ -35,7 +35,7 @@ from fullstride.report.page import worst_classes
 from fullstride.tasks.task import ConfusionMatrix
 
 DATA = open_data("digits")
-ROW = {"epochs": 3, "lr": 0.1, "images_per_s": 9.0, "data_share": 0.0, "skipped": {}}
+ROW = {"epochs": 3, "lr": 0.1, "images_per_s": 9.0, "data_wait_fraction": 0.0, "skipped": {}}
 SMALL, LARGE, SLOW = (
     Candidate(model=model, resolution=side, family=family, top1=top1, licence="apache-2.0")
     for model, side, family, top1 in (

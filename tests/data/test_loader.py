@@ -400,7 +400,7 @@ def test_images_and_views_pickle(spoiled):
 def test_impossible_batches_are_refused():
     with pytest.raises(ValueError, match="no images"):
         Batches(digits(0), TEST, LoaderOptions(batch=1))
-    with pytest.raises(ValueError, match="batch 0 and workers 0: use"):
+    with pytest.raises(ValueError, match="batch 0: use a whole number, at least 1"):
         Batches(digits(3), TEST, LoaderOptions(batch=0))
 
 

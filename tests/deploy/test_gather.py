@@ -30,7 +30,8 @@ from fullstride.train.recipes.named import DIGITS
 from fullstride.train.run_folder import BUNDLE, LOG, RunConfig, create_or_resume
 
 DATA = open_data("digits")
-ROW = {"epoch": 1, "epochs": 1, "loss": 2.0, "lr": 0.1, "images_per_s": 9.0, "data_share": 0.0}
+ROW = {"epoch": 1, "epochs": 1, "loss": 2.0, "lr": 0.1, "images_per_s": 9.0}
+ROW |= {"data_wait_fraction": 0.0}
 
 
 def network(side: int, name: str, score: float) -> Bundle:

@@ -79,7 +79,8 @@ NUMBER = dict(
 )
 BLOCK = dict(kind="XX", ratio=1.0, width=64, resolution=7, depth=4, kernel=3)
 BLOCK |= dict(ms_per_image=0.5, ms_low=0.4, ms_high=0.6, params=1000, macs=10**6)
-ROW = {"epoch": 1, "epochs": 2, "loss": 2.0, "lr": 0.1, "images_per_s": 9.5, "data_share": 0.5}
+ROW = {"epoch": 1, "epochs": 2, "loss": 2.0, "lr": 0.1, "images_per_s": 9.5}
+ROW |= {"data_wait_fraction": 0.5}
 ROW |= {"val/top1": 0.5, "val/loss": 1.0, "skipped": {"a.jpg": "it is empty"}}
 NUMBERS = [7, 0.5, -1, math.nan, math.inf, 10**12 + 1, 10**30, 10**400]
 VALUES = [*NUMBERS, "text", True, None, [], {}, [[]]]

@@ -139,7 +139,7 @@ def train(root) -> list[str]:
 
 
 WRONG: list[Any] = ["text", None, math.nan, -1, 10**30, [], {}]
-LOG_FIELDS = ["epoch", "epochs", "loss", "lr", "images_per_s", "data_share", "skipped"]
+LOG_FIELDS = ["epoch", "epochs", "loss", "lr", "images_per_s", "data_wait_fraction", "skipped"]
 LOG_FIELDS += ["val/top1", "val/loss"]
 FIELDS = {
     "run.json": ["model", "data", "val", "fingerprint", "classes", "spec", "preprocessing"]
@@ -164,6 +164,12 @@ def spoiled(text: str, field: str, *value: Any) -> str:
     """JSON `text` with `value` at a field like "scores.test.top1", or without it."""
     path = [int(part) if part.isdigit() else part for part in field.split(".")]
     return json.dumps(changed(json.loads(text), tuple(path), *value))
+
+
+def test_a_log_with_an_earlier_name_of_a_field_has_the_same_rows(runs, tmp_path):
+    log, metric = (runs / "finished" / "log.jsonl").read_text(), Classify().metric
+    (tmp_path / "log.jsonl").write_text(log.replace("data_wait_fraction", "data_share"))
+    assert read_log(tmp_path, metric) == read_log(runs / "finished", metric)
 
 
 @pytest.mark.parametrize("index", range(len(LOG_FIELDS)), ids=LOG_FIELDS)

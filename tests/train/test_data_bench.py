@@ -75,13 +75,13 @@ def weighed(
     return DataBench(loading=loading, steps=steps, device=device, cores=8, resolution=224)
 
 
-def data_share(data: DataSet, workers: int) -> float:
+def data_wait_fraction(data: DataSet, workers: int) -> float:
     """The fraction of a real epoch that waits for images, by the log of training."""
     net, pre = initial_network("genet_tiny", Classify(), data, RECIPE)
     batches = training_batches(data, Classify(), BatchOptions(pre, "cpu", workers), RECIPE)
     (epoch,) = train_epochs(net, Classify(), batches, RECIPE)
     assert isinstance(epoch, Epoch)
-    return epoch.data_share
+    return epoch.data_wait_fraction
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_a_slow_disk_makes_the_network_wait_as_long_as_training_then_does(worker
     assert bench.workers_needed == pytest.approx(bench.steps.images_per_s * SLEEP_S, rel=0.5, abs=1)
     assert bench.workers_needed > 2
     assert bench.cores_needed < bench.workers_needed
-    assert bench.waiting == pytest.approx(data_share(data, workers), abs=0.2)
+    assert bench.waiting == pytest.approx(data_wait_fraction(data, workers), abs=0.2)
     assert "will wait" in bench.verdict()
 
 

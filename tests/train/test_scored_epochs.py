@@ -80,7 +80,7 @@ def test_fewer_scores_leave_the_weights_and_the_rows_that_have_one_as_they_are(
     assert scored(rows) == [1, 2, 3, 4, 5, 6, 7]
     shared = trained(tmp_path / "run", few_digits, score_every_epochs=3)
     assert scored(shared) == [3, 6, 7]
-    times = {"images_per_s", "data_share"}
+    times = {"images_per_s", "data_wait_fraction"}
     for row, full in zip(shared, rows, strict=True):
         assert {key: row[key] for key in row if key not in times} == {
             key: full[key] for key in full if key in row and key not in times

@@ -189,7 +189,8 @@ def equal_weights(*folders):
 def numbers(rows):
     """A log without the times, which differ from run to run."""
     return [
-        {k: v for k, v in row.items() if k not in ("images_per_s", "data_share")} for row in rows
+        {k: v for k, v in row.items() if k not in ("images_per_s", "data_wait_fraction")}
+        for row in rows
     ]
 
 
@@ -613,7 +614,7 @@ def test_tensorboard_gets_every_number_of_the_log(tmp_path):
             json.loads(line)
             for line in (tmp_path / "run" / run_folder.LOG).read_text().splitlines()
         ]
-        for name in ("loss", "lr", "val/top1", "val/loss", "images_per_s", "data_share"):
+        for name in ("loss", "lr", "val/top1", "val/loss", "images_per_s", "data_wait_fraction"):
             said = [(event.step, event.value) for event in events.Scalars(name)]
             assert said == [(row["epoch"], pytest.approx(row[name], rel=1e-6)) for row in rows]
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fullstride.io.records import Count, PositiveInt, Probability, check_bounds
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
@@ -30,41 +32,27 @@ class LoaderOptions:
     it with different views, one after the other (arXiv:1902.05509).
     """
 
-    batch: int
+    batch: PositiveInt
     seed: int = 0
     shuffle: bool = False
-    workers: int = 0  # processes that decode; 0: this one
+    workers: Count = 0  # processes that decode; 0: this one
     device: str | torch.device = "cpu"
     rank: int = 0  # of this process: each of `world_size` gets a part of every batch
     world_size: int = 1
     per_class: int = 0  # images of each class in a batch; 0: as drawn
-    balance: float = 0.0  # from 0, classes as they occur, to 1, classes equally often
-    repeats: int = 1  # views of an image in an epoch
-    distinct_views: int = 0  # views of an image before the first repeats; 0: one per epoch
+    balance: Probability = 0.0  # from 0, classes as they occur, to 1, classes equally often
+    repeats: PositiveInt = 1  # views of an image in an epoch
+    distinct_views: Count = 0  # views of an image before the first repeats; 0: one per epoch
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.workers < 0:
-            raise ValueError(
-                f"batch {self.batch} and workers {self.workers}: use a batch of 1 or more and 0 or "
-                "more workers"
-            )
-        single = self.per_class or not self.shuffle
-        drawn = f"with {self.per_class} images per class and shuffle {self.shuffle}"
-        if not 0 <= self.balance <= 1 or (self.balance and single):
-            raise ValueError(
-                f"balance {self.balance:g} {drawn}: use a number from 0 to 1, and for one above 0 "
-                "shuffle, and no images per class"
-            )
-        if self.repeats < 1 or (self.repeats > 1 and single):
-            raise ValueError(
-                f"repeats {self.repeats} {drawn}: use 1 or more, and for more shuffle, and no "
-                "images per class"
-            )
-        if self.distinct_views < 0:
-            raise ValueError(
-                f"distinct_views {self.distinct_views}: use a number of views of each image, or 0 "
-                "for a new one in each epoch"
-            )
+        check_bounds(self)
+        for name, off in (("balance", 0), ("repeats", 1)):
+            value = getattr(self, name)
+            if value != off and (self.per_class or not self.shuffle):
+                raise ValueError(
+                    f"{name} {value:g} with {self.per_class} images per class and shuffle "
+                    f"{self.shuffle}: use it with shuffle, and no images per class"
+                )
 
 
 @dataclass

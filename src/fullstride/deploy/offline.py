@@ -44,6 +44,7 @@ from fullstride.deploy.predict import (
     read_view,
 )
 from fullstride.deploy.settings import PART_IMAGES, Tta
+from fullstride.io.records import Count, PositiveInt, check_bounds
 from fullstride.io.writing import open_regular
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import task_of
@@ -63,22 +64,18 @@ Watch = Callable[[Any], Any]
 class OfflineSettings:
     """How a job is computed. Only `part_images` and `tta` decide what is in the store."""
 
-    batch: int = 32
+    batch: PositiveInt = 32
     device: torch.device | str = "cpu"  # of a bundle
-    workers: int = 0  # processes that decode images beside this one
+    workers: Count = 0  # processes that decode images beside this one
     tta: Tta = "none"
-    rank: int = 0  # of this process
-    ranks: int = 1  # processes that share the job
-    part_images: int = PART_IMAGES  # rows of a part
+    rank: Count = 0  # of this process
+    ranks: PositiveInt = 1  # processes that share the job
+    part_images: PositiveInt = PART_IMAGES  # rows of a part
 
     def __post_init__(self) -> None:
-        for name in ("batch", "part_images", "ranks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)}: use 1 or more")
-        if not 0 <= self.rank < self.ranks:
+        check_bounds(self)
+        if self.rank >= self.ranks:
             raise ValueError(f"rank {self.rank}: use 0 to {self.ranks - 1} for {self.ranks} ranks")
-        if self.workers < 0:
-            raise ValueError(f"workers {self.workers}: use 0 or more")
 
 
 def outputs(

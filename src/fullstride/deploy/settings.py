@@ -1,6 +1,6 @@
 """Holds what a user asks of an export, without the imports of PyTorch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -16,52 +16,17 @@ Tta = Literal["none", "flip"]  # test-time augmentation
 PART_IMAGES = 8192  # rows that are held at once: 64 MiB of embeddings of 2,048 numbers
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """How a file is written and compared."""
-
-    format: str = "onnx"
-    precision: Precision | None = None  # None: fp32, or any where the fastest file is chosen
-    input_kind: InputKind = "normalised"
-    any_size: bool = False  # allow sides that are any multiples of 32
-    backend: Backend = "onnx"  # the runtime inside triton-server
-    max_drop: float | None = None  # points of top-1 that it may lose; None: by the precision
-    device: str = "cpu"  # where aoti and pt2 files compute; other runtimes choose their own
-    target: str = HERE  # where files are measured that the fastest is chosen from
-    threads: int | None = None  # of the CPU, for the comparison; None: PyTorch's number
-    force: bool = False  # replace an existing file
+# Runtimes of servers and of phones and boards.
+ServerFormat = Literal["onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server"]
+PhoneFormat = Literal["executorch", "ncnn", "litert"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShipSettings:
-    """Which file is made of trained networks, and by which images it is judged."""
+class FileSettings:
+    """What a file computes, and where. The comment on a field is its command-line help."""
 
-    # See docs/guides/shipping.md. auto: the fastest format and precision of openvino, onnx, aoti,
-    # tensorrt, executorch, ncnn and litert, of those that run here. By default the format of files
-    # that end as --out does: onnx, executorch for .pte, litert for .tflite; and openvino, the
-    # fastest on CPUs, for a folder.
-    format: (
-        Literal[
-            "onnx",
-            "openvino",
-            "aoti",
-            "pt2",
-            "tensorrt",
-            "triton-server",
-            "executorch",
-            "ncnn",
-            "litert",
-            "auto",
-        ]
-        | None
-    ) = None
-    # By default fp32, and any of them for auto.
+    # By default fp32, and any of them where the fastest file is chosen.
     precision: Precision | None = None
-    # The file takes uint8 pixels (N, H, W, C) of the network's resolution and returns
-    # probabilities; else normalised float32 (N, C, H, W) and logits.
-    with_preprocessing: bool = False
-    # The file also resizes images of any size.
-    with_resize: bool = False
     # The sides of images may be any multiples of 32.
     any_size: bool = False
     # The runtime inside triton-server.
@@ -69,6 +34,38 @@ class ShipSettings:
     # With auto: another machine, on which files are measured: ssh://HOST, or a command that runs a
     # Python there. See docs/guides/targets.md.
     target: str = HERE
+    # Points of top-1 that the file may lose; by default 0 in fp32, 0.2 in bf16 and fp16, 0.5 in
+    # int8.
+    max_drop: float | None = None
+    # Where files of the formats aoti and pt2 compute: cpu or cuda.
+    device: str = "cpu"
+    # Replace an existing --out.
+    force: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(FileSettings):
+    """How a file is written and compared."""
+
+    format: str = "onnx"
+    input_kind: InputKind = "normalised"
+    threads: int | None = None  # of the CPU, for the comparison; None: PyTorch's number
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShipSettings(FileSettings):
+    """Which file is made of trained networks, and by which images it is judged."""
+
+    # See docs/guides/shipping.md. auto: the fastest format and precision of openvino, onnx, aoti,
+    # tensorrt, executorch, ncnn and litert, of those that run here. By default the format of files
+    # that end as --out does: onnx, executorch for .pte, litert for .tflite; and openvino, the
+    # fastest on CPUs, for a folder.
+    format: Literal[ServerFormat, PhoneFormat, "auto"] | None = None
+    # The file takes uint8 pixels (N, H, W, C) of the network's resolution and returns
+    # probabilities; else normalised float32 (N, C, H, W) and logits.
+    with_preprocessing: bool = False
+    # The file also resizes images of any size.
+    with_resize: bool = False
     # Only accept what takes at most this time, measured here or on --target: the median time of a
     # call divided by its images.
     budget_ms: float | None = None
@@ -82,16 +79,9 @@ class ShipSettings:
     data: str = ""
     # Images for the ranges of int8; by default the run's own training images.
     calibration: str = ""
-    # Points of top-1 that the file may lose; by default 0 in fp32, 0.2 in bf16 and fp16, 0.5 in
-    # int8.
-    max_drop: float | None = None
     # Where int8 loses more, fine-tune with simulated int8 for so many epochs before layers fall
     # back to float.
     finetune_epochs: int = 0
-    # Where files of the formats aoti and pt2 compute: cpu or cuda.
-    device: str = "cpu"
-    # Replace an existing --out.
-    force: bool = False
 
     @property
     def budget(self) -> Budget | None:
@@ -101,13 +91,6 @@ class ShipSettings:
     @property
     def options(self) -> ExportOptions:
         with_pixels: InputKind = "pixels" if self.with_preprocessing else "normalised"
-        return ExportOptions(
-            precision=self.precision,
-            input_kind="pictures" if self.with_resize else with_pixels,
-            any_size=self.any_size,
-            backend=self.backend,
-            max_drop=self.max_drop,
-            device=self.device,
-            target=self.target,
-            force=self.force,
-        )
+        kind: InputKind = "pictures" if self.with_resize else with_pixels
+        own = {each.name: getattr(self, each.name) for each in fields(FileSettings)}
+        return ExportOptions(**own, input_kind=kind)

@@ -271,7 +271,8 @@ def epoch_line(row: Mapping[str, Any], metric: "Metric") -> str:
         val = "no validation score, as the outputs are not finite  "
     return (
         f"epoch {row['epoch']:>3}/{row['epochs']}  loss {row['loss']:.4f}  {val}"
-        f"{row['images_per_s']:,.0f} images/s, {row['data_share']:.0%} of the time waiting for them"
+        f"{row['images_per_s']:,.0f} images/s, {row['data_wait_fraction']:.0%} of the time waiting "
+        "for them"
     )
 
 

@@ -270,11 +270,6 @@ class Depth(DepthOptions, PixelTask):
     def score(self) -> DepthScore:
         return DepthScore(self.constant, self.rows, self.max_depth)
 
-    def chance_score(self, metric: Metric, scores: Mapping[str, float]) -> float | None:
-        if metric == self.metric and "delta1_constant" in scores:
-            return scores["delta1_constant"]
-        return super().chance_score(metric, scores)
-
     def baseline_note(self, scores: Mapping[str, float]) -> str:
         if "delta1_constant" not in scores:
             return ""

@@ -211,11 +211,6 @@ class Segment(SegmentOptions, PixelTask):
     def score(self) -> SegmentScore:
         return SegmentScore()
 
-    def chance_score(self, metric: Metric, scores: Mapping[str, float]) -> float | None:
-        if metric == self.metric and "miou_constant" in scores:
-            return scores["miou_constant"]
-        return super().chance_score(metric, scores)
-
     def baseline_note(self, scores: Mapping[str, float]) -> str:
         if "miou_constant" not in scores:
             return ""

@@ -438,9 +438,11 @@ class Task(ABC):
     def chance_score(self, metric: Metric, scores: Mapping[str, float]) -> float | None:
         """What predictions without the images score by `metric`; None where it is not known.
 
-        `scores` are those of a network on the same images.
+        `scores` are those of a network on the same images, in which "NAME_constant" is the metric
+        of the best prediction that is the same for all images.
         """
-        return 0.0 if metric.higher_is_better else None
+        guess = 0.0 if metric.higher_is_better else None
+        return scores.get(f"{metric.name}_constant", guess)
 
     def baseline_note(self, scores: Mapping[str, float]) -> str:
         """One line on what predicting without the images would score, by `scores`, or ""."""

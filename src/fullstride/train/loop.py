@@ -101,7 +101,7 @@ class Epoch(Checkpoint):
     loss: float  # mean over its steps
     lr: float  # of its last step
     images_per_s: float  # since the epoch began or was resumed
-    data_share: float  # of that time, spent waiting for images
+    data_wait_fraction: float  # of that time, spent waiting for images
     average: Backbone  # the averaged network in evaluation mode: the one to score and to save
 
 

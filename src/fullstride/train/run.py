@@ -202,7 +202,7 @@ def unscored_row(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]]
         "loss": epoch.loss,
         "lr": epoch.lr,
         "images_per_s": epoch.images_per_s,
-        "data_share": epoch.data_share,
+        "data_wait_fraction": epoch.data_wait_fraction,
     }
     return {**row, "skipped": not_logged(all_skipped(run.batches.skipped, run.context), rows)}
 

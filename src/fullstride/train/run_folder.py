@@ -18,7 +18,6 @@ from fullstride.data.dataset import DataSet
 from fullstride.data.readers.splits import SplitRule
 from fullstride.io.locks import RUN_LOCK, hold
 from fullstride.io.records import (
-    BelowOne,
     Count,
     NonNegative,
     Positive,
@@ -175,14 +174,13 @@ OUTPUTS = {
 MAX_LOG_BYTES = 256 * 2**20  # a row has some hundred bytes, and the names of unreadable images
 
 
-@dataclass(frozen=True)
-class RunConfig:
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(SplitRule):
     """The arguments of a run. A run is resumed only with the same ones; `data` may have moved."""
 
     model: str
     weights: str  # source of the initial weights; "" for random ones
     data: str
-    val: float | None  # share of the training images, see `SplitRule`
     fingerprint: str  # of the images and their labels
     classes: tuple[str, ...]
     spec: Mapping[str, Any]
@@ -198,11 +196,6 @@ class RunConfig:
     weights_kind: WeightsKind = "averaged"  # of the file of initial weights
     pseudo_labels: str = ""  # fingerprint of those that are trained on
     recipe_name: str = ""  # of the named recipe that `recipe` was made from; "" for another
-    test: BelowOne | None = None  # share of the images, see `SplitRule`
-    group: str = ""  # what images of one split have in common
-    keep_duplicates: bool = False  # whether copies may be in several splits
-    copies: Mapping[str, tuple[str, ...]] | None = None  # hash of the content -> names of images
-    left_out: tuple[str, ...] = ()  # names of images that are not used
 
     @property
     def rule(self) -> SplitRule:
@@ -219,7 +212,7 @@ class LogRow:
     loss: float
     lr: NonNegative
     images_per_s: NonNegative
-    data_share: NonNegative
+    data_wait_fraction: NonNegative
     skipped: Mapping[str, str] = field(default_factory=dict)
     unscored: str = ""  # why an epoch that should be scored is not
 
@@ -375,9 +368,13 @@ def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[di
     return rows
 
 
+EARLIER_NAMES = {"data_share": "data_wait_fraction"}  # of fields of a row
+
+
 def read_row(text: str, number: int, where: str) -> dict[str, Any]:
     """The row of epoch `number` in a log. Raises ValueError in one line."""
     row = from_json(dict[str, Any], text, where)
+    row = {EARLIER_NAMES.get(name, name): value for name, value in row.items()}
     scores = {key: row.pop(key) for key in [*row] if key.startswith("val/")}
     fixed = asdict(from_json(LogRow, row, where))
     if fixed["epoch"] != number:
