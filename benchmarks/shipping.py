@@ -120,7 +120,11 @@ def random_bundle(name: str) -> Bundle:
             net.train()(torch.randn(8, 3, 128, 128))
     pre = zoo.family_preprocessing(net.spec)
     return Bundle(
-        net.eval(), name, tuple(map(str, range(net.spec.classes))), pre, source="random weights"
+        net.eval(),
+        name=name,
+        classes=tuple(map(str, range(net.spec.classes))),
+        preprocessing=pre,
+        source="random weights",
     )
 
 

@@ -117,7 +117,13 @@ def random_bundle(name: str) -> Bundle:
     with_typical_statistics(net, to_input(torch.from_numpy(pixels), pre))
     with torch.inference_mode():
         (classes,) = net(torch.zeros(1, 3, pre.resolution, pre.resolution)).shape[1:]
-    return Bundle(net, name, tuple(map(str, range(classes))), pre, source="random weights")
+    return Bundle(
+        net,
+        name=name,
+        classes=tuple(map(str, range(classes))),
+        preprocessing=pre,
+        source="random weights",
+    )
 
 
 def photographs(split: str, count: int, side: int) -> list[Image.Image]:

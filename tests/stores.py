@@ -24,7 +24,7 @@ def tiny(seed: int = 0) -> Bundle:
     net = Network(spec)
     with torch.no_grad():  # probabilities that are neither 0 nor 1
         net.get_parameter(f"{net.classifier}.weight").mul_(0.001)
-    return Bundle(net.eval(), "tiny", tuple(map(str, range(10))), PIXELS)
+    return Bundle(net.eval(), name="tiny", classes=tuple(map(str, range(10))), preprocessing=PIXELS)
 
 
 def settings_of(settings):

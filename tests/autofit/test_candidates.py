@@ -242,7 +242,9 @@ def test_a_json_file_that_is_no_spec_is_one_line(tmp_path, text, word):
 
 def bundle_of(net: Network, classes: int) -> Bundle:
     pre = Preprocessing(resolution=net.spec.resolution)
-    return Bundle(net, "tiny", tuple(map(str, range(classes))), pre, licence="mit")
+    return Bundle(
+        net, name="tiny", classes=tuple(map(str, range(classes))), preprocessing=pre, licence="mit"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -333,7 +335,12 @@ def test_files_of_other_networks_and_without_weights_are_refused(folder, tmp_pat
     with pytest.raises(ValueError, match="no weights of a known network"):
         listing(weights=str(tmp_path))
     spec = replace(zoo.spec("genet_tiny"), classes=7, in_channels=1)
-    grey = Bundle(Network(spec), "grey", tuple("abcdefg"), Preprocessing(mean=(0.0,), std=(1.0,)))
+    grey = Bundle(
+        Network(spec),
+        name="grey",
+        classes=tuple("abcdefg"),
+        preprocessing=Preprocessing(mean=(0.0,), std=(1.0,)),
+    )
     grey.save(tmp_path / "grey")
     with pytest.raises(ValueError, match="takes gray pictures, and these are RGB"):
         listing(weights=str(tmp_path))

@@ -88,7 +88,9 @@ def weights(tmp_path_factory) -> Path:
     torch.manual_seed(1)
     net = Network(replace(zoo.spec("genet_tiny"), classes=7, in_channels=3))
     folder = tmp_path_factory.mktemp("weights") / "genet"
-    Bundle(net, "genet", tuple("abcdefg"), Preprocessing(resolution=32)).save(folder)
+    Bundle(
+        net, name="genet", classes=tuple("abcdefg"), preprocessing=Preprocessing(resolution=32)
+    ).save(folder)
     return folder
 
 

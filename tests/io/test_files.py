@@ -219,7 +219,9 @@ def test_a_wrong_field_of_a_file_is_refused_in_one_line_or_documented(kind):
 
 def test_a_wrong_field_of_a_bundle_is_refused_in_one_line(tmp_path):
     torch.manual_seed(0)
-    Bundle(Network(SPEC), "mine", ("a", "b"), Preprocessing(resolution=32)).save(tmp_path / "b")
+    Bundle(
+        Network(SPEC), name="mine", classes=("a", "b"), preprocessing=Preprocessing(resolution=32)
+    ).save(tmp_path / "b")
     path = tmp_path / "b" / "bundle.json"
 
     def read(data: Any) -> None:

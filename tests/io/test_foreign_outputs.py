@@ -116,7 +116,9 @@ def _teacher(tmp_path_factory):
     folder = tmp_path_factory.mktemp("networks")
     spec = replace(SPECS["genet_tiny"], in_channels=1, classes=10)
     pixels = Preprocessing(resolution=16, mean=(0.5,), std=(0.5,))
-    bundle = Bundle(Network(spec), "teacher", tuple(map(str, range(10))), pixels)
+    bundle = Bundle(
+        Network(spec), name="teacher", classes=tuple(map(str, range(10))), preprocessing=pixels
+    )
     bundle.save(folder / "teacher")
     NAMES.update(TEACHER=str(folder / "teacher"), RUN=str(folder / "gone"))
 

@@ -50,7 +50,9 @@ def teacher(tmp_path) -> Path:
     torch.manual_seed(0)
     spec = replace(SPECS["genet_tiny"], in_channels=1, classes=10)
     pixels = Preprocessing(resolution=16, mean=(0.5,), std=(0.5,))
-    Bundle(Network(spec), "teacher", tuple(map(str, range(10))), pixels).save(tmp_path / "teacher")
+    Bundle(
+        Network(spec), name="teacher", classes=tuple(map(str, range(10))), preprocessing=pixels
+    ).save(tmp_path / "teacher")
     return tmp_path / "teacher"
 
 

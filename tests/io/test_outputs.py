@@ -156,7 +156,12 @@ def test_a_device_or_a_fifo_is_refused(tmp_path):
 def test_the_umask_decides_who_may_read_what_is_written(tmp_path):
     torch.manual_seed(0)
     spec = SPECS["genet_tiny"]
-    bundle = Bundle(Network(spec), "a", tuple(map(str, range(spec.classes))), Preprocessing())
+    bundle = Bundle(
+        Network(spec),
+        name="a",
+        classes=tuple(map(str, range(spec.classes))),
+        preprocessing=Preprocessing(),
+    )
     for mask, usual in ((0o022, 0o644), (0o027, 0o640), (0o077, 0o600)):
         earlier = os.umask(mask)
         try:

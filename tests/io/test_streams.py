@@ -150,7 +150,9 @@ def test_no_name_of_a_file_or_class_writes_more_than_its_letters_to_the_terminal
             (folder / f"{name}broken.png").write_bytes(b"no image")
     bundle = tmp_path / HOSTILE[0]
     net = zoo.create("genet_tiny", classes=len(HOSTILE), resolution=8)
-    Bundle(net, "mine", tuple(sorted(HOSTILE)), Preprocessing(resolution=8)).save(bundle)
+    Bundle(
+        net, name="mine", classes=tuple(sorted(HOSTILE)), preprocessing=Preprocessing(resolution=8)
+    ).save(bundle)
     run = str(tmp_path / f"run{HOSTILE[2]}")
     recipe = TRAIN.split()[2:]
     pictures = str(data / "test" / HOSTILE[0])

@@ -148,7 +148,12 @@ assert used.ru_utime + used.ru_stime < 2
 
 def test_a_name_that_is_a_folder_too_is_the_folder(tmp_path, monkeypatch, capsys):
     net = zoo.create("genet_tiny", classes=10, in_channels=1)
-    bundle = Bundle(net, "mine", tuple("0123456789"), zoo.family_preprocessing(net.spec))
+    bundle = Bundle(
+        net,
+        name="mine",
+        classes=tuple("0123456789"),
+        preprocessing=zoo.family_preprocessing(net.spec),
+    )
     bundle.save(tmp_path / "resnet50")
     monkeypatch.chdir(tmp_path)
     (told,) = json.loads(ask(capsys, "resnet50", "--target", "rtx3090", "--json"))["estimates"]

@@ -23,7 +23,7 @@ def master_of(name: str = MASTER) -> Bundle:
             if value.is_floating_point():
                 value.add_(0.01 * torch.rand_like(value) + 0.01)
     pre = zoo.family_preprocessing(net.spec)
-    return Bundle(net, name, tuple("abcdefghij"), pre)
+    return Bundle(net, name=name, classes=tuple("abcdefghij"), preprocessing=pre)
 
 
 def with_stage(number: int, name: str = MASTER, **changes) -> NetSpec:

@@ -137,7 +137,9 @@ def test_networks_with_the_head_of_a_task_are_not_loaded_without_it(
     net, pre = prepare.initial_network("genet_tiny", age_with_head, few_ages, SHORT)
     x = torch.rand(2, 1, 16, 16)
     assert torch.equal(net(x), net.task_head(net.features(x)))
-    bundle = Bundle(net, "tiny", few_ages.classes, pre, task=age_with_head.name)
+    bundle = Bundle(
+        net, name="tiny", classes=few_ages.classes, preprocessing=pre, task=age_with_head.name
+    )
     bundle.save(tmp_path / "bundle")
     with pytest.raises(ValueError, match="load it by fullstride.tasks.load"):
         zoo.load(tmp_path / "bundle")
@@ -241,7 +243,9 @@ def test_an_exported_file_predicts_what_the_bundle_does(age, few_ages, tmp_path)
     from fullstride.deploy.formats import open_file
 
     net, pre = prepare.initial_network("genet_tiny", age.Age(), few_ages, SHORT)
-    bundle = Bundle(net.eval(), "tiny", few_ages.classes, pre, task="age")
+    bundle = Bundle(
+        net.eval(), name="tiny", classes=few_ages.classes, preprocessing=pre, task="age"
+    )
     pictures = [few_ages.test.picture(index) for index in range(3)]
     paths = [tmp_path / f"{index}.png" for index in range(3)]
     for picture, path in zip(pictures, paths, strict=True):

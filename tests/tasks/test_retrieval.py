@@ -276,7 +276,13 @@ def bundle(things):
     """An untrained network for retrieval, with batch statistics that are not the initial ones."""
     data = Retrieval().open_data(str(things))
     net, pre = prepare.initial_network("genet_tiny", Retrieval(), data, SHORT)
-    return Bundle(settled(net, pre).eval(), "tiny", data.classes, pre, task="retrieval")
+    return Bundle(
+        settled(net, pre).eval(),
+        name="tiny",
+        classes=data.classes,
+        preprocessing=pre,
+        task="retrieval",
+    )
 
 
 @pytest.fixture
@@ -479,7 +485,14 @@ def test_a_projected_embedding_is_exported(things, pictures, tmp_path):
     net, pre = prepare.initial_network("genet_tiny", Retrieval(), data, recipe)
     state = dict(embedding_size=6, normalise_embedding=False)
     net = settled(net, pre)
-    bundle = Bundle(net, "tiny", data.classes, pre, task="retrieval", task_state=state)
+    bundle = Bundle(
+        net,
+        name="tiny",
+        classes=data.classes,
+        preprocessing=pre,
+        task="retrieval",
+        task_state=state,
+    )
     export(bundle, tmp_path / "net.onnx", ComparisonImages(pictures))
     bundle.save(tmp_path / "bundle")
     models = open_file(tmp_path / "net.onnx"), tasks.load(tmp_path / "bundle"), bundle

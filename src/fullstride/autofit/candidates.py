@@ -87,14 +87,10 @@ class Candidate:
         source = self.weights if self.weights not in ("", "hub") else self.model
         scale = [f"w{self.width:g}"] * (self.width != 1) + [f"d{self.depth:g}"] * (self.depth != 1)
         policy = [self.fit] * (self.fit == "squish")
-        policy += [f"{initials(key)}{value}" for key, value in self.task_options.items()]
+        for key, value in self.task_options.items():  # head_width 64 -> hw64
+            policy.append("".join(word[0] for word in key.split("_")) + str(value))
         distilled = ["distilled"] * bool(self.teacher)
         return "-".join([label_of(source), *scale, str(self.resolution), *policy, *distilled])
-
-
-def initials(option: str) -> str:
-    """head_width -> hw"""
-    return "".join(word[0] for word in option.split("_"))
 
 
 def label_of(source: str) -> str:

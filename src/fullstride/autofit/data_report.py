@@ -116,14 +116,6 @@ def links_across_classes(groups: Groups, matches: Matches) -> list[Link]:
     return sorted(links)
 
 
-def images_to_leave_out(
-    all_images: ImageIndex, groups: Groups, across_splits: list[Link]
-) -> list[int]:
-    """Those that a later split shows too, and training images of which a copy has another class."""
-    mixed = np.nonzero(groups.mixed[groups.of] & (all_images.splits == 0))[0]
-    return sorted({link.a for link in across_splits} | {*mixed.tolist()})
-
-
 def image_name(data: DataSet, all_images: ImageIndex, image: int) -> str:
     return _images(data, all_images, image).names[all_images.indices[image]]
 
@@ -214,6 +206,8 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
     sides = np.sort([facts.shorter_side for facts in all_images.facts])
     aspects = [facts.longer_side / facts.shorter_side for facts in all_images.facts]
     worst_first = sorted(splits, key=lambda link: (-all_images.splits[link.b], not link.exact))
+    # what a later split shows too, and training images of which a copy has another class
+    mixed = np.nonzero(groups.mixed[groups.of] & (all_images.splits == 0))[0].tolist()
     return DataReport(
         images={split: len(getattr(data, split)) for split in SPLITS},
         classes=len(data.classes),
@@ -235,7 +229,7 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
         aspect=round(float(np.median(aspects)), 4),
         duplicates=tuple(
             image_name(data, all_images, image)
-            for image in images_to_leave_out(all_images, groups, splits)
+            for image in sorted({*(link.a for link in splits), *mixed})
         ),
     )
 

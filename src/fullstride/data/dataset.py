@@ -153,8 +153,7 @@ class DataSet:
 
     def over(self, background: str) -> "DataSet":
         """The same data with another colour behind transparent pixels."""
-        train, val, test = (each.over(background) for each in (self.train, self.val, self.test))
-        return replace(self, train=train, val=val, test=test)
+        return self.map_images(lambda images: images.over(background))
 
     def without(self, names: tuple[str, ...]) -> "DataSet":
         """The data set without these training and validation images, which `rule` then names."""

@@ -1,7 +1,7 @@
 """Exports a network to a file that is kept only if its outputs are those of PyTorch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from fullstride.deploy.job import STRIDE, ExportJob
 from fullstride.deploy.predict import LazyInputs, activate, inputs, logits, outputs
 from fullstride.deploy.settings import ExportOptions, InputKind
 from fullstride.io.writing import atomic_write, check_output, remove
-from fullstride.nets.bundle import Bundle
+from fullstride.nets.bundle import About, Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task, task_of
 
@@ -137,17 +137,9 @@ def export_job(
     calibration: Sequence[Image.Image | np.ndarray],
 ) -> ExportJob:
     precision = options.precision or "fp32"
+    about = {each.name: getattr(bundle, each.name) for each in fields(About)}
     metadata = Metadata(
-        name=bundle.name,
-        classes=bundle.classes,
-        preprocessing=bundle.preprocessing,
-        scores={**bundle.scores},
-        source=bundle.source,
-        licence=bundle.licence,
-        task=bundle.task,
-        temperature=bundle.temperature,
-        task_state=bundle.task_state,
-        mirror=bundle.may_mirror,
+        **{**about, "mirror": bundle.may_mirror},
         outputs=output_sizes(reference.outputs.shape[1:], len(bundle.classes)),
         precision=precision,
         input_kind=options.input_kind,

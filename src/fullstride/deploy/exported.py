@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fullstride.deploy.settings import InputKind
 from fullstride.io.records import MAX_JSON_BYTES, Count, from_json, parse_json
 from fullstride.nets.backbone import pixel_sizes
-from fullstride.nets.bundle import Bundle, Temperature
+from fullstride.nets.bundle import About, Bundle
 from fullstride.nets.efficiency import Precision
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tables.names import check_name
@@ -28,20 +28,12 @@ JSON_FIELDS += ("task_state", "outputs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metadata:
-    """The metadata of an exported file. In the file each value is a string: itself, or its JSON."""
+class Metadata(About):
+    """The metadata of an exported file. In the file each value is a string: itself, or its JSON.
 
-    name: str
-    classes: tuple[str, ...]  # in the order of the outputs
-    preprocessing: Preprocessing
-    scores: Mapping[str, Any]  # of the bundle: split -> score -> value
-    source: str = ""
-    licence: str = ""
-    task: str = "classify"
-    # that logits are divided by before softmax; where the file computes probabilities, it does so
-    temperature: Temperature = 1.0
-    mirror: bool = True  # whether the mirror image of a picture is of the same class
-    task_state: Mapping[str, Any] = field(default_factory=dict)  # see `Bundle`
+    Where the file computes probabilities, it divides by the temperature itself.
+    """
+
     # The sizes of the outputs for an image, with 0 for those of the image; (): one for each class.
     outputs: tuple[Count, ...] = ()
     precision: Precision = "fp32"

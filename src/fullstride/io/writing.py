@@ -463,17 +463,16 @@ def _discard(old: Path, path: Path, output: Output) -> None:
         if each.is_dir() and not each.is_symlink():
             with suppress(OSError):  # something is in it
                 each.rmdir()
-        elif any(_matches(place, pattern) for pattern in output.files):
+        elif any(
+            len(place.parts) == len(Path(pattern).parts) and place.match(pattern)
+            for pattern in output.files
+        ):
             each.unlink()
         elif not os.path.lexists(path / place):
             (path / place).parent.mkdir(parents=True, exist_ok=True)
             each.rename(path / place)
     with suppress(OSError):
         old.rmdir()
-
-
-def _matches(place: Path, pattern: str) -> bool:
-    return len(place.parts) == len(Path(pattern).parts) and place.match(pattern)
 
 
 def _set_modes(path: Path) -> None:

@@ -343,11 +343,6 @@ class Plan:
     trial: Trial
     prediction: Prediction
 
-    @property
-    def needs_large_maps(self) -> bool:
-        """Whether the predicted batch has tensors of 2^31 elements or more."""
-        return self.prediction.batch > self.prediction.map_batch
-
     def search(self) -> Iterator[Probe]:
         """Prove the prediction by real steps, starting at the predicted batch."""
         return search(self.trial.probe, self.prediction.batch)

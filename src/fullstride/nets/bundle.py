@@ -36,27 +36,33 @@ OUTPUT = Output(
     lambda folder: has_keys("spec", "classes", "preprocessing")(folder / METADATA),
     (METADATA, WEIGHTS),
 )
-Temperature = Positive
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metadata:
+class About:
+    """What bundles and exported files say of their network."""
+
+    name: str  # in tables: that of the network, or one that the user chose
+    classes: tuple[str, ...]  # in the order of the outputs
+    preprocessing: Preprocessing  # of its images
+    scores: Mapping[str, Any]  # split -> score -> value
+    source: str = ""  # where the weights come from
+    licence: str = ""  # of the weights, by its authors' name; "" if unknown
+    task: str = "classify"  # name of the task that the network was trained for
+    temperature: Positive = 1.0  # that logits are divided by, see `Classify.temperature`
+    mirror: bool = True  # whether the mirror image of a picture is of the same class
+    # what else was fitted on the validation split, see `Task.fit`; the task checks it
+    task_state: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata(About):
     """The content of `bundle.json`. The fields are those of `Bundle`."""
 
     format: Literal[1]
-    name: str
-    source: str
-    licence: str = ""
-    task: str = "classify"
     spec: Mapping[str, Any]  # of `NetSpec`, or {"timm": ...} of `TimmSpec`
-    classes: tuple[str, ...]
-    preprocessing: Preprocessing
     recipe: Mapping[str, Any]
-    scores: Mapping[str, Any]
     environment: Mapping[str, Any]
-    temperature: Temperature = 1.0
-    mirror: bool = True
-    task_state: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_scores(self.scores)
@@ -100,8 +106,8 @@ def no_head(metadata: Metadata, net: Backbone) -> nn.Module | None:
     return None
 
 
-@dataclass(frozen=True)
-class Bundle:
+@dataclass(frozen=True, kw_only=True)
+class Bundle(About):
     """A trained network with its metadata: enough to use it, and to know its origin.
 
     Examples:
@@ -114,20 +120,10 @@ class Bundle:
         'few'
     """
 
-    net: Backbone  # in evaluation mode
-    name: str  # in tables: that of the network, or one that the user chose
-    classes: tuple[str, ...]  # in the order of the logits
-    preprocessing: Preprocessing  # of its images
-    recipe: Mapping[str, Any] = field(default_factory=dict)  # how it was trained
+    net: Backbone = field(kw_only=False)  # in evaluation mode
     scores: Mapping[str, Any] = field(default_factory=dict)  # split -> score -> value
+    recipe: Mapping[str, Any] = field(default_factory=dict)  # how it was trained
     environment: Mapping[str, Any] = field(default_factory=dict)  # where it was trained
-    source: str = ""  # where the weights come from
-    licence: str = ""  # of the weights, by its authors' name; "" if unknown
-    task: str = "classify"  # name of the task that the network was trained for
-    temperature: float = 1.0  # that probabilities are calibrated by, see `Classify.temperature`
-    mirror: bool = True  # whether the mirror image of a picture is of the same class
-    # what else was fitted on the validation split, see `Task.fit`; the task checks it
-    task_state: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         classes = f"{len(self.classes):,}: {shortened(self.classes)}"

@@ -95,7 +95,7 @@ def capacity_lines(model: str, plan: "Plan") -> list[str]:
         f"predicted: batch {prediction.batch}, from {saved:.1f} MB an image and {fixed:.0f} MB "
         "whatever the batch",
     ]
-    if plan.needs_large_maps:
+    if prediction.batch > prediction.map_batch:
         lines.append(
             f"from batch {prediction.map_batch + 1} on, an activation has 2^31 elements or more, "
             "which not every GPU kernel supports"

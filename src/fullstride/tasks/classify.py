@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.data.dataset import DataSet
+from fullstride.io.records import Positive
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.bundle import Temperature
 from fullstride.tasks.losses import (
     TRIPLET_FORMS,
     TripletForm,
@@ -185,7 +185,7 @@ class Classify(Task):
     focal_gamma: float = 2.0
     class_weights: Literal["none", "balanced", "sqrt"] = "none"
     class_counts: tuple[int, ...] = ()  # training images of each class, for `class_weights`
-    temperature: Temperature = 1.0  # that logits are divided by before softmax, not in the loss
+    temperature: Positive = 1.0  # that logits are divided by before softmax, not in the loss
 
     name: ClassVar[str] = "classify"
     metric: ClassVar[Metric] = Metric("top1", "top-1", "%", percent_of_images=True)

@@ -17,7 +17,8 @@ from fullstride.tasks.classify import Classify
 from fullstride.train import run
 from fullstride.train.batches import mix
 from fullstride.train.optimizer import build_optimizer
-from fullstride.train.recipes.named import RECIPES, average_decay_per_step
+from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.papers import average_decay_per_step
 
 RSB = ("rsb_a1", "rsb_a2", "rsb_a3")
 

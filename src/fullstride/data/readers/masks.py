@@ -312,16 +312,12 @@ def class_names(root: Path, folder: Path) -> tuple[str, ...]:
     """
     for place in (folder, folder.parent, root):
         if (path := place / CLASS_NAMES).is_file():
-            return _names(path)
+            names = tuple(line.strip() for line in read_text(path).splitlines())
+            _check_names(path, names)
+            return names
     if (root / ADE_NAMES).is_file():
         return (LEFT_OUT, *_ade_names(root / ADE_NAMES))
     return VOC_CLASSES if folder.name == "SegmentationClass" else ()
-
-
-def _names(path: Path) -> tuple[str, ...]:
-    names = tuple(line.strip() for line in read_text(path).splitlines())
-    _check_names(path, names)
-    return names
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

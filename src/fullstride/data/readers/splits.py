@@ -247,10 +247,6 @@ class SplitRule:
     def __post_init__(self) -> None:
         check_bounds(self)
 
-    @property
-    def all_for_training(self) -> bool:
-        return self.val == 0 and self.test == 0
-
 
 DEFAULT_RULE = SplitRule()
 
@@ -293,7 +289,7 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
         if samples is not None and share:
             raise ValueError(f"{flag} {share}: {name!r} is the {what} already; leave the share out")
     own = tuple(name for name, each in (("val", val), ("test", test)) if each is not None)
-    if rule.all_for_training:
+    if rule.val == rule.test == 0:
         return TakenSplits(Splits(listing.samples, [], []), rule, own, ())
     copies, notes = _find_copies(listing, rule)
     if held_out := {name: each for name, each in (("val", val), ("test", test)) if each}:

@@ -260,24 +260,21 @@ def closest(state: State, specs: Mapping[str, NetSpec]) -> Match | None:
     ]
     if not matches:
         return None
-    best = min(matches, key=lambda match: (match.mismatches, not has_own_classes(match, specs)))
-    others = [match.name for match in matches if computes_otherwise(match, best)]
-    return best._replace(others=tuple(others))
 
+    def rank(match: Match) -> tuple[int, bool]:
+        own_classes = match.spec.classes == specs[match.name].classes
+        return match.mismatches, not (match.format == "official" and own_classes)
 
-def has_own_classes(match: Match, specs: Mapping[str, NetSpec]) -> bool:
-    """Whether the authors' weights have the number of classes that the named network has."""
-    return match.format == "official" and match.spec.classes == specs[match.name].classes
-
-
-def computes_otherwise(match: Match, best: Match) -> bool:
-    """Whether the same weights are those of another function too; timm has one for its names."""
-    return (
-        best.format != "timm"
-        and match.mismatches == best.mismatches
-        and match.format == best.format
+    best = min(matches, key=rank)
+    # networks that the same weights are of, which compute another function; timm names only one
+    others = [
+        match.name
+        for match in matches
+        if best.format != "timm"
+        and (match.mismatches, match.format) == (best.mismatches, best.format)
         and (match.spec.style, match.spec.stages) != (best.spec.style, best.spec.stages)
-    )
+    ]
+    return best._replace(others=tuple(others))
 
 
 def compare(state: State, form: str, name: str, spec: NetSpec) -> Match:

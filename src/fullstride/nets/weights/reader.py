@@ -290,10 +290,6 @@ def safetensors_shapes(path: Path) -> dict[str, Tensor]:
     return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
-def torch_shapes(path: Path) -> Any:
-    return read_torch(path, mmap=zipfile.is_zipfile(path))
-
-
 def read_torch(path: Path, mmap: bool = False) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unusual files are checked by the caller
@@ -301,7 +297,10 @@ def read_torch(path: Path, mmap: bool = False) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
-WITHOUT_VALUES = {read_safetensors: safetensors_shapes, read_torch: torch_shapes}
+WITHOUT_VALUES = {
+    read_safetensors: safetensors_shapes,
+    read_torch: lambda path: read_torch(path, mmap=zipfile.is_zipfile(path)),
+}
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:
