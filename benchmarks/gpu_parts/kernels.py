@@ -134,7 +134,7 @@ def gradients(settings: Settings, name: str, side: int, precision: str, layout: 
         f"{form} error {error[form]:.1e}, worst cosine {cosine[form]:.5f}" for form in forms
     )
     ok = error["fused"] <= MAX_ERROR_RATIO * error["plain"] + NOISE[precision]
-    return {"ok": ok, "error": error, "worst_cosine": cosine, "summary": summary}
+    return {"ok": ok, "errors": error, "worst_cosine": cosine, "summary": summary}
 
 
 def large_maps(settings: Settings, layout: str) -> Result:

@@ -180,7 +180,7 @@ def ending(folder: Path, parts: Iterable[str], gpu: bool) -> Iterator[str]:
         failed, wrong = problems(data)
         missing = [name for name in data["planned"] if name not in data["results"]]
         words = {"failed": failed, "wrong, or below the goal": wrong, "for the next call": missing}
-        note = "".join(f"; {word}: {', '.join(names)}" for word, names in words.items() if names)
+        note = "".join(f"; {word}: {'; '.join(names)}" for word, names in words.items() if names)
         yield f"{part}: {len(data['results'])} of {len(data['planned'])}{note}"
     if not gpu:
         yield "not measured without a GPU: speeds, batches, times, bandwidths, and so the gate"

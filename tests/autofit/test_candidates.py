@@ -334,6 +334,13 @@ def test_training_begins_with_the_weights_of_every_candidate(folder, few_digits,
 def test_files_of_other_networks_and_without_weights_are_refused(folder, tmp_path):
     with pytest.raises(ValueError, match="no weights of a known network"):
         listing(weights=str(tmp_path))
+    state = {"_conv_stem.weight": torch.zeros(32, 3, 3, 3)}
+    torch.save(state, tmp_path / "efficientnet-lite0-57934424.pth")
+    with pytest.raises(ValueError, match="NAME.TAG, such as tf_efficientnet_lite0.in1k"):
+        listing(weights=str(tmp_path))
+    (tmp_path / "efficientnet-lite0-57934424.pth").rename(tmp_path / "tf_efficientnet_lite0.pth")
+    with pytest.raises(ValueError, match=r"lite0: _conv_stem\.weight is no tensor of it"):
+        listing(weights=str(tmp_path))
     spec = replace(zoo.spec("genet_tiny"), classes=7, in_channels=1)
     grey = Bundle(
         Network(spec),

@@ -265,8 +265,8 @@ class CandidateTimes:
         side = self.by_name[name].resolution
         raise ValueError(
             f"nothing fits {self.budget}: the fastest is {name} at {side} x {side} pixels with "
-            f"{time_in_words(fastest)}; use --budget-ms {rounded_up(needed_ms)} or more, a smaller "
-            "resolution or other candidates"
+            f"{time_in_words(fastest)}; use --budget-ms {rounded_up(needed_ms)} or more, smaller "
+            "--resolutions or other --candidates"
         )
 
 

@@ -225,7 +225,10 @@ def hub_starts(
     if not starts:
         yield f"from scratch: {', '.join(names)} without released weights, {scratch}"
     elif not (local or online):
-        yield f"from scratch: the hub is not reachable and its local cache is empty, {scratch}"
+        yield (
+            "from scratch: the hub is not reachable and its local cache is empty, and no --weights "
+            f"FOLDER was given, {scratch}"
+        )
     if not (starts and (local or online)):
         return []
     allowed = yield from allowed_by(licence, starts if online else local)
@@ -260,7 +263,7 @@ def folder_starts(
         reason = f" ({problems[0]})" if problems else ""
         raise ValueError(
             f"no weights of {' or '.join(names) or 'a known network'} in {folder}{reason}: give "
-            "files of safetensors or torch.save that are named as timm's NAME.TAG, bundles or runs"
+            "files of safetensors or torch.save, bundles or runs"
         )
     for problem in problems:
         yield f"left out: {problem}"

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -281,14 +282,13 @@ def of_file(path: Path, root: Path) -> Start:
         release = by_name(path)
         match = find(normalize(state, ema=None), release.network if release else None)
     except ValueError:
+        why = unnamed(path)
         for name in names:
-            if classes := timm_classes(state, name):
-                return of_timm(path, name, classes)
-        network = f"timm's {names[0]}" if names else "any network of the zoo"
-        raise ValueError(
-            f"{path}: not weights of {network}: give the file the name of its network, as "
-            "timm's NAME.TAG"
-        ) from None
+            try:
+                return of_timm(path, name, timm_classes(state, name))
+            except ValueError as error:
+                why = f"{path}: {error}"
+        raise ValueError(why) from None
     config = released(tagged) if tagged else None
     side = release.resolution if release else match.spec.resolution
     return Start(
@@ -345,12 +345,24 @@ def config_name(path: Path) -> str:
     return f"{config['architecture']}.{tag}" if tag else config["architecture"]
 
 
+def unnamed(path: Path) -> str:
+    """What to do with weights of no network of the zoo in a file that names none of timm."""
+    names = [row.weights.removeprefix("timm/") for row in pretrained_networks()]
+    stem = re.sub(r"-[0-9a-f]{8}$", "", path.stem)  # without the hash that torch.hub adds
+    close = get_close_matches(stem.replace("-", "_"), names, n=1)
+    hint = f", such as {close[0]}" if close else ""
+    return f"{path}: weights of no network of the zoo: name the file as timm's NAME.TAG{hint}"
+
+
 def timm_classes(state: dict[str, Any], name: str) -> int:
-    """The classes of weights of timm's network `name`; 0 for weights of another one."""
+    """The classes of weights of timm's network `name`. Raises ValueError for another one."""
     with torch.device("meta"):
         net = timm_network(name, state)
     expected = {key: tuple(value.shape) for key, value in net.net.state_dict().items()}
-    return 0 if difference(expected, state) else net.spec.classes
+    if reason := difference(expected, state):
+        alien = next((f"{key} is no tensor of it" for key in state if key not in expected), reason)
+        raise ValueError(f"not weights of timm's {name}: {alien}")
+    return net.spec.classes
 
 
 def published_top1(name: str) -> dict[int, float]:

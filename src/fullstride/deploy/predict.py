@@ -38,7 +38,7 @@ from fullstride.data.readers.videos import frames_size
 from fullstride.data.transforms.clips import ClipTestView, Starts
 from fullstride.data.transforms.crop import in_mode, test_view, to_input
 from fullstride.deploy.exported import ExportedModel, InputKind, Model, one_input
-from fullstride.deploy.formats import is_exported_path, open_file
+from fullstride.deploy.formats import is_exported_path, near, open_file
 from fullstride.deploy.settings import Tta
 from fullstride.io.writing import GENERATOR, Output, atomic_write, begins_with, check_output
 from fullstride.nets.bundle import Bundle
@@ -478,6 +478,8 @@ def open_model(word: str, *, trust: bool = False, options: LoadOptions = BY_DEFA
     Programs (formats pt2 and aoti) are opened with `trust` only. Raises ValueError.
     """
     if not is_exported_path(word):
+        if beside := near(Path(word) / "model"):
+            raise ValueError(f"{word} is a fit: give the file that it ended with, {beside}")
         return tasks.load(word, options=options)
     if options != BY_DEFAULT:
         names = (each.name for each in fields(options))

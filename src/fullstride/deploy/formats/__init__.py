@@ -99,6 +99,8 @@ def open_file(
     """
     path = Path(path)
     if not path.exists():
+        if beside := near(path):
+            raise ValueError(f"no file {path}: there is {beside}")
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
     for file in path.rglob("*") if path.is_dir() else (path,):
         if not file.is_dir():
@@ -115,6 +117,12 @@ def open_file(
             f"add --trust if you trust its author"
         )
     return FORMATS[name].open(path, threads or torch.get_num_threads())
+
+
+def near(path: Path) -> Path | None:
+    """An exported file of the same name in another format; of a fit it may be any."""
+    others = path.parent.iterdir() if path.parent.is_dir() else ()
+    return next((each for each in others if each.stem == path.stem and detect_format(each)), None)
 
 
 def open_as_modules(words: Iterable[str], *, trust: bool = False) -> dict[str, ExportedModule]:
