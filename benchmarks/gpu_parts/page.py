@@ -23,8 +23,9 @@ STATE = "part, share of the time, device, software, dates, commits, measured"
 OTHERS = "timm eager, estimated, published"
 ANSWERS = f"""
 ms an image at {SIDE} pixels in bf16, in brackets the speed relative to {REFERENCE}; the goal is
-{GOAL:g} at batch {max(BATCHES)}. The estimate is that of the GPU's data sheet for timm's network,
-eager, with its 90 % interval.
+{GOAL:g} at batch {max(BATCHES)}.
+
+The estimate is that of the GPU's data sheet for timm's network, eager, with its 90 % interval.
 """
 INTRODUCTION = """
 `make gpu MINUTES=30` measures what is below in so many minutes, the most valuable first, and writes

@@ -1,11 +1,9 @@
-"""The README and the page on design are true: commands run, tables and trees match the code."""
+"""The README and the page on design are true: tables and trees match the code."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from fullstride import cli
 from fullstride.nets.families import SPECS
@@ -16,54 +14,6 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 NETWORKS = (ROOT / "docs/reference/networks.md").read_text()
 DESIGN = (ROOT / "docs/internals/design.md").read_text()
-# Flags with which `fit` tries, trains and exports little.
-SHORT_FIT = [
-    "--weights",
-    "none",
-    "--candidates",
-    "genet_tiny",
-    "--resolutions",
-    "32",
-    "--epochs",
-    "1",
-]
-SHORT_FIT += ["--formats", "onnx", "--precisions", "fp32"]
-
-
-def blocks(text):
-    """The language and the lines of each fenced block."""
-    return re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/start/index.md"])
-def test_the_commands_of_a_page_run_as_they_stand(page, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    lines = [
-        line
-        for kind, block in blocks((ROOT / page).read_text())
-        if kind == "sh"
-        for line in block.splitlines()
-    ]
-    commands = [
-        shlex.split(line, comments=True)[1:] for line in lines if line.startswith("fullstride ")
-    ]
-    assert len(commands) >= 3
-    for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
-        (tmp_path / "PHOTOS" / name).mkdir(parents=True)
-        for number in range(20):
-            shade = tuple(max(0, each - 8 * number) for each in colour)
-            Image.new("RGB", (40, 40), shade).save(tmp_path / f"PHOTOS/{name}/{number}.png")
-    for words in commands:
-        shorter = SHORT_FIT if words[0] == "fit" else []
-        assert cli.run([*words, *shorter]) == 0, capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_python_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (code,) = [block for kind, block in blocks(README) if kind == "python"]
-    exec(compile(code, "README.md", "exec"), {})
 
 
 def test_the_zoo_and_the_page_of_networks_have_published_counts_and_accuracies(capsys):

@@ -59,14 +59,15 @@ def test_one_sentence_says_everywhere_what_the_project_is_for():
         assert purpose in " ".join(text.split())
 
 
-PLAIN = [page for page in PAGES if page.parent.name in ("docs", "start", "guides") and page != LOG]
+PLAIN_FOLDERS = ("docs", "start", "guides", "tasks", "reproduce")
+PLAIN = [page for page in PAGES if page.parent.name in PLAIN_FOLDERS and page != LOG]
 
 
 def prose(page: Path) -> list[str]:
     """The paragraphs and the items of lists, without code, tables, headings and addresses."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     text = re.sub(
-        r"^(#|\||!|---).*$|\]\([^)]*\)|`[^`]*`|arXiv:[\d.]+", "x", text, flags=re.MULTILINE
+        r"^(#|\||!|---|<!--).*$|\]\([^)]*\)|`[^`]*`|arXiv:[\d.]+", "x", text, flags=re.MULTILINE
     )
     paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text)
     return [re.sub(r"^(?:[-*]|\d+\.) ", "", " ".join(each.split())) for each in paragraphs]

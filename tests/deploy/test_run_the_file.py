@@ -1,6 +1,5 @@
 """The page on exported files is true: its code runs without PyTorch and without fullstride."""
 
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bundles import COLOUR, GRAY, make_bundle
+from pages import code
 from PIL import Image
 
 from fullstride.data.readers.decode import decode
@@ -18,8 +18,7 @@ from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import probabilities
 from fullstride.deploy.settings import ExportOptions
 
-PAGE = (Path(__file__).parents[2] / "docs/guides/run_the_file.md").read_text()
-CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+CODE = code("docs/guides/run_the_file.md")
 # An import of a module that is None fails.
 WITHOUT = "import sys, runpy; sys.modules.update(torch=None, fullstride=None); sys.argv[:] = "
 WITHOUT += "sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"

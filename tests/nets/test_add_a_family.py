@@ -3,12 +3,12 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import timm
 import torch
+from pages import code
 from safetensors.torch import save_file
 from timm.models.ghostnet import GhostBottleneck
 from torch import Tensor, nn
@@ -24,12 +24,10 @@ from fullstride.nets.spec import NetSpec
 from fullstride.train import run
 from fullstride.train.recipes.named import DIGITS
 
-PAGE = Path(__file__).parents[2] / "docs/extend/add_a_family.md"
 DIGITS_ONCE = replace(DIGITS, epochs=1, warmup_epochs=0, batch_size=16, resolution=32)
 
 
-def code() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+CODE = code("docs/extend/add_a_family.md")
 
 
 def named(monkeypatch, networks: dict[str, NetSpec]) -> None:
@@ -41,14 +39,14 @@ def named(monkeypatch, networks: dict[str, NetSpec]) -> None:
 def family(monkeypatch):
     """The page's file, imported, and its specs named as the page says."""
     module = ModuleType("regnet")
-    exec(code()[0], module.__dict__)
+    exec(CODE[0], module.__dict__)
     named(monkeypatch, module.SPECS)
 
 
 @pytest.fixture
 def ghost(monkeypatch):
     """The page's block in both places, and its network by a name."""
-    _, block, network = code()
+    _, block, network = CODE
     module = ModuleType("ghost")
     module.__dict__.update(vars(blocks) | vars(specs) | dict(torch=torch))
     exec(block, module.__dict__)

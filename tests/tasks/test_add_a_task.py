@@ -5,11 +5,11 @@ import json
 import re
 import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pages import code
 from torch import nn
 
 from fullstride import cli, tasks
@@ -26,16 +26,14 @@ from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.recipes.recipe import saved_recipe
 
-PAGE = Path(__file__).parents[2] / "docs/extend/add_a_task.md"
 SHORT = replace(DIGITS, epochs=2, warmup_epochs=0, batch_size=16, resolution=16, lr=0.01)
 
 
 @pytest.fixture
 def age(tmp_path, monkeypatch):
     """The page's file, imported, and its task named as the page says."""
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     path = tmp_path / "age.py"
-    path.write_text(code)
+    path.write_text(*code("docs/extend/add_a_task.md"))
     spec = importlib.util.spec_from_file_location("age", path)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "age", module)  # dataclasses look their module up
