@@ -1,19 +1,20 @@
 """What does each format and precision cost and gain, beside ONNX Runtime in fp32, on this CPU?
 
-    python benchmarks/shipping_formats.py --out benchmarks/shipping_formats.json
+    python benchmarks/shipping_formats.py --out benchmarks/shipping_formats.json --files FOLDER
 
 Four networks, one image a call, one thread. All files of a network are timed in turn inside of each
 round, and ratios are of the same round. Weights are random, with batch statistics of photographs.
 Files are compared with PyTorch on other photographs than those that int8 takes its ranges from.
 Formats that are not installed are left out. Networks of --only are added to the file, or replaced.
+`--step convert` writes the files alone, and `--step time` times those that are in the folder.
+`--only` without a name prints the table alone.
 """
 
 import argparse
 import json
-import time
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -22,19 +23,21 @@ from PIL import Image
 
 from fullstride.data.transforms.crop import to_input
 from fullstride.deploy.choose_form import available, with_typical_statistics
-from fullstride.deploy.comparison import ComparisonImages
-from fullstride.deploy.export import export, make_reference
+from fullstride.deploy.comparison import ComparisonImages, compare
+from fullstride.deploy.export import export_job, make_reference, write
 from fullstride.deploy.exported import ExportedModule
 from fullstride.deploy.formats import FORMATS, open_file
+from fullstride.deploy.predict import outputs
 from fullstride.deploy.settings import ExportOptions
 from fullstride.examples.scenes import load_photographs, photograph_square
-from fullstride.io.writing import atomic_write, json_output
+from fullstride.io.writing import atomic_write, json_output, remove
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import THROUGHPUT
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tasks import task_of
 
 OUTPUT = json_output("results of a benchmark", "networks")
 NETWORKS = {
@@ -50,63 +53,78 @@ PICTURES, CALIBRATION = 64, 32
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a JSON file to write or add to")
+    parser.add_argument("--files", type=Path, required=True, help="the folder of the files")
     parser.add_argument("--only", nargs="*", default=[*NETWORKS], choices=NETWORKS)
     parser.add_argument("--formats", nargs="*", help="such as ncnn; by default all that run here")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--table", action="store_true", help="print the table of --out alone")
+    parser.add_argument("--step", choices=("convert", "time"), help="by default both")
     args = parser.parse_args()
     results = json.loads(args.out.read_text())["networks"] if args.out.exists() else {}
     torch.set_num_threads(1)
-    for name in [] if args.table else args.only:
-        results[name] = {
-            "environment": asdict(Environment.here("cpu")),
-            "files": measure(name, args.formats, args.rounds),
-        }
+    for name in args.only:
+        folder, files = args.files / name.replace("/", "_"), {}
+        if args.step != "time":
+            files = convert(name, args.formats, folder)
+        elif name in results:
+            files = results[name]["files"]
+        if args.step != "convert":
+            measure(name, files, folder, args.rounds)
+        results[name] = {"environment": asdict(Environment.here("cpu")), "files": files}
         with atomic_write(args.out, OUTPUT) as beside:
             beside.write_text(json.dumps({"networks": results}, indent=1) + "\n")
     print(table(results))
 
 
-def measure(name: str, formats: list[str] | None, rounds: int) -> dict[str, dict[str, Any]]:
-    """The file of each format and precision: its size, agreement, and speed beside `REFERENCE`."""
+def convert(name: str, formats: list[str] | None, folder: Path) -> dict[str, dict[str, Any]]:
+    """The file of each format and precision: its size, its agreement, seconds to write it."""
     bundle, side = random_bundle(name), NETWORKS[name]
     images = ComparisonImages(photographs("test", PICTURES, side))
-    reference = make_reference(bundle, images, "normalised")
-    files, nets = {}, {}
+    calibration = photographs("train", CALIBRATION, side)
+    reference, task = make_reference(bundle, images, "normalised"), task_of(bundle)
+    files: dict[str, dict[str, Any]] = {}
     labels = [each for each in available(None) if formats is None or each[0] in (*formats, "onnx")]
-    with TemporaryDirectory() as scratch:
-        for format, precision in labels:
-            label = f"{format} {precision}"
-            path = Path(scratch) / f"{format}_{precision}{FORMATS[format].suffix}"
-            options = ExportOptions(format=format, precision=precision, max_drop=100, threads=1)
-            began = time.perf_counter()
-            try:
-                result = export(
-                    bundle,
-                    path,
-                    images,
-                    options,
-                    calibration=photographs("train", CALIBRATION, side),
-                    reference=replace(reference, graphs={}),
-                )
-            except ValueError as error:
-                files[label] = {"error": str(error)}
-                print(f"{name}: {label}: {error}", flush=True)
-                continue
-            compared = result.comparison
+    folder.mkdir(parents=True, exist_ok=True)
+    for format, precision in labels:
+        label, kind = f"{format} {precision}", FORMATS[format]
+        path = folder / f"{format}_{precision}{kind.suffix}"
+        remove(path)
+        options, began = ExportOptions(format=format, precision=precision), cpu_seconds()
+        try:
+            job = export_job(bundle, replace(reference, graphs={}), options, calibration)
+            write(kind, replace(job, progress=print), path)
+        except ValueError as error:
+            files[label] = {"error": str(error)}
+        else:
+            seconds = cpu_seconds() - began
+            rows = outputs(kind.open(path, 1), reference.inputs)
+            compared = compare(rows, reference.outputs, images.labels, task)
             files[label] = {
-                "seconds": time.perf_counter() - began,  # with the comparison
+                "file": path.name,
+                "cpu_seconds": seconds,  # to write it
                 "megabytes": size(path) / 1e6,
                 "difference": compared.relative_difference,
                 "same_class_percent": 100 * compared.same_class / compared.images,
             }
-            print(f"{name}: {label}: {files[label]}", flush=True)
-            nets[label] = ExportedModule(open_file(path, threads=1, trust=True))
-        protocol = replace(THROUGHPUT, batch=1, resolution=side, rounds=rounds)
-        for row in bench(nets, protocol, options=BenchOptions(threads=1, reference=REFERENCE)):
-            own = {"ratio": row.ratio, "ms": 1000 / row.images_per_s, "spread": row.spread}
-            files[row.name] |= {**own, "runtime": row.runtime}
+        print(f"{name}: {label}: {files[label]}", flush=True)
     return files
+
+
+def cpu_seconds() -> float:
+    """Of this process and of the converters that have ended."""
+    return sum(os.times()[:4])
+
+
+def measure(name: str, files: dict[str, dict[str, Any]], folder: Path, rounds: int) -> None:
+    """Add the speed of each file, and its ratio to that of `REFERENCE`."""
+    nets = {
+        label: ExportedModule(open_file(folder / row["file"], threads=1, trust=True))
+        for label, row in files.items()
+        if "file" in row
+    }
+    protocol = replace(THROUGHPUT, batch=1, resolution=NETWORKS[name], rounds=rounds)
+    for row in bench(nets, protocol, options=BenchOptions(threads=1, reference=REFERENCE)):
+        own = {"ratio": row.ratio, "ms": 1000 / row.images_per_s, "spread": row.spread}
+        files[row.name] |= {**own, "runtime": row.runtime}
 
 
 def random_bundle(name: str) -> Bundle:
@@ -145,17 +163,13 @@ def table(results: dict[str, Any]) -> str:
     for label in labels:
         cells = [cell(each["files"].get(label)) for each in results.values()]
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    for each in results.values():
-        about = each["environment"]
-        lines.append(f"\n{about['device']}, {about['date']}")
-        break
     return "\n".join(lines)
 
 
 def cell(row: dict[str, Any] | None) -> str:
-    if row is None or "error" in row:
+    if row is None or "ratio" not in row:
         return "-" if row is None else "not written"
-    same, seconds = row["same_class_percent"], row["seconds"]
+    same, seconds = row["same_class_percent"], row["cpu_seconds"]
     return f"{row['ratio']:.2f} ({same:.0f} %, {row['megabytes']:.0f} MB, {seconds:.0f} s)"
 
 

@@ -1,38 +1,45 @@
 """benchmarks/shipping_formats.py: a file that fails is a row, and others are timed in turn."""
 
+import json
+import sys
 from dataclasses import replace
 
 import pytest
 import shipping_formats
 from PIL import Image
-from shipping_formats import measure, photographs, table
+from shipping_formats import photographs, table
 
-from fullstride.deploy.export import export
+from fullstride.deploy.export import write
 
 
 @pytest.mark.slow
 def test_a_format_that_fails_is_a_row_and_others_are_timed_beside_the_reference(
     monkeypatch, tmp_path
 ):
-    def fails(bundle, path, images, options, **more):
-        if options.precision == "int8":
+    def fails(kind, job, path):
+        if job.metadata.precision == "int8":
             raise ValueError("no int8 today")
-        return export(bundle, path, images, options, **more)
+        write(kind, job, path)
 
     monkeypatch.setattr(shipping_formats, "NETWORKS", {"genet_tiny": 32})
     monkeypatch.setattr(shipping_formats, "PICTURES", 4)
     monkeypatch.setattr(shipping_formats, "CALIBRATION", 2)
-    monkeypatch.setattr(shipping_formats, "export", fails)
+    monkeypatch.setattr(shipping_formats, "write", fails)
     quick = replace(shipping_formats.THROUGHPUT, warmup_s=0, round_s=0.01)
     monkeypatch.setattr(shipping_formats, "THROUGHPUT", quick)
-    files = measure("genet_tiny", ["onnx"], 2)
+    out, words = tmp_path / "out.json", ["--only", "genet_tiny", "--formats", "onnx"]
+    words += ["--out", str(out), "--files", str(tmp_path / "files"), "--rounds", "2"]
+    for step in ("convert", "time"):
+        monkeypatch.setattr(sys, "argv", ["shipping_formats.py", *words, "--step", step])
+        shipping_formats.main()
+    results = json.loads(out.read_text())["networks"]
+    files = results["genet_tiny"]["files"]
     assert [*files] == ["onnx fp32", "onnx fp16", "onnx int8"]
     assert files["onnx int8"] == {"error": "no int8 today"}
     assert files["onnx fp32"]["ratio"] == pytest.approx(1)
     assert files["onnx fp16"]["megabytes"] < files["onnx fp32"]["megabytes"]
     assert files["onnx fp32"]["difference"] < 1e-4
-    about = {"device": "a machine", "date": "today"}
-    lines = table({"genet_tiny": {"environment": about, "files": files}}).splitlines()
+    lines = table(results).splitlines()
     assert lines[0] == "| | genet_tiny, 32 |"
     assert lines[2].startswith("| onnx fp32 | 1.00 (100 %, ")
     assert lines[4] == "| onnx int8 | not written |"

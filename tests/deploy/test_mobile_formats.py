@@ -41,6 +41,7 @@ from fullstride.deploy.formats.litert_converter import scope
 from fullstride.deploy.predict import inputs, probabilities
 from fullstride.deploy.settings import ExportOptions
 from fullstride.measure.protocols import ONLINE
+from fullstride.targets.runner import Runner
 
 # Format -> the packages that write and run its files.
 PACKAGES = {"executorch": ["executorch"], "ncnn": ["ncnn", "pnnx"], "litert": ["ai_edge_litert"]}
@@ -65,6 +66,14 @@ def job_of(bundle, pictures, **options):
     options = ExportOptions(input_kind="pixels", **options)
     reference = make_reference(bundle, ComparisonImages(pictures), "pixels")
     return export_job(bundle, reference, options, pictures), reference.outputs
+
+
+def assert_runs_there(model, pictures):
+    """The runner of another machine computes what the file computes here."""
+    (images,) = inputs(model.metadata.input_kind, model.preprocessing, pictures, len(pictures))
+    file = choose_form.timed_file("net", model, len(pictures)).request()
+    infer = Runner(model.path.parent).open({**file, "name": model.path.name}, 1)
+    assert infer(images) == pytest.approx(model.run(images), abs=1e-6)
 
 
 def operators(program) -> set[str]:
@@ -185,7 +194,8 @@ def fake_executorch(monkeypatch):
         seen.layers = [
             [*node.meta["nn_module_stack"].values()][-1][0]
             for node in module.graph.nodes
-            if "conv2d" in str(node.target) and quantizer.filter(node)
+            if "conv2d" in str(node.target)
+            and all(map(quantizer.filter, node.all_input_nodes[1:] + [node]))  # with its weights
         ]
         module.register_forward_pre_hook(lambda _, images: seen.images.append(len(images[0])))
         return module
@@ -228,6 +238,7 @@ def test_a_stand_in_of_executorch_is_asked_for_the_graph_and_gives_its_outputs(
     assert probabilities(model, pictures) == pytest.approx(
         probabilities(bundle, pictures), abs=1e-6
     )
+    assert_runs_there(model, pictures)
 
 
 def test_layers_of_a_stand_in_stay_in_float_where_int8_loses_too_much(
@@ -377,6 +388,7 @@ def test_the_converter_of_litert_is_announced_and_then_installed_once(
     assert probabilities(model, pictures) == pytest.approx(
         probabilities(bundle, pictures), abs=1e-6
     )
+    assert_runs_there(model, pictures)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match=r"^[^\n]*net.tflite cannot be read[^\n]*$"):
         open_file(path)
@@ -420,6 +432,7 @@ def test_a_runtime_computes_all_of_a_tresnet(
     images = ComparisonImages(pictures)
     export(bundle, path, images, options, calibration=pictures, progress=lines.append)
     assert not [line for line in lines if "operators" in line]
+    assert_runs_there(open_file(path), pictures)
     rows, expected = probabilities(open_file(path), pictures), probabilities(bundle, pictures)
     assert rows == pytest.approx(expected, abs=tolerance)
     assert (precision == "fp32") is bool(np.abs(rows - expected).max() < 1e-6)
@@ -462,6 +475,7 @@ def test_ncnn_itself_makes_the_inputs_of_pixels(format, pre, pictures, tmp_path)
     bundle, path = make_bundle("genet_tiny", pre), tmp_path / "net"
     options = ExportOptions(format=format, input_kind="pixels")
     export(bundle, path, ComparisonImages(pictures), options)
+    assert_runs_there(open_file(path), pictures)
     net, kinds, side = library.Net(), library.Mat.PixelType, pre.resolution
     net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
     net.load_param(str(path / "model.param"))

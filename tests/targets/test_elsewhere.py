@@ -84,8 +84,9 @@ def test_a_benchmark_measures_names_as_files_there_and_stores_their_latencies(
 
 
 def test_the_form_of_an_export_is_chosen_by_times_there(there, tmp_path, measured, monkeypatch):
-    monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", "openvino"))
-    ms, measure = {"onnx fp32": 9.0, "openvino fp32": 4.0}, choose_form.measure_there
+    monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", "openvino", "ncnn"))
+    ms = {"onnx fp32": 9.0, "openvino fp32": 4.0, "ncnn fp32": 6.0}
+    measure = choose_form.measure_there
 
     def scaled(models, protocol, target, threads):
         rows = measure(models, protocol, target, threads)
@@ -97,7 +98,7 @@ def test_the_form_of_an_export_is_chosen_by_times_there(there, tmp_path, measure
     result = choose_form.fastest(small_bundle(), tmp_path / "net", images, options)
     assert result.format == "openvino"
     assert (tmp_path / "net" / "model.xml").is_file()
-    assert measured == [["onnx fp32"], ["openvino fp32"], ["onnx fp32", "openvino fp32"]]
+    assert measured == [*([label] for label in ms), [*ms]]
 
 
 def choose(tmp_path, *words):

@@ -71,10 +71,11 @@ def test_the_system_is_described_and_what_it_does_not_say_is_none(sent, monkeypa
     monkeypatch.setattr(runner, "read", lambda path: "1500000" if path.endswith("freq") else "")
     assert runner.state()["clock_mhz"] == 1500
     assert runner.state()["governor"] is None
-    monkeypatch.setitem(sys.modules, "openvino", None)
+    for name in ("openvino", "ncnn", "ai_edge_litert", "executorch"):
+        monkeypatch.setitem(sys.modules, name, None)
     versions, missing = runner.runtimes()
     assert set(versions) == {"onnx"}
-    assert set(missing) == {"openvino"}
+    assert set(missing) == {"openvino", "ncnn", "litert", "executorch"}
     assert len(here.noise(QUICK)["ms"]["values"]) % 2 == 0
 
 

@@ -10,8 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from fullstride.targets import sessions
 from fullstride.targets import target as target_module
-from fullstride.targets.target import RUNNER, Target, TimedFile, command_of, report
+from fullstride.targets.target import Target, TimedFile, command_of, report, runner_text
 
 HOW = {"rounds": 3, "round_s": 0.01, "warmup_s": 0.01, "threads": 1}
 # Stands between fullstride and the runner, as a connection does.
@@ -94,15 +95,20 @@ def test_a_target_says_what_is_there():
         found = target.describe()
         lines = "\n".join(report(found, target.noise(rounds=3, round_s=0.01)))
     assert found.numpy == np.__version__
-    assert set(found.runtimes) == {"onnx", "openvino"}
+    assert {"onnx", "openvino"} <= set(found.runtimes)
+    assert set(found.runtimes) | set(found.missing) == set(sessions.PACKAGES)
     assert found.processor in lines
     assert f"{found.cores} cores" in lines
 
 
 def test_a_missing_runtime_is_named_with_the_line_that_installs_it():
     with here() as target:
-        found = replace(target.describe(), runtimes={}, missing={"onnx": "no module"})
-    assert any("pip install onnxruntime" in line for line in report(found, 0.2))
+        found = replace(
+            target.describe(), runtimes={}, missing=dict.fromkeys(sessions.PACKAGES, "why")
+        )
+    lines = [*report(found, 0.2)]
+    for package in sessions.PACKAGES.values():
+        assert any(line.endswith(f"pip install {package}") for line in lines)
     assert any("busy" in line for line in report(found, 0.2))
     assert not any("busy" in line for line in report(found, 0.01))
 
@@ -266,13 +272,12 @@ def test_what_is_no_target_is_refused(where):
         command_of(where)
 
 
-def test_the_runner_needs_neither_torch_nor_this_package():
-    text = RUNNER.read_text()
-    assert len(text.splitlines()) <= 250
+def test_the_runner_needs_neither_torch_nor_this_package(tmp_path):
+    (tmp_path / "runner.py").write_bytes(runner_text())
     code = "import sys, runner; print('torch' in sys.modules, 'fullstride' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[*sys.path]!r}; {code}"],
-        cwd=RUNNER.parent,
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,

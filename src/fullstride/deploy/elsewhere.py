@@ -29,7 +29,7 @@ from fullstride.deploy.formats import detect_format, open_as_modules
 from fullstride.deploy.formats.base import last_line
 from fullstride.io.console import print_note
 from fullstride.io.writing import remove, scratch_folder
-from fullstride.latency.calibrate import GROUP, Elsewhere, Plan, Timing, default_plan
+from fullstride.latency.calibrate import FILES, GROUP, Elsewhere, Plan, Timing, default_plan
 from fullstride.latency.device_sheets import MeasuredTime, corrected
 from fullstride.latency.devices import CPU
 from fullstride.latency.microbenchmarks import OUTPUTS, Microbenchmark, all_microbenchmarks
@@ -339,7 +339,9 @@ def quieter(measure: Callable[[], Rows]) -> Rows:
 
 def plan_there(target: Target, **options: Any) -> Plan:
     """`calibrate.default_plan` for another machine."""
-    there = Elsewhere(environment=target.environment, versions=target.describe().runtimes)
+    runtimes = target.describe().runtimes
+    versions = {name: runtimes[name] for name in FILES if name in runtimes}
+    there = Elsewhere(environment=target.environment, versions=versions)
     return default_plan(torch.device("cpu"), **options, there=there)
 
 

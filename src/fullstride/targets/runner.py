@@ -1,13 +1,12 @@
 """Times exported files on the machine that it runs on, for fullstride on another one.
 
-fullstride sends the text of this file to a Python there, so it is installed nowhere; it needs NumPy
-and one of the runtimes. It reads requests from standard input and answers on standard output, each
-a line of JSON. Files are kept in a temporary folder until it ends. It runs no code of a file.
+fullstride sends the texts of `sessions.py` and of this file, as one without the import of the
+other, to a Python there, so they are installed nowhere; they need NumPy and one of the runtimes. It
+reads requests from standard input and answers on standard output, each a line of JSON. Files are
+kept in a temporary folder until it ends. It runs no code of a file.
 """
 
-# Old boards have Python 3.9, so this file uses nothing newer, and imports nothing of fullstride.
-from __future__ import annotations
-
+# Old boards have Python 3.9, so both use nothing newer, and import nothing else of fullstride.
 import base64
 import hashlib
 import json
@@ -19,9 +18,13 @@ import sys
 import tempfile
 import time
 from functools import partial
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+
+from fullstride.targets.sessions import OPEN, PACKAGES
 
 PROTOCOL = 1
 
@@ -34,7 +37,7 @@ def read(path: str) -> str:
         return ""
 
 
-def number(path: str) -> float | None:
+def number(path: str):
     """Of thousands, such as kHz; None where there is none."""
     text = read(path)
     return float(text) / 1e3 if text.isdigit() else None
@@ -69,12 +72,13 @@ def state() -> dict:
 def runtimes() -> tuple[dict, dict]:
     """The versions of the runtimes by format, and why others cannot be imported."""
     versions, missing = {}, {}
-    for name, package in (("onnx", "onnxruntime"), ("openvino", "openvino")):
+    for name, package in PACKAGES.items():
         try:
-            versions[name] = str(__import__(package).__version__).split("-")[0]
+            module = import_module(package.replace("-", "_"))
+            versions[name] = getattr(module, "__version__", None) or version(package)
         except Exception as error:  # a broken library may raise anything
             missing[name] = one_line(error)
-    return versions, missing
+    return {name: each.split("-")[0] for name, each in versions.items()}, missing
 
 
 def one_line(error: BaseException) -> str:
@@ -192,31 +196,6 @@ def warm_up(step, request: dict) -> int:
         calls += 1
     seconds = (time.perf_counter() - start) / calls
     return max(1, round(request["round_s"] / seconds))
-
-
-def open_onnx(path: str, threads: int, precision: str):
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    gpu = {"CUDAExecutionProvider"} & {*onnxruntime.get_available_providers()}
-    session = onnxruntime.InferenceSession(path, options, [*gpu, "CPUExecutionProvider"])
-    (source,), (result,) = session.get_inputs(), session.get_outputs()
-    return lambda images: session.run([result.name], {source.name: images})[0]
-
-
-def open_openvino(path: str, threads: int, precision: str):
-    import openvino
-
-    hint = "bf16" if precision == "bf16" else "f32"
-    options = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
-    options["PERFORMANCE_HINT"] = "LATENCY"
-    model = openvino.Core().compile_model(f"{path}/model.xml", "CPU", options)
-    return lambda images: model([images])[0]
-
-
-OPEN = {"onnx": open_onnx, "openvino": open_openvino}
 
 
 def too_long(*_) -> None:

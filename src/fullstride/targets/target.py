@@ -29,8 +29,8 @@ import numpy as np
 
 from fullstride.io.records import Positive, from_json
 from fullstride.measure.environment import Environment, version
+from fullstride.targets import runner, sessions
 
-RUNNER = Path(__file__).with_name("runner.py")
 # Reads the text of the runner from standard input, which requests follow.
 BOOT = "import sys;i=sys.stdin.buffer;exec(compile(i.read(int(i.readline())),'runner','exec'))"
 # Keys are checked as the user's ssh does. It asks for nothing, and notices a broken connection.
@@ -304,7 +304,7 @@ class Target:
             raise ConnectionError(
                 f"{self.command[0]} does not run here: {error.strerror}"
             ) from None
-        text = RUNNER.read_bytes()
+        text = runner_text()
         try:
             answer = self._ask("hello", HELLO_S, text=b"%d\n%s" % (len(text), text))
         except LostConnectionError:
@@ -445,6 +445,12 @@ def command_of(where: str) -> list[str]:
     return [*words, "--", host, shlex.join([python, "-u", "-c", BOOT])]
 
 
+def runner_text() -> bytes:
+    """The program that is sent: two files as one."""
+    texts = [Path(str(each.__file__)).read_bytes() for each in (sessions, runner)]
+    return b"".join(texts).replace(b"from fullstride.targets.sessions import OPEN, PACKAGES\n", b"")
+
+
 def parsed(line: bytes) -> Any:
     """The value of a line of JSON; None for anything else."""
     try:
@@ -508,9 +514,6 @@ def report(there: Description, noise: float) -> Iterator[str]:
     for name, number in there.runtimes.items():
         yield f"{name}: runs here, {number}"
     for name, reason in there.missing.items():
-        yield f"{name}: does not run ({reason}); pip install {PACKAGES[name]}"
+        yield f"{name}: does not run ({reason}); pip install {sessions.PACKAGES[name]}"
     busy = " (busy: times will be uncertain)" if noise > 0.05 else ""
     yield f"noise: rounds of the same computation differ by {noise:.1%}{busy}"
-
-
-PACKAGES = {"onnx": "onnxruntime", "openvino": "openvino"}

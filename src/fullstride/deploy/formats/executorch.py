@@ -6,9 +6,7 @@ import json
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from fullstride.deploy.exported import ExportedModel, Metadata
@@ -16,6 +14,7 @@ from fullstride.deploy.formats import mobile
 from fullstride.deploy.formats.base import Format, absent, has_magic, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
+from fullstride.targets import sessions
 
 METADATA = "metadata"  # the method of a file that returns its metadata as bytes of JSON
 MAGIC = slice(4, 8), b"ET12"  # where a file has which bytes
@@ -56,6 +55,8 @@ def quantize(program: torch.export.ExportedProgram, job: ExportJob) -> torch.exp
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     def in_int8(node: torch.fx.Node) -> bool:
+        if node.op == "get_attr":  # the weights of a convolution, which have no path
+            return True
         stack = [*(node.meta.get("nn_module_stack") or {}).values()]
         path = str(stack[-1][0]) if stack else ""
         return path.startswith("net") and path.removeprefix("net.") not in job.metadata.float_layers
@@ -75,29 +76,14 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     if reason := missing():
         raise ValueError(reason)
     with quiet("torch"), quiet(""), without_native_lines():
-        from executorch.extension.pybindings import portable_lib
-
         try:
-            module = portable_lib._load_for_executorch(str(path))
+            module = sessions.executorch_session(str(path))
             strings = json.loads(module.run_method(METADATA, [])[0].numpy().tobytes())
         except Exception as error:  # of several types
             raise unreadable_file(path, error) from None
-        set_threads(portable_lib, threads)
     metadata = Metadata.from_strings(strings, path)
-
-    def infer(images: np.ndarray) -> np.ndarray:
-        set_threads(portable_lib, threads)
-        # contiguous arrays, as the runtime reads other strides as another layout
-        return module.forward([torch.from_numpy(np.ascontiguousarray(images))])[0].numpy().copy()
-
     runtime = f"ExecuTorch {version('executorch')}, {threads} threads"
-    return ExportedModel(path, metadata, mobile.one_by_one(infer), runtime)
-
-
-def set_threads(library: Any, threads: int) -> None:
-    """The threads of XNNPACK belong to the process, and each file asks for its own number."""
-    if library._threadpool_get_thread_count() != threads:
-        library._unsafe_reset_threadpool(threads)
+    return ExportedModel(path, metadata, sessions.executorch_outputs(module, threads), runtime)
 
 
 def detect(path: Path) -> bool:

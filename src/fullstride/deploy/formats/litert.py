@@ -21,6 +21,7 @@ from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
 from fullstride.io.writing import user_cache
+from fullstride.targets import sessions
 
 METADATA = "fullstride.json"  # in the archive at the end of a file
 MAGIC = slice(4, 8), b"TFL3"  # where a file has which bytes
@@ -87,29 +88,20 @@ def run(*words: str | Path) -> None:
 def open_file(path: Path, threads: int) -> ExportedModel:
     if reason := missing():
         raise ValueError(reason)
-    from ai_edge_litert.interpreter import Interpreter
-
     try:
         with zipfile.ZipFile(path) as archive:
             if archive.getinfo(METADATA).file_size > MAX_JSON_BYTES:
                 raise ValueError("its metadata is too large")
             strings = json.loads(archive.read(METADATA))
         with without_native_lines():
-            graph = Interpreter(str(path), num_threads=threads)
-            graph.allocate_tensors()
+            graph = sessions.litert_session(str(path), threads)
         (source,), (result,) = graph.get_input_details(), graph.get_output_details()
     except Exception as error:  # of several types
         raise unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
     check_graph_sizes(path, metadata, [*map(int, source["shape"])], [*map(int, result["shape"])])
-
-    def infer(images: np.ndarray) -> np.ndarray:
-        graph.set_tensor(source["index"], images)
-        graph.invoke()
-        return graph.get_tensor(result["index"])
-
     runtime = f"LiteRT {version('ai-edge-litert')}, {threads} threads"
-    return ExportedModel(path, metadata, mobile.one_by_one(infer), runtime)
+    return ExportedModel(path, metadata, sessions.litert_outputs(graph), runtime)
 
 
 def detect(path: Path) -> bool:

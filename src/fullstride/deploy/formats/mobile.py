@@ -11,12 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fullstride.deploy.exported import Infer
 from fullstride.deploy.formats.base import last_line
 from fullstride.deploy.job import ExportJob
 from fullstride.nets.layers import SpaceToDepth
@@ -32,11 +30,6 @@ def program(job: ExportJob) -> torch.export.ExportedProgram:
 def of_one_image(job: ExportJob) -> ExportJob:
     net = with_patch_convolutions(job.net, job.metadata.preprocessing.channels)
     return replace(job, net=net, example=job.example[:1])
-
-
-def one_by_one(infer: Infer) -> Infer:
-    """Outputs of a batch by a function of one image, which gets and returns a batch of one."""
-    return lambda images: np.concatenate([infer(images[i : i + 1]) for i in range(len(images))])
 
 
 def run_converter(

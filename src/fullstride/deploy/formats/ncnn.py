@@ -7,7 +7,6 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,9 +25,9 @@ from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
 from fullstride.io.writing import open_regular, read_regular
+from fullstride.targets import sessions
 
 GRAPH, WEIGHTS, ABOUT = "model.param", "model.bin", "model.json"
-INPUT, OUTPUT = "in0", "out0"
 # Types of layers that ncnn lacks have the name of their operator: torch.topk, aten::sort.
 FOREIGN = {".", ":"}
 
@@ -90,8 +89,6 @@ def checksums(folder: Path) -> dict[str, str]:
 def open_file(folder: Path, threads: int) -> ExportedModel:
     if reason := missing("ncnn"):
         raise ValueError(reason)
-    import ncnn
-
     try:
         about = json.loads(read_regular(folder / ABOUT, MAX_JSON_BYTES))
         if about["sha256"] != checksums(folder):
@@ -100,35 +97,19 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise unreadable_file(folder, error) from None
     metadata = Metadata.from_strings(strings, folder)
-    net = cast(Any, ncnn).Net()  # a name of a compiled module
-    net.opt.num_threads = threads
-    half = metadata.precision == "fp16"
-    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = half
-    with without_native_lines():
-        if net.load_param(str(folder / GRAPH)) or net.load_model(str(folder / WEIGHTS)):
-            raise unreadable_file(folder, ValueError("ncnn does not load it"))
-    infer = mobile.one_by_one(lambda images: run(ncnn, net, metadata, images[0])[None])
+    try:
+        with without_native_lines():
+            outputs = sessions.open_ncnn(str(folder), threads, metadata.precision)
+    except ValueError as error:
+        raise unreadable_file(folder, error) from None
+
+    def infer(images: np.ndarray) -> np.ndarray:
+        if images.shape[1:] != metadata.input_shape():  # ncnn itself would take any size
+            raise ValueError("another size")
+        return outputs(images)
+
     runtime = f"ncnn {version('ncnn')}, {threads} threads"
     return with_checked_sizes(ExportedModel(folder, metadata, infer, runtime))
-
-
-def run(ncnn: Any, net: Any, metadata: Metadata, image: np.ndarray) -> np.ndarray:
-    """The outputs for an image, of which ncnn itself would take any size."""
-    if image.shape != metadata.input_shape():
-        raise ValueError("another size")
-    image = np.ascontiguousarray(image)
-    if metadata.input_kind == "normalised":
-        source = ncnn.Mat(image)
-    else:
-        (h, w, c), kinds = image.shape, ncnn.Mat.PixelType
-        kind = kinds.PIXEL_RGB if c == 3 else kinds.PIXEL_GRAY
-        source = ncnn.Mat.from_pixels(image, kind, w, h)
-    extractor = net.create_extractor()
-    extractor.input(INPUT, source)
-    failed, result = extractor.extract(OUTPUT)
-    if failed:
-        raise ValueError(f"ncnn failed: {failed}")
-    return np.array(result)
 
 
 def detect(path: Path) -> bool:

@@ -5,13 +5,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from fullstride.deploy.exported import ExportedModel, Infer, Metadata, check_graph_sizes
+from fullstride.deploy.exported import ExportedModel, Metadata, check_graph_sizes
 from fullstride.deploy.formats.base import Format, missing_package, quiet, unreadable_file
 from fullstride.deploy.formats.onnx_int8 import quantize
 from fullstride.deploy.job import ExportJob
+from fullstride.targets import sessions
 
 OPSET = 20
 INPUT = "images"
@@ -129,20 +129,16 @@ def open_file(path: Path, threads: int) -> ExportedModel:
 
     check_graph(path)
     onnxruntime.set_default_logger_severity(4)  # fatal: errors are raised, and are printed too
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-    providers = ["CUDAExecutionProvider"] * gpu + ["CPUExecutionProvider"]
     try:
-        session = onnxruntime.InferenceSession(path, options, providers=providers)
-        strings, infer = session.get_modelmeta().custom_metadata_map, inference(session)
+        session = sessions.onnx_session(str(path), threads)
+        strings = session.get_modelmeta().custom_metadata_map
+        infer = sessions.onnx_outputs(session)
     except Exception as error:  # of several types, which its documentation does not name
         raise unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
     (source,), (result,) = session.get_inputs(), session.get_outputs()
     check_graph_sizes(path, metadata, source.shape, result.shape)
-    device = "the GPU" if gpu else f"{threads} threads"
+    device = "the GPU" if "CUDA" in session.get_providers()[0] else f"{threads} threads"
     return ExportedModel(path, metadata, infer, f"ONNX Runtime {onnxruntime.__version__}, {device}")
 
 
@@ -191,15 +187,6 @@ def check_sizes(graph: Any, most_constants: int) -> None:
                 computed += math.prod(sides)
     if computed > most_constants:
         raise ValueError(f"it makes {computed:,} numbers of none, above {most_constants:,}")
-
-
-def inference(session: Any) -> Infer:
-    (source,), (result,) = session.get_inputs(), session.get_outputs()
-
-    def infer(images: np.ndarray) -> np.ndarray:
-        return session.run([result.name], {source.name: images})[0]
-
-    return infer
 
 
 def detect(path: Path) -> bool:
