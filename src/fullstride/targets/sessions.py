@@ -5,6 +5,8 @@ It is part of what is sent to another machine, see `runner.py`, and needs NumPy 
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
+from typing import Any
+
 import numpy as np
 
 # Format -> the package of its runtime. Its module has the same name, with underscores.
@@ -24,7 +26,7 @@ def onnx_session(path: str, threads: int):
     return onnxruntime.InferenceSession(path, options, [*gpu, "CPUExecutionProvider"])
 
 
-def onnx_outputs(session):
+def onnx_outputs(session: Any):
     (source,), (result,) = session.get_inputs(), session.get_outputs()
     return lambda images: session.run([result.name], {source.name: images})[0]
 
