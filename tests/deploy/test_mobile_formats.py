@@ -139,7 +139,7 @@ class FakeModule:
     """What ExecuTorch loads: the methods of a file by their names."""
 
     def __init__(self, path: str):
-        data = open(path, "rb").read()  # noqa: PTH123, SIM115
+        data = Path(path).read_bytes()
         extra = {"metadata": ""}
         if len(data) < 100:
             raise RuntimeError("Failed to load\nerror: 0x23")

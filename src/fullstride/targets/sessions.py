@@ -102,13 +102,17 @@ def executorch_outputs(module, threads: int):
     from executorch.extension.pybindings import portable_lib
     from torch import from_numpy
 
-    def infer(images):
-        # The threads of XNNPACK belong to the process, and each file asks for its own number.
+    def set_threads():
+        # Those of XNNPACK belong to the process, and each file asks for its own number.
         if portable_lib._threadpool_get_thread_count() != threads:
             portable_lib._unsafe_reset_threadpool(threads)
+
+    def infer(images):
+        set_threads()
         # Contiguous, as the runtime reads other strides as another layout.
         return module.forward([from_numpy(np.ascontiguousarray(images))])[0].numpy().copy()
 
+    set_threads()  # it prints a line, which is suppressed where a file is opened
     return one_by_one(infer)
 
 

@@ -81,9 +81,10 @@ def open_file(path: Path, threads: int) -> ExportedModel:
             strings = json.loads(module.run_method(METADATA, [])[0].numpy().tobytes())
         except Exception as error:  # of several types
             raise unreadable_file(path, error) from None
+        infer = sessions.executorch_outputs(module, threads)
     metadata = Metadata.from_strings(strings, path)
     runtime = f"ExecuTorch {version('executorch')}, {threads} threads"
-    return ExportedModel(path, metadata, sessions.executorch_outputs(module, threads), runtime)
+    return ExportedModel(path, metadata, infer, runtime)
 
 
 def detect(path: Path) -> bool:
