@@ -1,5 +1,5 @@
 """Trains a detector in one process or among several, in float64 with frozen batch norms, and writes
-the losses and scores: run by a test."""
+the losses, scores and norms of weights: run by a test."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from detections import write_rectangles
 from pixel_processes import FrozenNorms
-from two_processes import Doubles
+from two_processes import Doubles, norms
 
 from fullstride.data.loader import Batches
 from fullstride.data.sampler import LoaderOptions
@@ -43,6 +43,7 @@ def main(out: str) -> None:
         net = FrozenNorms(replace(zoo.spec("resnet_rs_tiny"), classes=len(data.classes)))
         net.task_head = task.head(net)
         epochs = list(train_epochs(net.double(), task, Doubles(batches), recipe, context=context))
+        weights = norms(epochs[-1].average)
         torch.manual_seed(1)  # the same in each process; so short a training finds nothing
         torch.nn.init.normal_(epochs[-1].average.task_head.classes.weight, std=0.3)
         tests = Batches(
@@ -50,7 +51,8 @@ def main(out: str) -> None:
         )
         scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
         if context.is_rank_zero:
-            Path(out).write_text(json.dumps([[epoch.loss for epoch in epochs], scores]))
+            losses = [epoch.loss for epoch in epochs]
+            Path(out).write_text(json.dumps([losses, scores, weights]))
 
 
 if __name__ == "__main__":

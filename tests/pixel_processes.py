@@ -1,5 +1,5 @@
 """Trains a segmentation and a depth network in one process or among several, in float64 with
-frozen batch norms, and writes the losses and scores: run by a test."""
+frozen batch norms, and writes the losses, scores and norms of weights: run by a test."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from pixels import write_pictures
-from two_processes import Doubles
+from two_processes import Doubles, norms
 
 from fullstride.data.loader import Batches
 from fullstride.data.sampler import LoaderOptions
@@ -67,7 +67,8 @@ def main(out: str) -> None:
                 collate=task.collate,
             )
             scores = evaluate(epochs[-1].average, task, Doubles(tests), context)
-            results.append([[epoch.loss for epoch in epochs], scores])
+            losses = [epoch.loss for epoch in epochs]
+            results.append([losses, scores, norms(epochs[-1].average)])
         if context.is_rank_zero:
             Path(out).write_text(json.dumps(results))
 

@@ -43,6 +43,11 @@ class Doubles:
             yield batch.x.double(), batch.targets, batch.indices
 
 
+def norms(net):
+    """Of each weight of a network, by its path."""
+    return {path: value.norm().item() for path, value in net.named_parameters()}
+
+
 def trained(recipe, batches, context, task=None):
     torch.manual_seed(0)
     kind = Network if recipe.sync_bn else FrozenNorms

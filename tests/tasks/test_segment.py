@@ -274,11 +274,12 @@ def test_the_recipe_of_the_paper_is_for_this_task_alone(boxes):
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
+def test_two_processes_have_the_losses_the_scores_and_the_weights_of_one(tmp_path):
     pixel_processes.main(str(tmp_path / "one"))
     torchrun(pixel_processes.__file__, str(tmp_path / "two"))
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
-    for (losses, scores), (expected_losses, expected) in zip(two, one, strict=True):
-        assert losses == pytest.approx(expected_losses, rel=1e-6)
-        assert scores == pytest.approx(expected, rel=1e-5)
+    for (losses, scores, weights), expected in zip(two, one, strict=True):
+        assert losses == pytest.approx(expected[0], rel=1e-6)
+        assert scores == pytest.approx(expected[1], rel=1e-5)
+        assert weights == pytest.approx(expected[2], rel=1e-6)
         assert scores["images"] == 5
