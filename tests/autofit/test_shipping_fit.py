@@ -13,10 +13,10 @@ import pytest
 from fullstride.autofit import finalists as file_times
 from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate
-from fullstride.autofit.finalists import FileRecord, ShippedFile, forms
+from fullstride.autofit.finalists import FileRecord, ShippedFile, forms, line_of
 from fullstride.autofit.halving import Outcome
 from fullstride.autofit.settings import FitSettings
-from fullstride.autofit.ship import Shipment, choose, ship
+from fullstride.autofit.ship import Shipment, choose, doubts, ship
 from fullstride.deploy.predict import open_model
 from fullstride.io import writing
 from fullstride.io.records import from_json, to_json
@@ -294,6 +294,15 @@ ALL, MOST, FEWER = "1" * 1000, "0" * 2 + "1" * 998, "0" * 30 + "1" * 970
 )
 def test_the_most_accurate_file_within_the_budget_ships_and_of_ties_the_faster(files, best):
     assert choose(files, METRIC) == best
+
+
+def test_layers_that_stay_in_float_are_said_with_the_file():
+    plain = record("a", "int8", 1.0, ALL).file
+    mixed = replace(plain, float_layers=("stem.conv", "task_head.classes"))
+    said = ["ship/a_int8 has layers in float: stem.conv, task_head.classes"]
+    assert [doubts(each, Budget(ms_per_image=2.0)) for each in (plain, mixed)] == [[], said]
+    line = line_of(FileRecord(file=mixed, correct=ALL, seconds=1.0), METRIC)
+    assert "2 layers in float" in line
 
 
 BUDGET = Budget(ms_per_image=1.0)

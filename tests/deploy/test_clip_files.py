@@ -231,7 +231,7 @@ def test_files_are_compared_on_the_middle_clips_of_videos_that_can_be_read(tmp_p
     name = data.val.names[0]
     (tmp_path / name / "img8.png").write_bytes(b"broken")
     bundle = clip_bundle(task="video")
-    images = images_to_compare(data, "video", view=view_of_clips(bundle))
+    images = images_to_compare(data, bundle)
     assert len(images.pictures) == len(data.val) - 1 == len(images.labels)
     (row,) = predict(bundle, [tmp_path / data.val.names[1]])
     (same,) = predict(bundle, [images.pictures[0][np.repeat(np.arange(8), 2)]])

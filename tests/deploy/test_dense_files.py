@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from toy_dense import Dense, dense_bundle
 from fullstride.cli import main
 from fullstride.data.dataset import Images
 from fullstride.deploy.comparison import ComparisonImages, score_model
-from fullstride.deploy.export import export
+from fullstride.deploy.export import check_arguments, export
 from fullstride.deploy.exported import has_shape
 from fullstride.deploy.formats import open_file
+from fullstride.deploy.formats.executorch import EXECUTORCH
+from fullstride.deploy.formats.onnx import ONNX
 from fullstride.deploy.predict import predict
 from fullstride.deploy.settings import ExportOptions
 from fullstride.train.scoring import score_bundle
@@ -76,10 +79,15 @@ def test_targets_of_files_move_with_the_pixels(kind, bundle, pictures, tmp_path)
     assert scores["error"] == pytest.approx(expected["error"], rel=1e-3)
 
 
-def test_int8_files_are_refused_in_one_line(bundle, pictures, tmp_path):
+def test_maps_and_two_stages_of_boxes_are_refused_in_int8_where_they_would_lose_much(
+    bundle, pictures
+):
     images, options = ComparisonImages(pictures), ExportOptions(precision="int8")
-    with pytest.raises(ValueError, match="the task dense does not have"):
-        export(bundle, tmp_path / "net.onnx", images, options, calibration=pictures)
+    with pytest.raises(ValueError, match="executorch files of the task segment are in fp32"):
+        check_arguments(replace(bundle, task="segment"), images, EXECUTORCH, options)
+    two_stages = replace(bundle, task="detect", task_state={"detector": "faster_rcnn"})
+    with pytest.raises(ValueError, match="train with --task.detector fcos"):
+        check_arguments(two_stages, images, ONNX, options)
 
 
 @pytest.fixture

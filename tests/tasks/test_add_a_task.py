@@ -255,11 +255,3 @@ def test_an_exported_file_predicts_what_the_bundle_does(age, few_ages, tmp_path)
         for model in (open_file(tmp_path / "net.onnx"), bundle)
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
-    with pytest.raises(ValueError, match="the task age does not have"):
-        export(
-            bundle,
-            tmp_path / "int8.onnx",
-            images,
-            ExportOptions(precision="int8"),
-            calibration=pictures,
-        )

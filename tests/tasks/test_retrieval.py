@@ -322,16 +322,14 @@ def test_an_exported_file_gives_the_embeddings_of_the_bundle(
         assert 'name: "embedding"' in next(path.rglob("config.pbtxt")).read_text()
 
 
-def test_an_int8_file_is_refused_in_one_line(bundle, pictures, tmp_path):
-    images = ComparisonImages(pictures)
-    with pytest.raises(ValueError, match="the task retrieval does not have"):
-        export(
-            bundle,
-            tmp_path / "x.onnx",
-            images,
-            ExportOptions(precision="int8"),
-            calibration=pictures,
-        )
+@pytest.mark.slow
+def test_an_int8_file_has_the_neighbours_of_the_network(bundle, pictures, tmp_path):
+    images = ComparisonImages(pictures, [number // 2 for number in range(len(pictures))])
+    options = ExportOptions(precision="int8")
+    result = export(bundle, tmp_path / "x.onnx", images, options, calibration=pictures)
+    assert result.comparison.metric.name == "recall1"
+    assert result.comparison.accuracy == result.comparison.file_accuracy
+    assert 0.98 < result.comparison.cosine < 1
 
 
 def test_a_file_that_mixes_images_up_loses_them():

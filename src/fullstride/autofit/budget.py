@@ -56,10 +56,6 @@ class FitJob(StudyJob):
         source = self.recipe.resolve(case_of(self.data, task=self.task)).recipe
         return self.task.find_metric(source.score, len(self.data.classes))
 
-    def may_be(self, precision: Precision) -> bool:
-        """Whether files may be in a precision: those in int8 are compared by their top-1."""
-        return precision != "int8" or self.task.single_label
-
     def options_of(self, candidate: Candidate, every_steps: int = 0) -> RunOptions:
         """How a candidate is trained, with a checkpoint every so many steps too, if not 0."""
         return RunOptions(
@@ -107,7 +103,6 @@ class FitJob(StudyJob):
     def labels(self) -> tuple[Label, ...]:
         """The formats and precisions that are timed. Raises ValueError if one does not run."""
         labels = runnable(self.settings.formats, self.settings.precisions)
-        labels = tuple(label for label in labels if self.may_be(label[1]))
         return labels if self.target is None else that_run_there(labels, self.target)
 
     def check(self) -> None:

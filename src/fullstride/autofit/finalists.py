@@ -33,7 +33,7 @@ SHIP = "ship"  # folder of the files, in that of a fit
 SLACK = 1.1  # times the budget: a form that took longer before training is not exported
 NEAR = 1.25  # times the fastest format in a precision: slower formats are not exported
 COMPARISON_IMAGES = 128  # outputs are compared on these, and the file is scored on all
-MAX_DROP = 100.0  # points: a file is judged by its own score, not by what it loses
+MAX_DROP = 100.0  # points of top-1: a file is judged by its own score, not by what it loses
 REMOTE = "onnx"  # the format of files for a device that is not here
 REMOTE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")  # beside those of the estimates
 
@@ -56,6 +56,7 @@ class ShippedFile:
     resolution: int = 0  # pixels a side
     size_mib: float = 0.0  # on the disk
     runtime: str = ""  # that opened it here
+    float_layers: tuple[str, ...] = ()  # of a file in int8
 
     @property
     def upper_ms(self) -> float | None:
@@ -144,7 +145,7 @@ def new_records(
     bundle = replace(bundle, licence=bundle.licence or candidate.licence)
     data = job.data.over(bundle.preprocessing.background)
     clips = view_of_clips(bundle)
-    images = images_to_compare(data, bundle.task, COMPARISON_IMAGES, clips)
+    images = images_to_compare(data, bundle, COMPARISON_IMAGES)
     reference = make_reference(bundle, images, INPUT)
     views = load_views(bundle, data.val)
     for format, precision in missing:
@@ -169,7 +170,7 @@ def new_records(
                     format=format,
                     precision=precision,
                     input_kind=INPUT,
-                    max_drop=MAX_DROP,
+                    max_drop=MAX_DROP if job.task.single_label else None,
                     device=job.devices[0] if find_format(format, precision).runs_code else "cpu",
                     force=True,
                 ),
@@ -178,8 +179,13 @@ def new_records(
             )
             model = open_file(path, trust=True)
             result = score_model(model, data.val, views=views)
-            size_mib, scores = bytes_of(path) / 2**20, result.evaluation.scores
-            written = replace(written, val=scores, size_mib=size_mib, runtime=model.runtime)
+            written = replace(
+                written,
+                val=result.evaluation.scores,
+                size_mib=bytes_of(path) / 2**20,
+                runtime=model.runtime,
+                float_layers=model.metadata.float_layers,
+            )
             if job.task.single_label:
                 correct = result.correct
             else:
@@ -218,9 +224,10 @@ def line_of(record: FileRecord, metric: Metric) -> str:
     label = f"{file.candidate} as {file.format} {file.precision}"
     if file.failure:
         return f"{label}: {file.failure}"
+    in_float = f"{len(file.float_layers)} layers in float, " if file.float_layers else ""
     return (
         f"{label}: validation {metric.text(file.val[metric.name])}, {file.size_mib:.1f} MiB, "
-        f"after {record.seconds:.1f} s"
+        f"{in_float}after {record.seconds:.1f} s"
     )
 
 

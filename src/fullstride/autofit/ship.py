@@ -112,7 +112,7 @@ def ship(
     records: list[FileRecord] = []
     for name in outcome.finalists:
         own = [each for each in candidate_times.times if each.candidate == name]
-        wanted = [form for form in forms(job.settings, job.budget, own) if job.may_be(form[1])]
+        wanted = forms(job.settings, job.budget, own)
         records += yield from export_finalist(job, candidate_times.by_name[name], wanted)
     ready = [each for each in records if not each.file.failure]
     if not ready:
@@ -293,6 +293,8 @@ def doubts(file: ShippedFile, budget: Budget) -> list[str]:
     if file.ms is None or (time := file.upper_ms) is None:
         return [f"there is no estimate of the time of {file.path}: measure it on the device"]
     notes = []
+    if file.float_layers:
+        notes.append(f"{file.path} has layers in float: {', '.join(file.float_layers)}")
     if not file.within:
         by = "measured twice" if file.measured else "estimated"
         notes.append(

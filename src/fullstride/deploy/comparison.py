@@ -20,11 +20,12 @@ from fullstride.deploy.exported import ExportedModel, InputKind, Model, Precisio
 from fullstride.deploy.predict import probabilities
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task, task_of
-from fullstride.tasks.task import Task
+from fullstride.tasks.classify import Classify
+from fullstride.tasks.task import Metric, Task
 from fullstride.train.scoring import Evaluation, finite_scores, score_bundle
 
 # Tolerances of a file. The largest difference of an output / the largest output shows a file that
-# computes in another precision than it says; the drop, in points of top-1, is what users notice.
+# computes in another precision than it says; the drop is what users notice, in points of a metric.
 MAX_DIFFERENCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.2, "int8": float("inf")}
 MAX_DROP = {"fp32": 0.0, "fp16": 0.2, "bf16": 0.2, "int8": 0.5}
 # At least these for files that resize, which may round a pixel to the next level of brightness.
@@ -82,7 +83,8 @@ class ComparisonImages:
     """
 
     pictures: Sequence[Image.Image | np.ndarray]  # of Pillow, or uint8 (H, W) or (H, W, C)
-    labels: Sequence[int] = ()  # the class of each, by its place in the bundle's classes
+    # the class of each, by its place in the bundle's classes; of other tasks the target in the view
+    labels: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         if len(self.labels) not in (0, len(self.pictures)):
@@ -100,34 +102,50 @@ class Comparison:
     relative_difference: float  # `Task.difference`
     cosine: float  # between the two outputs of an image, mean over images
     same_class: int  # images for which both predict the same, such as the same class
-    accuracy: float | None = None  # percent of images, PyTorch; None: without labels
-    file_accuracy: float | None = None  # percent of images, the file
+    accuracy: float | None = None  # the task's metric, PyTorch; None: without labels
+    file_accuracy: float | None = None  # the task's metric, the file
+    # half the 95 % interval of the loss, by resampling the images; 0 for the classes of images
+    error: float = 0.0
+    metric: Metric = Classify.metric
 
     @property
     def drop(self) -> float:
-        """Points of top-1 that the file loses; without labels, percent of changed predictions."""
+        """Points of the metric that the file loses; without labels, percent of changed predictions.
+
+        0 where the loss is within its interval, as other images of the kind may not show it.
+        """
         if self.accuracy is None or self.file_accuracy is None:
             return 100 * (1 - self.same_class / self.images)
-        return max(0.0, self.accuracy - self.file_accuracy)
+        loss = self.metric.rank(self.accuracy) - self.metric.rank(self.file_accuracy)
+        return loss if loss > self.error else 0.0
 
 
 def compare(
     outputs: np.ndarray,
     expected: np.ndarray,
-    labels: Sequence[int] = (),
+    labels: Sequence[Any] = (),
     task: Task | None = None,
 ) -> Comparison:
-    """`outputs` of a file and PyTorch's `expected`, (N, ...); `labels` are the true classes.
+    """`outputs` of a file and PyTorch's `expected`, (N, ...); `labels` are `ComparisonImages`'.
 
     The task is classification if None.
     """
     task = task or find_task()
     tensors = torch.from_numpy(outputs), torch.from_numpy(expected)
     difference, same = task.difference(*tensors), task.agree(*tensors)
-    scores = [
-        float(100 * (rows.argmax(1) == np.array(labels)).mean()) if labels else None
-        for rows in (expected, outputs)
-    ]
+    scores: list[float | None] = [None, None]
+    error = 0.0
+    if labels and task.single_label:
+        classes = np.array(labels)
+        scores = [float(100 * (rows.argmax(1) == classes).mean()) for rows in (expected, outputs)]
+    elif labels:
+        both = ours, theirs = task.score(), task.score()
+        for score, rows in zip(both, (expected, outputs), strict=True):
+            score.update(torch.from_numpy(rows), task.collate(list(labels)))
+        scores = [score.compute()[task.metric.name] for score in both]
+        losses = ours.resampled() - theirs.resampled()
+        losses = losses[~np.isnan(losses)]
+        error = float(np.diff(np.percentile(losses, (2.5, 97.5)))[0]) / 2 if len(losses) else 0.0
     with np.errstate(all="ignore"):  # outputs that are not finite are refused later
         ours, theirs = (rows.reshape(len(rows), -1) for rows in (outputs, expected))
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
@@ -139,6 +157,8 @@ def compare(
         same_class=int(same.sum()),
         accuracy=scores[0],
         file_accuracy=scores[1],
+        error=error,
+        metric=task.metric,
     )
 
 
@@ -163,9 +183,9 @@ def check(path: Path, comparison: Comparison, max_difference: float, max_drop: f
         )
     if not drop <= max_drop:
         raise ValueError(
-            f"{path} was not written: it loses {drop:.2f} points of top-1, {max_drop:g} are "
-            f"allowed (on {comparison.images} images): use another --precision, or allow more "
-            f"by --max-drop"
+            f"{path} was not written: it loses {drop:.2f} points of {comparison.metric.label}, "
+            f"{max_drop:g} are allowed (on {comparison.images} images): use another --precision, "
+            "or allow more by --max-drop"
         )
 
 

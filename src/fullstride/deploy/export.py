@@ -28,7 +28,7 @@ from fullstride.deploy.settings import ExportOptions, InputKind
 from fullstride.io.writing import atomic_write, check_output, remove
 from fullstride.nets.bundle import About, Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks import find_task, task_of
+from fullstride.tasks import task_of
 
 DEFAULTS = ExportOptions()
 MAX_FLOAT_SHARE = 0.5  # of the layers of an int8 file that may stay in float
@@ -73,8 +73,8 @@ def export(
 
     The file is written next to `path`, opened by its runtime, run on all `images`, and renamed to
     `path` if it passes. Raises ValueError, and leaves an earlier file as it was, if an output
-    differs from PyTorch's by more than `MAX_DIFFERENCE` of the largest, or if top-1 drops by more
-    than `max_drop` points (None: `MAX_DROP`).
+    differs from PyTorch's by more than `MAX_DIFFERENCE` of the largest, or if top-1, or the task's
+    metric of a file in int8, drops by more than `max_drop` points (None: `MAX_DROP`).
 
     Args:
         calibration: Pictures that an int8 file takes its ranges from.
@@ -107,6 +107,8 @@ def export(
     task = task_of(bundle)
     max_difference, max_drop = tolerances(precision, options.input_kind, task)
     max_drop = max_drop if options.max_drop is None else options.max_drop
+    # in float, each prediction of boxes and of pixels is to be the same
+    labels = images.labels if task.single_label or precision == "int8" else ()
 
     with atomic_write(path, output(kind, options.force)) as temporary:
 
@@ -115,7 +117,7 @@ def export(
             write(kind, job, temporary)
             model = kind.open(temporary, options.threads or torch.get_num_threads())
             rows = outputs(model, expected.inputs)
-            return model, compare(rows, expected.outputs, images.labels, task)
+            return model, compare(rows, expected.outputs, labels, task)
 
         job = export_job(bundle, expected, options, calibration)
         job = replace(job, progress=progress)
@@ -174,7 +176,8 @@ class Int8Search:
         metadata = replace(self.job.metadata, float_layers=tuple(float_layers))
         self.last = self.write(replace(self.job, metadata=metadata))
         drop = self.last[1].drop
-        self.progress(f"layers in float: {len(float_layers)}, points of top-1 lost: {drop:.2f}")
+        label = self.last[1].metric.label
+        self.progress(f"layers in float: {len(float_layers)}, points of {label} lost: {drop:.2f}")
         return drop
 
     def run(
@@ -233,10 +236,16 @@ def check_arguments(
         raise ValueError(
             f"--any-size for a network of {side} pixels: it works for resolutions of {sides}, ..."
         )
-    if options.precision == "int8" and not find_task(bundle.task).single_label:
+    task = task_of(bundle)
+    if options.precision == "int8" and task.training_targets:
         raise ValueError(
-            f"int8 files are compared by their top-1, which the task {bundle.task} does not have: "
-            "use another --precision"
+            f"{bundle.name} chooses what its last layers see, which int8 would move: use another "
+            "--precision, or train with --task.detector fcos"
+        )
+    if options.precision == "int8" and task.has_places and kind.one_size:
+        raise ValueError(
+            f"{kind.name} files of the task {task.name} are in fp32: use another --precision, or "
+            "--format onnx or openvino"
         )
     if not images.pictures:
         raise ValueError("no images to compare outputs on: name some by --data")

@@ -13,7 +13,7 @@ from fullstride import tasks
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches, View
 from fullstride.deploy.choose_form import earlier_times, fastest, most_accurate
-from fullstride.deploy.comparison import ComparisonImages, LazyImages
+from fullstride.deploy.comparison import ComparisonImages, LazyImages, readable
 from fullstride.deploy.export import (
     ExportResult,
     Finetune,
@@ -46,24 +46,30 @@ def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonIma
     most = max(1, MAX_OUTPUTS // logits(bundle, [black]).size)
     most = min(most, MAX_COMPARISON_CLIPS if pre.frames else MAX_COMPARISON_IMAGES)
     images = matching_data(run, bundle, data).over(pre.background)
-    return images_to_compare(images, bundle.task, most, view_of_clips(bundle))
+    return images_to_compare(images, bundle, most)
 
 
 def images_to_compare(
-    data: DataSet, task: str, most: int = MAX_COMPARISON_IMAGES, view: View | None = None
+    data: DataSet, bundle: Bundle, most: int = MAX_COMPARISON_IMAGES
 ) -> ComparisonImages:
-    """At most so many images of the validation split, with their classes if the task has these.
+    """At most so many images of the validation split, with their targets in the view of `bundle`.
 
     Without a validation split they are training images: outputs of two forms of a network are
-    compared. With a `view`, its results are compared on.
+    compared. Of videos they are clips.
     """
     val = data.val or data.train
-    images = evenly_spaced(val, most, view)
+    images = evenly_spaced(val, most, view_of_clips(bundle))
+    labels = [val.targets[index] for index in images.indices]
+    if not find_task(bundle.task).single_label:
+        samples = readable(bundle, val.subset(images.indices))
+        numbers, labels = [], []
+        for sample in samples:
+            numbers.append(images.indices[sample.number])
+            labels.append(sample.target)
+        images = replace(images, indices=numbers)
     if not images:
         raise ValueError("none of the images to compare on could be read: give others by --data")
-    if not find_task(task).single_label:
-        return ComparisonImages(images)
-    return ComparisonImages(images, [val.targets[index] for index in images.indices])
+    return ComparisonImages(images, labels)
 
 
 def calibration_images(run: str, bundle: Bundle, data: str = "") -> LazyImages:

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 
 from fullstride.data.dataset import DataSet
 from fullstride.data.loader import Batches
+from fullstride.deploy.fold_batch_norm import tensors
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import find_task
@@ -89,7 +90,7 @@ def input_ranges(net: nn.Module, images: Tensor) -> dict[str, Range]:
     layers = quantizable_layers(net)
     hooks = [layer.register_forward_pre_hook(observe(path)) for path, layer in layers.items()]
     try:
-        logits(net, images)
+        outputs(net, images)
     finally:
         for hook in hooks:
             hook.remove()
@@ -97,26 +98,42 @@ def input_ranges(net: nn.Module, images: Tensor) -> dict[str, Range]:
 
 
 @torch.no_grad()
-def logits(net: nn.Module, images: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
-    """(N, K), with the parameters in `weights` replaced."""
-    return torch.cat(
-        [functional_call(net, dict(weights or {}), (part,)) for part in images.split(BATCH)]
-    )
+def outputs(
+    net: nn.Module, images: Tensor, weights: Mapping[str, Tensor] | None = None
+) -> list[Tensor]:
+    """Each output of `net`, with the parameters in `weights` replaced; logits (N, K) are one."""
+    parts = [functional_call(net, dict(weights or {}), (part,)) for part in images.split(BATCH)]
+    return [torch.cat(each) for each in zip(*map(tensors, parts), strict=True)]
 
 
-def int8_logits(net: nn.Module, images: Tensor, limits: Mapping[str, Range]) -> Tensor:
-    """(N, K), with weights and inputs of the layers in `limits` rounded to int8."""
+def int8_outputs(net: nn.Module, images: Tensor, limits: Mapping[str, Range]) -> list[Tensor]:
+    """`outputs` with weights and inputs of the layers in `limits` rounded to int8."""
     weights = {
         f"{path}.weight": net.get_submodule(path).get_parameter("weight").detach()
         for path in limits
     }
+    rounded = {name: Int8Weight()(weight) for name, weight in weights.items()}
     with int8_inputs(net, limits):
-        return logits(net, images, {name: Int8Weight()(weight) for name, weight in weights.items()})
+        return outputs(net, images, rounded)
+
+
+@contextmanager
+def before_decoding(net: nn.Module) -> Iterator[None]:
+    """Let a head in evaluation return what its loss takes: numbers that change as layers do.
+
+    Boxes would not: suppression leaves out some, and sorts the rest.
+    """
+    head = getattr(net, "task_head", None) or nn.Identity()
+    head.training = True  # not of its layers, which stay in evaluation
+    try:
+        yield
+    finally:
+        head.training = False
 
 
 def int8_loss(net: nn.Module, images: Tensor, expected: Tensor) -> float:
     """Kullback-Leibler divergence of `net` with all layers in int8 from probabilities (N, K)."""
-    rows = int8_logits(net, images, input_ranges(net, images))
+    (rows,) = int8_outputs(net, images, input_ranges(net, images))
     return F.kl_div(rows.log_softmax(1), expected, reduction="batchmean").item()
 
 
@@ -139,30 +156,33 @@ def sensitivity(net: nn.Module, images: Tensor) -> list[tuple[str, float]]:
     """The change of the logits when a single layer computes in int8, the largest first.
 
     It is the mean squared difference divided by the variance of the logits of `images`
-    (N, C, H, W). `net` is in evaluation mode with batch norms folded and is not modified; no
-    runtime is needed. Ranges are taken from all images. Up to `SENSITIVITY_IMAGES` of them, evenly
-    spaced, pass once more for each layer.
+    (N, C, H, W), and of a head with several outputs, as for boxes, the sum over these. `net` is in
+    evaluation mode with batch norms folded and is not modified; no runtime is needed. Ranges are
+    taken from all images. Up to `SENSITIVITY_IMAGES` of them, evenly spaced, pass once more for
+    each layer.
     """
-    limits = input_ranges(net, images)
-    images = images[:: math.ceil(len(images) / SENSITIVITY_IMAGES)]
-    expected = logits(net, images)
-    changes = {path: int8_logits(net, images, {path: limits[path]}) - expected for path in limits}
-    scores = {
-        path: (change.square().mean() / expected.var()).item() for path, change in changes.items()
-    }
+    with before_decoding(net):
+        limits = input_ranges(net, images)
+        images = images[:: math.ceil(len(images) / SENSITIVITY_IMAGES)]
+        expected = outputs(net, images)
+        scores = dict[str, float]()
+        for path in limits:
+            pairs = zip(int8_outputs(net, images, {path: limits[path]}), expected, strict=True)
+            scores[path] = sum(((a - b).square().mean() / b.var()).item() for a, b in pairs)
     return sorted(scores.items(), key=lambda item: -item[1])
 
 
 def fall_back_to_float(
     drop_with: Callable[[Sequence[str]], float], max_drop: float, layers: Sequence[str]
 ) -> list[tuple[int, float]]:
-    """Put one more of `layers` back into float until at most `max_drop` points are lost.
+    """Put 1, 2, 4, ... of `layers` back into float until at most `max_drop` points are lost.
 
     `drop_with` returns the points lost with the given layers in float. Returns the number of layers
     and the points lost of each attempt.
     """
     tried: list[tuple[int, float]] = []
-    for count in range(1, len(layers) + 1):
+    while (last := len(tried) and tried[-1][0]) < len(layers):
+        count = min(max(1, 2 * last), len(layers))
         tried.append((count, drop_with(layers[:count])))
         if tried[-1][1] <= max_drop:
             break
@@ -192,7 +212,8 @@ def finetune_int8(
             f"networks of the task {task.name} cannot be trained for int8: leave it out"
         )
     teacher, student = (copy.deepcopy(net).cpu().eval() for _ in range(2))
-    limits, expected = input_ranges(teacher, images), logits(teacher, images).softmax(1)
+    limits, (rows,) = input_ranges(teacher, images), outputs(teacher, images)
+    expected = rows.softmax(1)
     batches = training_batches(data, task, BatchOptions(pre), recipe)
 
     @torch.no_grad()

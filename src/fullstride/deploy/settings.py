@@ -34,8 +34,8 @@ class FileSettings:
     # With auto: another machine, on which files are measured: ssh://HOST, or a command that runs a
     # Python there. See docs/guides/targets.md.
     target: str = HERE
-    # Points of top-1 that the file may lose; by default 0 in fp32, 0.2 in bf16 and fp16, 0.5 in
-    # int8.
+    # Points of top-1, or in int8 of the metric of the task, that the file may lose; by default 0 in
+    # fp32, 0.2 in bf16 and fp16, 0.5 in int8.
     max_drop: float | None = None
     # Where files of the formats aoti and pt2 compute: cpu or cuda.
     device: str = "cpu"

@@ -258,7 +258,7 @@ class Task(ABC):
     options: ClassVar[type] = NoOptions  # the dataclass of the task's own options, a base of it
     other_metrics: ClassVar[tuple[Metric, ...]] = ()
     # whether a target is the index of one class, which mixup, CutMix, teachers, batches by class
-    # and int8 files require
+    # and training for int8 require
     single_label: ClassVar[bool] = False
     takes_clips: ClassVar[bool] = False  # whether its networks are those of clips, not of images
     # fields of a recipe that not every task has a use for, and this one has

@@ -1,5 +1,6 @@
 """Boxes of a view and of its picture, their drawing, and files that find the same boxes."""
 
+import copy
 import json
 from dataclasses import replace
 from itertools import combinations
@@ -16,10 +17,17 @@ from torchruns import torchrun
 from fullstride import cli, tasks
 from fullstride.data.dataset import Images
 from fullstride.data.readers.listing import Objects
+from fullstride.deploy import export as export_of_deploy
+from fullstride.deploy.comparison import compare, score_model
+from fullstride.deploy.export import export, make_reference
+from fullstride.deploy.export_runs import images_for_ranges, images_to_compare
 from fullstride.deploy.exported import ExportedModel, Metadata
+from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import predict, with_min_score
+from fullstride.deploy.settings import ExportOptions
 from fullstride.io.console import print_note
 from fullstride.nets import zoo
+from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.page import data_title
 from fullstride.tasks import find_task
@@ -308,6 +316,64 @@ def test_two_processes_have_the_losses_the_scores_and_the_weights_of_one(tmp_pat
     assert two[1] == pytest.approx(one[1], rel=1e-5)
     assert two[1]["images"] == 5
     assert two[2] == pytest.approx(one[2], rel=1e-6)
+
+
+def test_a_loss_of_boxes_within_its_interval_is_none():
+    """Of ten images with an object: one is missed by PyTorch, two or five others by the file."""
+    targets = [{"boxes": torch.tensor([[8.0, 8, 40, 48]]), "labels": torch.tensor([0])}] * 10
+    targets = [{**each, "difficult": torch.tensor([False])} for each in targets]
+    targets = [{**each, "scale": torch.tensor(1.0)} for each in targets]
+
+    def missing(*missed: int) -> np.ndarray:
+        box = [8, 8, 40, 48, 0.75, 0]
+        return torch.cat([rows() if i in missed else rows(box) for i in range(10)]).numpy()
+
+    of_one = replace(DETECT, labels=1)
+    few, many = (
+        compare(missing(*each), missing(0), targets, of_one) for each in ([1, 2], range(1, 6))
+    )
+    assert few.accuracy == many.accuracy > few.file_accuracy > many.file_accuracy
+    assert few.drop == 0 < few.accuracy - few.file_accuracy < few.error
+    assert many.drop == many.accuracy - many.file_accuracy > many.error
+
+
+def with_hard_layer(bundle: Bundle) -> Bundle:
+    """The same function, with one channel that is 3,000 times as large as others."""
+    net = copy.deepcopy(bundle.net)
+    norm, after = net.stem.conv1.norm, net.stem.conv2.conv
+    with torch.no_grad():
+        channel = norm.bias.argmax()
+        norm.weight[channel] *= 3000
+        norm.bias[channel] *= 3000
+        after.weight[:, channel] /= 3000
+    return replace(bundle, net=net)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_the_layer_that_int8_would_ruin_stays_in_float(
+    format, trained, rectangles, tmp_path, monkeypatch
+):
+    bundle = with_hard_layer(tasks.load(trained[0]))
+    images = images_to_compare(replace(rectangles, val=rectangles.test), bundle)
+    how = dict(
+        calibration=images_for_ranges(rectangles, 32),
+        reference=make_reference(bundle, images, "pixels"),
+    )
+    options = ExportOptions(format=format, precision="int8", input_kind="pixels")
+    path = tmp_path / ("net.onnx" if format == "onnx" else "net")
+    monkeypatch.setattr(export_of_deploy, "MAX_FLOAT_SHARE", 0.0)
+    with pytest.raises(ValueError, match=r"not written: it loses [\d.]+ points of AP50"):
+        export(bundle, path, images, options, **how)
+    assert not path.exists()
+    monkeypatch.undo()
+    result = export(bundle, path, images, options, **how)
+    assert result.metadata.float_layers == ("stem.conv2.conv",)
+    scores = score_model(open_file(path), rectangles.test).evaluation.scores
+    expected = score_bundle(bundle, rectangles.test, "cpu").scores
+    assert result.comparison.file_accuracy == pytest.approx(scores["ap50"])
+    assert result.comparison.accuracy == pytest.approx(expected["ap50"])
+    assert scores["ap50"] > expected["ap50"] - 5
 
 
 @pytest.mark.parametrize("name", ["tresnet_fcos", "dense"])

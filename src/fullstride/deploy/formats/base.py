@@ -2,11 +2,12 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,27 @@ class Format:
     files: tuple[str, ...] = ()  # patterns of the paths in its folder
     runs_code: bool = False  # whether opening a file may run code in it
     one_size: bool = False  # whether its files take images of the network's resolution alone
+
+
+class Node(NamedTuple):
+    """A node of a graph."""
+
+    name: str
+    sources: Sequence[str]  # the nodes whose values it takes
+    is_layer: bool  # whether it has weights that int8 makes faster
+
+
+def before_layers(nodes: Sequence[Node]) -> set[str]:
+    """The layers, and the nodes that they take their values of. Sources come before their readers.
+
+    Others follow the last layer, as a softmax does and the choice of boxes: in int8 they would lose
+    much, boxes as large numbers beside small scores, and win no time.
+    """
+    names = set[str]()
+    for node in reversed(nodes):
+        if node.is_layer or node.name in names:
+            names.update((node.name, *node.sources))
+    return names
 
 
 def missing_package(package: str, extra: str = "export") -> ValueError:

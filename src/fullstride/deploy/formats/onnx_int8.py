@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.deploy.formats.base import missing_package, quiet
+from fullstride.deploy.formats.base import Node, before_layers, missing_package, quiet
 from fullstride.deploy.job import ExportJob
 
 # Calibration images per batch: twice as fast as 32 for TResNet-M, with 0.7 GB in place of 3.
 BATCH = 2
 PIXEL_AXES = ([2, 3], [2, 3, 4])  # of images, and of clips
+LAYERS = {"Conv", "Gemm", "MatMul"}  # with weights, if an input is constant
+NO_KERNEL = {"InstanceNormalization"}  # in int8, of a group norm: rounding would win no time
 
 
 def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
@@ -117,15 +119,23 @@ def layer_nodes(model: Any, paths: Collection[str]) -> list[str]:
 
 
 def outside_network(model: Any) -> list[str]:
-    """Nodes of the preprocessing before the network, and the softmax after it."""
-    inside = {each.name for each in model.graph.initializer if each.name.startswith("net.")}
-    names = []
+    """Nodes of the preprocessing, those after the last layer, and those without a kernel."""
+    constants = {each.name for each in model.graph.initializer}
+    inside = {name for name in constants if name.startswith("net.")}
+    makers, nodes, names = producers(model), list[Node](), set[str]()
     for node in model.graph.node:
-        if node.op_type != "Softmax" and inside.intersection(node.input):
+        is_layer = node.op_type in LAYERS and not constants.isdisjoint(node.input)
+        sources = [makers[each].name for each in node.input if each in makers]
+        nodes.append(Node(node.name, sources, is_layer))
+        if inside.intersection(node.input):
             inside.update(node.output)
-        else:
-            names.append(node.name)
-    return names
+            names.add(node.name)
+    names &= before_layers(nodes)
+    return [
+        node.name
+        for node in model.graph.node
+        if node.name not in names or node.op_type in NO_KERNEL
+    ]
 
 
 def restore_float_inputs(model: Any, original: Any, in_float: Collection[str]) -> None:

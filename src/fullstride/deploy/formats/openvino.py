@@ -13,12 +13,20 @@ import numpy as np
 
 from fullstride.deploy.exported import ExportedModel, Metadata, Precision, check_graph_sizes
 from fullstride.deploy.formats import onnx
-from fullstride.deploy.formats.base import Format, missing_package, quiet, unreadable_file
+from fullstride.deploy.formats.base import (
+    Format,
+    Node,
+    before_layers,
+    missing_package,
+    quiet,
+    unreadable_file,
+)
 from fullstride.deploy.job import ExportJob
 from fullstride.io.writing import open_regular
 
 MODEL, WEIGHTS = "model.xml", "model.bin"
 SECTION = "fullstride"  # of the runtime information in the file
+LAYERS = {"Convolution", "GroupConvolution", "MatMul"}  # with weights, if an input is constant
 # The type that it computes in; int8 layers are marked in the graph.
 HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f32", "int8": "f32"}
 
@@ -84,28 +92,29 @@ def quantize(model: Any, job: ExportJob) -> Any:
 
 
 def float_operations(model: Any, float_layers: tuple[str, ...]) -> list[str]:
-    """The operations of the layers `float_layers`, and those of the preprocessing."""
-    inside, names, layers = set[str](), list[str](), set[str]()
+    """Operations of the layers `float_layers`, of the preprocessing, and after the last layer."""
+    inside, nodes, names = set[str](), list[Node](), list[str]()
+    layers: dict[str, str] = {}  # of operations that stay in float
     for operation in model.get_ordered_ops():
-        name = operation.get_friendly_name()
-        sources = (
-            each.get_source_output().get_node().get_friendly_name() for each in operation.inputs()
-        )
+        name, kind = operation.get_friendly_name(), operation.get_type_name()
+        makers = [each.get_source_output().get_node() for each in operation.inputs()]
+        sources = [each.get_friendly_name() for each in makers]
         if name.startswith("net.") or inside.intersection(sources):
             inside.add(name)
+        has_weights = any(each.get_type_name() == "Constant" for each in makers)
+        nodes.append(Node(name, sources, kind in LAYERS and has_weights))
         path = name.split("/")[0].removeprefix("net.")
         if path in float_layers:
-            layers.add(path)
-        if operation.get_type_name() not in ("Constant", "Parameter", "Result") and (
-            path in float_layers or name not in inside
-        ):
+            layers[name] = path
+        if kind not in ("Constant", "Parameter", "Result"):
             names.append(name)
-    if absent := set(float_layers) - layers:
+    if absent := set(float_layers).difference(layers.values()):
         raise ValueError(
             f"{min(absent)} cannot stay in float, the graph has no such layer: "
             f"name a layer with weights"
         )
-    return names
+    in_int8 = inside & before_layers(nodes) - layers.keys()
+    return [name for name in names if name not in in_int8]
 
 
 def open_file(path: Path, threads: int) -> ExportedModel:
