@@ -401,7 +401,10 @@ def test_the_sensitivity_of_a_network_with_a_head_is_that_of_what_it_learns(name
     hard = made_hard(fold_batch_norm(net), 1000)
     scores = sensitivity(hard, images[:4].repeat(1, 1, 2, 2))
     assert scores[0][0] == HARD
-    assert {path for path, _ in scores} == {*quantizable_layers(hard)} - {"head.conv.conv", "head.fc"}
+    assert {path for path, _ in scores} == {*quantizable_layers(hard)} - {
+        "head.conv.conv",
+        "head.fc",
+    }
     assert all(score > 0 for _, score in scores)
     assert not hard.task_head.training
 
