@@ -11,6 +11,7 @@ data > nets`.
 """
 
 import sys
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -71,16 +72,18 @@ def __dir__() -> list[str]:
 
 
 def show_in_notebooks() -> None:
-    """Register the types in SHOWN, by their names alone, with the notebook that runs, if any."""
+    """Register the types in SHOWN, by their names alone, with the IPython that runs, if any."""
     ipython = sys.modules.get("IPython")
     if ipython and (shell := ipython.get_ipython()):
-        formatter = shell.display_formatter.formatters["text/html"]
-        for name, module in SHOWN.items():
-            formatter.for_type_by_name(module, name, to_html)
+        for form, function in (("text/html", "html"), ("text/plain", "pretty")):
+            formatter = shell.display_formatter.formatters[form]
+            for name, module in SHOWN.items():
+                formatter.for_type_by_name(module, name, partial(shown_by, function))
 
 
-def to_html(shown: Any) -> str:
-    return import_module("fullstride.report.notebook").html(shown)
+def shown_by(function: str, *arguments: Any) -> Any:
+    """The result of a function of `report.notebook`, which is imported here."""
+    return getattr(import_module("fullstride.report.notebook"), function)(*arguments)
 
 
 show_in_notebooks()

@@ -2,6 +2,8 @@
 
 import io
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html import unescape
 from types import SimpleNamespace
@@ -44,6 +46,12 @@ def html(thing) -> str:
     return data["text/html"]
 
 
+def text(thing) -> list[str]:
+    """The words that a terminal of IPython shows."""
+    data, _ = FORMATTER.format(thing, include={"text/plain"})
+    return data["text/plain"].split()
+
+
 def shown(thing) -> list[str]:
     return unescape(re.sub(r"<[^>]*>", " ", html(thing))).split()
 
@@ -62,13 +70,14 @@ def test_a_measurement_is_its_row_of_the_table_and_how_it_was_measured():
     words = printed(protocol_table([[row]]))
     assert shown(row)[: len(words)] == words
     assert "eager," in shown(row)
+    assert text(row) == shown(row)
 
 
 def test_a_choice_is_the_front_with_the_best_within_the_budget_first():
     budget = Budget(ms_per_image=0.34, batch=64)
     choice = select(load_profile("v100-fp16"), budget, sources=("genet_paper",)).choice
     words = printed(selection_table(choice, options_tie))
-    assert shown(choice)[-len(words) :] == words
+    assert shown(choice)[-len(words) :] == text(choice)[-len(words) :] == words
     assert choice.best.label in " ".join(shown(choice)[: -len(words)])
 
 
@@ -95,9 +104,20 @@ def events(few_digits, tmp_path_factory) -> list[Event]:
 
 def test_an_event_is_what_fit_prints_of_it(events):
     line, result = events[0], next(event for event in events if not event.line)
-    assert shown(line) == line.line.split()
+    assert shown(line) == text(line) == line.line.split()
     assert shown(result) == printed(*result.parts)
     assert len(shown(result)) > 10
+
+
+def test_the_import_in_a_notebook_takes_no_module_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    code = (
+        "import sys; from IPython.core.interactiveshell import InteractiveShell;"
+        "InteractiveShell.instance(); import fullstride;"
+        "print(*(name for name in sys.modules if name.startswith(('fullstride', 'torch'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["fullstride"]
 
 
 def test_text_of_others_is_escaped():
@@ -134,7 +154,7 @@ def test_progress_is_one_display_with_all_results_and_the_last_line(events, monk
         shares.append(float(share))
         expected = printed(*results, event.line)
         assert unescape(re.sub(r"<[^>]*>", " ", screen.data["text/html"])).split() == expected
-        assert "".join(screen.data["text/plain"].split()) == "".join(expected)
+        assert screen.data["text/plain"].split() == expected
     assert screen.calls == 1
     assert shares == sorted(shares)
     assert 0 == shares[0] < shares[-1] < 1  # the dry run has stages left
@@ -146,7 +166,7 @@ def test_progress_of_epochs_has_their_scores_and_ends_with_a_full_bar(monkeypatc
     monkeypatch.setattr("IPython.display.display", screen.display)
     for epoch in (1, 2):
         row = {"epoch": epoch, "epochs": 2, "loss": 0.5, "val/miou": 62.5 + epoch}
-        progress({**row, "images_per_s": 99.6, "data_share": 0.25})
+        progress({**row, "images_per_s": 99.6, "data_wait_fraction": 0.25})
         assert f'value="{epoch / 2:.3f}"' in screen.data["text/html"]
         assert f"{62.5 + epoch:.2f}" in screen.data["text/plain"]
     assert screen.calls == 1

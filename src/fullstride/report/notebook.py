@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fullstride.io.console import print_parts
+from fullstride.io.console import UNLIMITED_WIDTH, print_parts
 from fullstride.latency.select import Choice, options_tie
 from fullstride.measure.protocols import Measurement
 from fullstride.nets.bundle import Bundle
@@ -23,7 +23,6 @@ from fullstride.report.training_progress import epoch_line
 from fullstride.tasks import TASKS, common_metric, find_task
 
 Parts = Iterable[str | Table]
-TEXT_WIDTH = 100  # characters, of the text beside the HTML
 
 
 class Progress:
@@ -78,11 +77,16 @@ def parts_html(parts: Parts) -> str:
     )
 
 
+def pretty(shown: Any, printer: Any, cycle: bool) -> None:
+    """Print an object with IPython's `printer`."""
+    printer.text(text(parts_of(shown)))
+
+
 def text(parts: Parts) -> str:
+    look: Any = {"width": UNLIMITED_WIDTH, "color_system": None, "force_jupyter": False}
     with io.StringIO() as file:
-        console = Console(file=file, width=TEXT_WIDTH, force_jupyter=False, highlight=False)
-        console.print(*parts, sep="\n", markup=False)
-        return file.getvalue()
+        Console(file=file, **look).print(*parts, sep="\n", markup=False)
+        return file.getvalue().rstrip()
 
 
 def table_html(source: Table) -> str:

@@ -1,13 +1,11 @@
 """docs/tasks/detection.md: a network of the zoo is the backbone of a detector of torchvision."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
+from pages import code
 from torchvision.models.detection.image_list import ImageList
 
-PAGE = Path(__file__).parents[3] / "docs/tasks/detection.md"
+PAGE = "docs/tasks/detection.md"
 H, W = 64, 96
 
 
@@ -15,9 +13,9 @@ H, W = 64, 96
 def shown():
     """The names that the Python of the page binds."""
     torch.manual_seed(0)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (block,) = code(PAGE)
     names = {}
-    exec(compile(code, PAGE.name, "exec"), names)
+    exec(compile(block, PAGE, "exec"), names)
     return names
 
 
