@@ -1,4 +1,4 @@
-"""The Hugging Face hub as a local folder, with a listing and downloads."""
+"""The Hugging Face hub as a local folder, with a listing, downloads, and commits."""
 
 import shutil
 from http import HTTPStatus
@@ -32,6 +32,7 @@ class LocalHub:
         for name in ("hf_hub_download", "try_to_load_from_cache"):
             monkeypatch.setattr(huggingface_hub, name, getattr(self, name))
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: self)
+        monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
         monkeypatch.setattr(repositories, "is_offline", lambda: False)
 
     def files(self, repository: str) -> list[Path]:
@@ -70,3 +71,26 @@ class LocalHub:
     def try_to_load_from_cache(self, repository: str, file: str, *, revision=None):
         paths = sorted((self.cache / repository).glob(f"*/{file}"))
         return str(paths[-1]) if paths else None
+
+    def create_repo(self, repository: str, *, private: bool) -> None:
+        if self.error:
+            raise self.error
+        self.private[repository] = private
+        (self.root / repository).mkdir(parents=True)
+        (self.root / repository / ".gitattributes").write_text("")
+
+    def create_commit(self, repository: str, operations, *, commit_message, parent_commit):
+        assert parent_commit == f"commit{len(self.commits)}"
+        for each in operations:
+            path = self.root / repository / each.path_in_repo
+            if isinstance(each, huggingface_hub.CommitOperationDelete):
+                path.unlink()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                content = each.path_or_fileobj
+                path.write_bytes(
+                    content if isinstance(content, bytes) else Path(content).read_bytes()
+                )
+        self.commits.append(commit_message)
+        url = f"https://huggingface.co/{repository}/commit/{len(self.commits)}"
+        return SimpleNamespace(commit_url=url)

@@ -45,6 +45,7 @@ PUBLIC = {
     "evaluate": "fullstride.train.scoring",
     "predict": "fullstride.deploy.predict",
     "export": "fullstride.deploy.export",
+    "push_to_hub": "fullstride.report.model_card",
     "ComparisonImages": "fullstride.deploy.comparison",
     "open_file": "fullstride.deploy.formats",
     "Progress": "fullstride.report.notebook",

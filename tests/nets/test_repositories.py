@@ -186,8 +186,9 @@ def test_a_repository_of_another_library_is_named_with_its_files(hub):
     )
     (folder / "config.json").rename(folder / "pytorch_model.bin")
     hub.library = None
-    assert "it is a repository with pytorch_model.bin; give a repository that has a" in refused(
-        "hf:timm/resnet18"
+    assert (
+        "it is a repository with pytorch_model.bin; give one that `export --push` wrote"
+        in refused("hf:timm/resnet18")
     )
 
 

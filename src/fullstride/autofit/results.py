@@ -26,7 +26,7 @@ from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.budget import Budget
 from fullstride.nets.bundle import read_metadata
 from fullstride.report import plots
-from fullstride.report.console_tables import three_digits, wilson
+from fullstride.report.console_tables import score_interval, three_digits
 from fullstride.report.gather import page_picture
 from fullstride.report.page import (
     Prediction,
@@ -144,15 +144,6 @@ def shares_of_budget(
     return rows
 
 
-def interval(metric: Metric, scores: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The 95 % interval of a score: that of its task, or of a percentage of the images."""
-    if f"{metric.name}_low" in scores:
-        return scores[f"{metric.name}_low"], scores[f"{metric.name}_high"]
-    if not metric.percent_of_images or not scores.get("images"):
-        return None
-    return wilson(scores[metric.name], int(scores["images"]))
-
-
 def fit_json(results: FitResults) -> dict[str, Any]:
     """Every number of a fit, for JSON. Results per image are in the files of the rungs."""
     rungs = [asdict(each) for each in results.outcome.scores]
@@ -185,7 +176,7 @@ def headline(results: FitResults) -> str:
     shipment, metric = results.shipment, results.metric
     file = shipment.file
     scores = shipment.test or file.val
-    bounds = interval(metric, scores)
+    bounds = score_interval(metric, scores)
     between = f" (95 % interval {bounds[0]:.1f} to {bounds[1]:.1f})" if bounds else ""
     split = shipment.test_split or "val"
     chosen = "" if shipment.test else ", by which it was chosen: expect less of new images"
@@ -320,7 +311,7 @@ def point(file: ShippedFile, results: FitResults) -> FilePoint:
         measured=file.measured,
         ships=ships,
         test=test.get(metric.name),
-        test_interval=interval(metric, test) if test else None,
+        test_interval=score_interval(metric, test) if test else None,
     )
 
 
@@ -342,7 +333,7 @@ def file_row(file: ShippedFile, results: FitResults) -> dict[str, Any]:
         file=file,
         ships=file is results.shipment.file,
         score=file.val.get(metric.name),
-        interval=interval(metric, file.val) if file.val else None,
+        interval=score_interval(metric, file.val) if file.val else None,
     )
 
 
@@ -385,7 +376,7 @@ def candidate_rows(results: FitResults) -> list[dict[str, Any]]:
                 candidate=candidate,
                 time=time,
                 score=score,
-                interval=interval(results.metric, score.scores) if score else None,
+                interval=score_interval(results.metric, score.scores) if score else None,
                 elimination_reason=elimination_reason(name, results),
             )
         )

@@ -53,8 +53,8 @@ USUAL = {
     "train": "recipe_name epochs batch_size lr resolution weights device task val",
     "validate": "data split device per_class tta out resolution",
     "predict": "top json call_batch device tta out draw nearest",
-    "export": "format precision with_preprocessing with_resize any_size budget_ms target data "
-    "max_drop force",
+    "export": "out push format precision with_preprocessing with_resize any_size budget_ms target "
+    "data max_drop force",
     "bench": "protocol call_batch resolution device target precision layout compiled rounds out "
     "suite",
     "choose": "target budget_ms images_per_s call_batch source times_from out json task",
@@ -93,6 +93,7 @@ VALUES = {
     "study scale target": HERE_OR_TARGET,
     "study figures target": f"{TARGET} ...",
     "task": choices(TASKS),
-    "weights": "hub|PATH",
+    "weights": "hub|PATH|hf:USER/NAME",
+    "push": "USER/NAME",
     "fit weights": "hub|none|FOLDER",
 }

@@ -22,9 +22,11 @@ from fullstride.io.records import PositiveInt, check_bounds
 from fullstride.nets.preprocessing import BY_DEFAULT
 
 if TYPE_CHECKING:
+    from fullstride.deploy.export import ExportResult
     from fullstride.deploy.exported import Model
     from fullstride.deploy.offline import Summary
     from fullstride.deploy.predict import Prediction
+    from fullstride.nets.bundle import Bundle
 
 EVERY_S = 1.0
 CLASSES = 3  # that are printed for an image by default
@@ -268,23 +270,94 @@ def print_predictions(
     return lines > 0
 
 
-def export(runs: Runs, out: Path, settings: Ship = SHIP, loading: Loading = BY_DEFAULT) -> None:
+# Settings that choose a run; the others are of a file.
+CHOOSING = ("budget_ms", "images_per_s", "call_batch", "bench")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushFlags:
+    """Whether a network also goes to the Hugging Face hub."""
+
+    # A repository of the Hugging Face hub, USER/NAME, for the network, a card, and the file of
+    # --out if there is one. It is created if need be, and private.
+    push: str = ""
+    # With --push: the repository is public.
+    public: bool = False
+
+    def check(self, out: Path | None, settings: ShipSettings) -> None:
+        """Raises ValueError, before anything that takes time, for what would be refused later."""
+        from fullstride.nets.bundle import FILE_LIMITS
+        from fullstride.nets.weights.repositories import check_destination
+
+        if self.push:
+            check_destination(self.push, self.public, FILE_LIMITS)
+        elif self.public:
+            raise ValueError("--public is for --push USER/NAME: add it, or leave --public out")
+        elif out is None:
+            raise ValueError("nothing to write: give --out FILE, --push USER/NAME, or both")
+        if out is None:
+            of_files = {
+                name: getattr(settings, name) != default
+                for name, default in vars(SHIP).items()
+                if name not in CHOOSING
+            }
+            refuse_flags(of_files, "without --out, the file to write: add it")
+
+    def commit(self, bundle: "Bundle", exported: Path | None) -> None:
+        from fullstride.deploy.choose_form import measure_bundle, measure_files
+        from fullstride.deploy.formats import open_file
+        from fullstride.report.model_card import push_to_hub
+
+        times = [measure_bundle(bundle)]
+        if exported:
+            model = open_file(exported, trust=True)
+            times += measure_files({exported.name: model}, times[0].protocol)
+        address = push_to_hub(bundle, self.push, public=self.public, exported=exported, times=times)
+        print(f"hf:{self.push}: {address}")
+
+
+Push = Annotated[PushFlags, arg(name="")]  # the flags have the names of its fields
+NO_PUSH = PushFlags()
+
+
+def export(
+    runs: Runs,
+    out: Path | None = None,
+    settings: Ship = SHIP,
+    loading: Loading = BY_DEFAULT,
+    push: Push = NO_PUSH,
+) -> None:
     """Write a trained network as a file for another runtime, after comparing it with PyTorch.
 
     Example: fullstride export runs/digits --out digits.onnx
+
+    With --push the network goes to the Hugging Face hub, with the file or alone.
 
     Args:
         runs: A run, a bundle or a name with released weights. Of several, the one with the best
             test score, of equal scores the fastest.
         out: The file or folder to write.
     """
-    from fullstride.deploy.export_runs import export_runs
+    from fullstride.deploy.export_runs import choose_run, export_runs
+
+    push.check(out, settings)
+    exported = None
+    with Bar() as bar:
+        if out is None:
+            _, bundle = choose_run(runs, settings, loading=loading, progress=bar.print)
+        else:
+            bundle, exported = export_runs(
+                runs, out, settings, loading=loading, progress=bar.print, watch=bar.watch
+            )
+    if exported:
+        print_export(exported)
+    if push.push:
+        push.commit(bundle, exported and exported.path)
+
+
+def print_export(exported: "ExportResult") -> None:
     from fullstride.report.console_tables import export_table
 
-    with Bar() as bar:
-        exported = export_runs(
-            runs, out, settings, loading=loading, progress=bar.print, watch=bar.watch
-        )
     console().print(export_table(exported))
     metadata = exported.metadata
     if metadata.float_layers:

@@ -137,14 +137,19 @@ def most_accurate(
     return name, bundles[name]
 
 
-def ms_per_image(bundle: Bundle, batch: int = 1) -> float:
-    """The median time of a call here, by the online protocol, divided by its images."""
+def measure_bundle(bundle: Bundle, batch: int = 1) -> Measurement:
+    """The time of a network here, by the online protocol at its own resolution."""
     pre = bundle.preprocessing
     protocol = replace(ONLINE, resolution=pre.resolution, batch=batch)
-    options = BenchOptions(in_channels=pre.channels)
-    (row,) = bench({bundle.name: bundle.net}, protocol, options=options)
-    assert row.ms_p50 is not None  # by the online protocol
-    return row.ms_p50 / batch
+    (row,) = bench(
+        {bundle.name: bundle.net}, protocol, options=BenchOptions(in_channels=pre.channels)
+    )
+    return row
+
+
+def ms_per_image(bundle: Bundle, batch: int = 1) -> float:
+    """The median time of a call of `measure_bundle`, divided by its images."""
+    return call_time(measure_bundle(bundle, batch)).ms
 
 
 def earlier_times(path: Path, bundles: Mapping[str, Bundle], batch: int = 1) -> dict[str, float]:

@@ -141,6 +141,29 @@ def int8_finetuning(
 FORMAT_OF_SUFFIX = {"": "openvino", ".onnx": "onnx", ".pte": "executorch", ".tflite": "litert"}
 
 
+def choose_run(
+    runs: Sequence[str],
+    settings: ShipSettings,
+    *,
+    loading: LoadOptions = BY_DEFAULT,
+    progress: Progress = lambda line: None,
+) -> tuple[str, Bundle]:
+    """The most accurate of `runs` that fits the budget, which for auto is that of the file.
+
+    `progress` is called with lines about times. Raises ValueError, in one line.
+    """
+    if not runs:
+        raise ValueError(
+            "nothing to export: name a run, a bundle or a network with released weights"
+        )
+    budget = settings.budget
+    bundles = {run: tasks.load(run, options=loading) for run in runs}
+    batch = budget.batch if budget else 1
+    ms = earlier_times(settings.bench, bundles, batch) if settings.bench else None
+    limit = None if settings.format == "auto" else budget
+    return most_accurate(bundles, limit, progress, ms)
+
+
 def export_runs(
     runs: Sequence[str],
     out: Path,
@@ -149,16 +172,12 @@ def export_runs(
     loading: LoadOptions = BY_DEFAULT,
     progress: Progress = lambda line: None,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
-) -> ExportResult:
-    """Export the most accurate of `runs` that fits the budget, as the settings say.
+) -> tuple[Bundle, ExportResult]:
+    """Export the run of `choose_run`, as the settings say.
 
     `progress` is called with lines about the progress; `watch` may wrap training batches. Raises
     ValueError, in one line, for what cannot be exported.
     """
-    if not runs:
-        raise ValueError(
-            "nothing to export: name a run, a bundle or a network with released weights"
-        )
     budget, precision = settings.budget, settings.precision
     options = replace(settings.options, format=settings.format or format_by_suffix(out))
     auto = options.format == "auto"
@@ -174,10 +193,7 @@ def export_runs(
         if (value := getattr(settings, flag)) and not int8:
             name = flag.replace("_", "-")
             raise ValueError(f"--{name} {value} is for --precision int8: leave it out")
-    bundles = {run: tasks.load(run, options=loading) for run in runs}
-    batch = budget.batch if budget else 1
-    ms = earlier_times(settings.bench, bundles, batch) if settings.bench else None
-    run, bundle = most_accurate(bundles, None if auto else budget, progress, ms)
+    run, bundle = choose_run(runs, settings, loading=loading, progress=progress)
     if options.device != "cpu":
         options = replace(options, device=str(choose_device(options.device)))
     images = comparison_images(run, bundle, settings.data)
@@ -195,7 +211,7 @@ def export_runs(
             watch=watch,
         )
     write = partial(fastest, budget=budget) if auto else export
-    return write(
+    return bundle, write(
         bundle,
         out,
         images,

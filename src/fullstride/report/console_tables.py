@@ -1,9 +1,9 @@
 """Formats results as tables of a terminal, and the numbers in them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from math import floor, log10
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fullstride.latency.network_times import Estimate
     from fullstride.latency.select import Choice, Option
     from fullstride.measure.protocols import Measurement
-    from fullstride.tasks.task import ClassScore
+    from fullstride.tasks.task import ClassScore, Metric
     from fullstride.train.distill import Selection
     from fullstride.train.timing import DataBench
 
@@ -37,6 +37,15 @@ def wilson(percent: float, images: int) -> tuple[float, float]:
     correct = round(percent / 100 * images)
     interval = binomtest(correct, images).proportion_ci(0.95, "wilson")
     return 100 * float(interval.low), 100 * float(interval.high)
+
+
+def score_interval(metric: "Metric", scores: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The 95 % interval of a score: that of its task, or of a percentage of the images."""
+    if f"{metric.name}_low" in scores:
+        return scores[f"{metric.name}_low"], scores[f"{metric.name}_high"]
+    if not metric.percent_of_images or not scores.get("images"):
+        return None
+    return wilson(scores[metric.name], int(scores["images"]))
 
 
 def three_digits(value: float) -> str:

@@ -149,7 +149,7 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
         name, source = model.name, model.source
         values |= costs(model.net, pre.resolution, pre.channels)
         values["log"] = read_log(Path(word), metric) if is_run(word) else ()
-    data = printable(source.removeprefix("trained on "))
+    data = printable(source.removeprefix("trained on ").partition(", beginning")[0])
     return Entry(name=printable(name), data=data, **values)
 
 

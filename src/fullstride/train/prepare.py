@@ -215,6 +215,7 @@ class PreparedRun:
     val: Batches | None  # whose workers live as long as those of `batches`; None: no images
     weights_resolution: int | None  # of the initial weights; None for random ones
     licence: str  # of the initial weights, which holds for those that become of them; or ""
+    origin: str  # the initial weights, at the end of the bundle's source; or ""
     teacher: TeacherProbabilities | None
     device: torch.device
     workers: int  # of each process, which decode images
@@ -307,7 +308,7 @@ class PreparedRun:
             recipe=self.config.recipe,
             scores=scores,
             environment=asdict(Environment.here(self.device)),
-            source=f"trained on {self.data.name}{average}",
+            source=f"trained on {self.data.name}{average}{self.origin}",
             licence=self.licence,
             task=self.task.name,
             temperature=state.pop("temperature", 1.0),
@@ -378,6 +379,7 @@ def prepare(
         val=val,
         weights_resolution=start.preprocessing.resolution if start else None,
         licence=start.licence if start else "",
+        origin=f", beginning with {start.name} ({start.source})" if start else "",
         teacher=teacher,
         device=device,
         workers=workers,

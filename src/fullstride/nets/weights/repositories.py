@@ -1,10 +1,10 @@
-"""Downloads bundles from repositories of the Hugging Face hub."""
+"""Downloads bundles from repositories of the Hugging Face hub, and commits bundles to them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fullstride.io.console import print_note
 from fullstride.nets.weights.hub import is_offline
@@ -14,6 +14,8 @@ from fullstride.tables.names import REPOSITORY
 WORD = r"[A-Za-z0-9][\w.-]*"
 USER_AND_NAME = re.compile(f"{WORD}/{WORD}", re.ASCII)
 WITH_REVISION = re.compile(f"{REPOSITORY}({USER_AND_NAME.pattern})(?:@([\\w./-]+))?", re.ASCII)
+CARD, EXPORTED = "README.md", "exported/"  # paths in a repository
+OF_THE_HUB = (".gitattributes", CARD)  # in a repository that holds nothing else
 
 
 def fetch(name: str, limits: Mapping[str, int]) -> Path:
@@ -65,7 +67,7 @@ def check_files(repository: str, info: Any, limits: Mapping[str, int]) -> None:
     if missing := [file for file in limits if file not in sizes]:
         hint = "push the bundle again"
         if len(missing) == len(limits):
-            hint = "give a repository that has a bundle"
+            hint = "give one that `export --push` wrote"
         if info.library_name == "timm" and repository.startswith("timm/"):
             hint = f"give {repository}, without {REPOSITORY}"
         library = f" of {one_line(info.library_name)}" if info.library_name else ""
@@ -81,6 +83,80 @@ def check_files(repository: str, info: Any, limits: Mapping[str, int]) -> None:
             )
 
 
+class Destination(NamedTuple):
+    """A repository that a bundle may be committed to."""
+
+    commit: str | None  # the latest one; None where the repository does not exist yet
+    files: Sequence[str]
+
+
+def check_destination(repository: str, public: bool, marks: Collection[str]) -> Destination:
+    """Raise ValueError, in one line, where `commit` would refuse a repository; writes nothing.
+
+    It may not exist yet, be empty, or have the files `marks`, by which an earlier bundle is
+    recognised.
+    """
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if not USER_AND_NAME.fullmatch(repository):
+        raise ValueError(f"{repository!r} names no repository: use USER/NAME")
+    if get_token() is None:
+        raise ValueError("no token of the Hugging Face hub: run `hf auth login`, or set HF_TOKEN")
+    with hub_errors(repository):
+        check_online()
+        try:
+            info = HfApi().model_info(repository)
+        except GatedRepoError:
+            raise
+        except RepositoryNotFoundError:
+            return Destination(None, ())
+    files = [each.rfilename for each in info.siblings or ()]
+    others = [file for file in files if file not in OF_THE_HUB]
+    if others and not set(marks) <= set(files):
+        raise ValueError(
+            f"huggingface.co/{repository} has other files, and not a bundle: {first_ten(others)}; "
+            "give another name"
+        )
+    if info.private is public:
+        now, flag = ("private", "without") if public else ("public", "with")
+        raise ValueError(
+            f"huggingface.co/{repository} is {now}: push {flag} --public, or change that on its "
+            "page first"
+        )
+    return Destination(info.sha, files)
+
+
+def commit(
+    repository: str, files: Mapping[str, Path | bytes], public: bool, marks: Collection[str]
+) -> str:
+    """Write files by their paths in a repository, in one commit, and return its address.
+
+    The repository is created if need be. Exported files of an earlier commit that are not among
+    `files` are deleted by the same commit. Raises ValueError as `check_destination`, and where
+    someone else commits meanwhile.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    latest, earlier = check_destination(repository, public, marks)
+    api = HfApi()
+    with hub_errors(repository):
+        if latest is None:
+            api.create_repo(repository, private=not public)
+            latest = api.model_info(repository).sha
+        old = [file for file in earlier if file.startswith(EXPORTED) and file not in files]
+        info = api.create_commit(
+            repository,
+            [
+                *(CommitOperationDelete(file) for file in old),
+                *(CommitOperationAdd(path, content) for path, content in files.items()),
+            ],
+            commit_message="Bundle of fullstride",
+            parent_commit=latest,
+        )
+    return info.commit_url
+
+
 def check_online() -> None:
     """Raise ConnectionError where nothing can be asked of the hub, without waiting for it."""
     from huggingface_hub.constants import is_offline_mode
@@ -92,10 +168,11 @@ def check_online() -> None:
 
 
 def unreachable() -> tuple[type[Exception], ...]:
-    """Errors of requests without an answer, by each HTTP library that the hub's client has had."""
+    """Errors of requests and transfers without an answer, by each library that clients build on."""
     from huggingface_hub import errors
 
-    return OSError, errors.HTTPError  # pyright: ignore[reportPrivateImportUsage]
+    http, transfer = (getattr(errors, name, OSError) for name in ("HTTPError", "XetDownloadError"))
+    return OSError, RuntimeError, http, transfer
 
 
 @contextmanager
@@ -128,8 +205,8 @@ def hub_errors(repository: str) -> Iterator[None]:
             f"{place}: the hub answered {error.response.status_code} ({message}): try again later, "
             "or use a token that may do this"
         ) from None
-    except Exception as error:  # of transfers, which raise several types
-        if isinstance(error, ValueError) or getattr(error, "filename", None):  # of a local file
+    except unreachable() as error:
+        if getattr(error, "filename", None):  # of a local file
             raise
         reason = one_line(str(error)) or type(error).__name__
         raise ValueError(

@@ -1,0 +1,198 @@
+"""Writes the card of a bundle, and commits both to the Hugging Face hub."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fullstride.io.console import printable
+from fullstride.measure.protocols import Measurement
+from fullstride.nets.bundle import FILE_LIMITS, Bundle
+from fullstride.nets.efficiency import short_precision
+from fullstride.nets.weights.repositories import CARD, EXPORTED, commit
+from fullstride.report.console_tables import score_interval, three_digits
+from fullstride.tables import PERMISSIVE
+from fullstride.tables.names import REPOSITORY
+from fullstride.tasks import common_metric, find_task
+from fullstride.tasks.task import Metric
+
+# Name of a task -> the hub's name of it. Another task has none.
+PIPELINES = {
+    "classify": "image-classification",
+    "multilabel": "image-classification",
+    "detect": "object-detection",
+    "retrieval": "image-feature-extraction",
+    "segment": "image-segmentation",
+    "depth": "depth-estimation",
+    "video": "video-classification",
+}
+MOST_CLASSES = 50  # that a card names
+
+
+def push_to_hub(
+    bundle: Bundle,
+    repository: str,
+    *,
+    public: bool = False,
+    exported: Path | None = None,
+    times: Sequence[Measurement] = (),
+) -> str:
+    """Commit a bundle and its card to a repository of the Hugging Face hub, and return its address.
+
+    The repository USER/NAME is created if need be, private unless `public`. `zoo.load` opens it as
+    `hf:USER/NAME`. All files are one commit; exported files of an earlier one are replaced.
+
+    Raises ValueError, in one line and before anything is written, without a token or a network, for
+    a repository with other files than those of a bundle, and for one that is public and should be
+    private or the other way round.
+
+    Args:
+        exported: A file or folder of `export`, which is committed to the folder `exported`.
+        times: What `bench` measured of the network and the file, for the card.
+    """
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "bundle"
+        bundle.save(folder)
+        files: dict[str, Path | bytes] = {name: folder / name for name in FILE_LIMITS}
+        files |= {EXPORTED + name: path for name, path in files_in(exported).items()}
+        files[CARD] = model_card(bundle, repository, [*files], times).encode()
+        return commit(repository, files, public, FILE_LIMITS)
+
+
+def files_in(path: Path | None) -> dict[str, Path]:
+    """The file, or the files in a folder, by their paths from its parent folder on."""
+    if path is None:
+        return {}
+    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    return {each.relative_to(path.parent).as_posix(): each for each in files}
+
+
+def model_card(
+    bundle: Bundle, repository: str, files: Sequence[str], times: Sequence[Measurement] = ()
+) -> str:
+    """Markdown with the header of the hub: what a network does, how well, how fast, and its use."""
+    from huggingface_hub import ModelCardData
+
+    pre, environment = bundle.preprocessing, bundle.environment
+    names = ", ".join(bundle.classes[:MOST_CLASSES])
+    more = ", ..." if len(bundle.classes) > MOST_CLASSES else ""
+    trained = [environment.get(key) for key in ("date", "device")]
+    facts = [
+        ("task", bundle.task),
+        ("network", repr(bundle.net)),
+        ("classes", f"{len(bundle.classes):,}: {names}{more}"),
+        ("input", f"{pre.channels} channels, {pre}"),
+        ("pixels", f"0 to 1, minus {list(pre.mean)}, divided by {list(pre.std)}"),
+        ("resizing", f"{pre.kernel}, by Pillow"),
+        ("weights", bundle.source or "unknown"),
+        ("licence of the initial weights", bundle.licence or "none stated"),
+        ("trained", ", ".join(str(each) for each in trained if each) or "unknown"),
+        ("files", ", ".join(files)),
+    ]
+    header = ModelCardData(**header_fields(bundle)).to_yaml()
+    parts = [
+        f"---\n{header}\n---",
+        f"# {escape(printable(bundle.name))}",
+        use(bundle, repository),
+        markdown_table(("", ""), facts),
+        "## Scores",
+        markdown_table(
+            ("split", "images", "score", "95 % interval"),
+            [score_row(*each) for each in scores(bundle)],
+        ),
+    ]
+    if times:
+        columns = ("what", "device", "precision", "ms p50", "ms p99", "images/s", "protocol")
+        parts += ["## Times", markdown_table(columns, map(time_row, times))]
+    return "\n\n".join(parts) + "\n"
+
+
+def header_fields(bundle: Bundle) -> dict[str, Any]:
+    """The fields of the YAML header: those that the hub lists and searches models by."""
+    from huggingface_hub import EvalResult
+
+    pipeline = PIPELINES.get(bundle.task)
+    licence: dict[str, str] = {}
+    if bundle.licence in PERMISSIVE:  # which are names of the hub
+        licence = {"license": bundle.licence}
+    elif bundle.licence:
+        licence = {"license": "other", "license_name": bundle.licence}
+    data = bundle.source.removeprefix("trained on ").partition(",")[0] or "unknown"
+    results = [
+        EvalResult(
+            task_type=pipeline or bundle.task,
+            dataset_type="images",
+            dataset_name=data,
+            dataset_split=split,
+            metric_type=metric.name,
+            metric_name=metric.label,
+            metric_value=values[metric.name],
+        )
+        for split, metric, values in scores(bundle)
+    ]
+    return {
+        **licence,
+        "library_name": "fullstride",
+        "pipeline_tag": pipeline,
+        "tags": ["fullstride", "convnet", bundle.task],
+        "metrics": list(dict.fromkeys(each.metric_type for each in results)) or None,
+        **({"model_name": bundle.name, "eval_results": results} if results else {}),
+    }
+
+
+def scores(bundle: Bundle) -> list[tuple[str, Metric, Mapping[str, Any]]]:
+    """The splits of a bundle with each metric of its task that it has, and the scores there."""
+    metrics = find_task(bundle.task).metrics(common_metric([bundle]))
+    return [
+        (split, metric, values)
+        for split, values in bundle.scores.items()
+        for metric in metrics
+        if metric.name in values
+    ]
+
+
+def score_row(split: str, metric: Metric, values: Mapping[str, Any]) -> tuple[str, ...]:
+    between = score_interval(metric, values)
+    limits = f"{between[0]:.2f} to {between[1]:.2f}" if between else ""
+    images = f"{values['images']:,}" if "images" in values else ""
+    return split, images, metric.text(values[metric.name]), limits
+
+
+def time_row(row: Measurement) -> tuple[str, ...]:
+    how, times = row.protocol, (row.ms_p50, row.ms_p99)
+    return (
+        row.name,
+        row.environment.device,
+        f"{short_precision(row.precision)}, {row.runtime or 'PyTorch'}",
+        *("" if each is None else three_digits(each) for each in times),
+        three_digits(row.images_per_s),
+        f"{how.name}, batch {how.batch}, {how.resolution} pixels, {how.rounds} rounds of "
+        f"{how.round_s:g} s, {row.environment.threads} threads",
+    )
+
+
+def use(bundle: Bundle, repository: str) -> str:
+    """The lines that predict with the bundle."""
+    name, picture = (
+        f"{REPOSITORY}{repository}",
+        "clip.mp4" if bundle.preprocessing.frames else "photo.jpg",
+    )
+    return f"""```bash
+fullstride predict {name} {picture}
+```
+
+```python
+from fullstride import predict, tasks
+
+bundle = tasks.load("{name}")
+for prediction in predict(bundle, "{picture}"):
+    print(prediction)
+```"""
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose cells are shown as they are, also names that others chose."""
+    cells = [[escape(printable(cell)).replace("|", "&#124;") for cell in row] for row in rows]
+    lines = [columns, ["---"] * len(columns), *cells]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
