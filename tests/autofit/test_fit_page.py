@@ -32,7 +32,7 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.page import worst_classes
-from fullstride.tasks.task import ConfusionMatrix
+from fullstride.tasks.task import Calibration, ConfusionMatrix
 
 DATA = open_data("digits")
 ROW = {"epochs": 3, "lr": 0.1, "images_per_s": 9.0, "data_wait_fraction": 0.0, "skipped": {}}
@@ -128,6 +128,7 @@ RESULTS = FitResults(
         environment={"device": "a <processor>", "cuda": None},
         model="model.onnx",
         confusion=ConfusionMatrix(10, (0, 1, 2), (0, 1, 1), (60, 78, 12)),
+        calibration=Calibration((0, 50, 100), (0, 30, 96), (0.0, 27.5, 95.0)),
         mistakes=(
             Mistake(DATA.test.names[3], DATA.classes[1], DATA.classes[7], 0.987),
             Mistake("no longer there.png", DATA.classes[1], DATA.classes[7], 0.5),
@@ -199,7 +200,8 @@ def test_the_page_names_each_number_by_what_it_is(folder):
         assert text in page.text
     assert "1.2 min" in page.text or "75.0 s" in page.text, "training took 75 s"
     assert headings(html)[0] == "Accuracy of the files against their time"
-    assert html.count("<img") == 1, "the mistake whose picture is there"
+    assert html.count("<img") == 2, "the mistake whose picture is there, and what speaks for it"
+    assert "The expected calibration error is 2.3 %" in page.text
 
 
 def test_each_candidate_has_its_end():
@@ -253,7 +255,7 @@ FAILED = replace(FILES[1], path="", ms=None, low=None, high=None, failure="no su
         (dict(test={}, test_split=""), ["validation top-1 93.00 %", "by which it was chosen"]),
         (dict(files=(ESTIMATES[0], NO_ESTIMATE)), ["estimated, 90 % interval", "no estimate"]),
         (dict(files=(FILES[0], FAILED)), ["no such operator"]),
-        (dict(confusion=None, mistakes=()), []),
+        (dict(confusion=None, calibration=None, mistakes=()), []),
         (dict(notes=("no file is within <2 ms>",)), ["no file is within <2 ms>"]),
         (dict(files=(replace(FILES[0], within=False),)), []),
     ],

@@ -105,6 +105,10 @@ def test_runs_of_different_resolutions_stand_on_one_page_by_any_spelling_of_thei
         (32, 4.0, None),  # a name with fresh weights; c is a run, which was not named
     ]
     assert len(by_name["a"].log) == 1
+    assert content.calibration
+    assert sum(content.calibration.images) == len(DATA.test)
+    explained = [each.explained for each in content.predictions if each.truth != each.predicted]
+    assert {np.shape(each) for each in explained} == {(48, 48, 3)}
     assert str(folder / "c") in content.notes[-1]
     assert "b</strong> has a top-1 of 95.0 %" in render(content)
 

@@ -98,18 +98,25 @@ def test_the_confusion_matrix_is_that_of_scikit_learn_and_its_largest_errors_com
     assert all(expected[label, other] == images for label, other, images in worst)
 
 
-def test_the_calibration_error_is_that_of_the_definition():
+def test_the_calibration_is_that_of_the_definition():
     logits, labels = outputs()
     probabilities = logits.softmax(1)
     confidence, predicted = probabilities.max(1)
-    expected = 0.0
+    expected, rows = 0.0, []
     for low in range(15):
         inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
+        is_right = (predicted == labels) & inside
+        rows.append((inside.sum(), is_right.sum(), confidence[inside].sum()))
         if inside.any():
-            right = (predicted == labels)[inside].double().mean()
+            right = is_right[inside].double().mean()
             gap = abs(right - confidence[inside].mean())
             expected += 100 * (inside.double().mean() * gap).item()
-    assert scored(logits, labels).compute()["ece"] == pytest.approx(expected, rel=1e-9)
+    score = scored(logits, labels)
+    assert score.compute()["ece"] == pytest.approx(expected, rel=1e-9)
+    bins = score.calibration()
+    columns = zip(bins.images, bins.correct, bins.probability, strict=True)
+    for column, row in zip(columns, rows, strict=True):
+        assert column == pytest.approx([number.item() for number in row])
 
 
 def test_equal_logits_are_ranked_by_the_order_of_the_classes():

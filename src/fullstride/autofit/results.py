@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from fullstride import tasks
 from fullstride.autofit.budget import CandidateTime, fastest_of, within_budget
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.data_report import DataReport
@@ -19,17 +20,18 @@ from fullstride.autofit.plan import FitPlan
 from fullstride.autofit.ship import Shipment, SmallerBudget
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.decode import UnreadableImage
+from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import predict
 from fullstride.io.console import printable
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.budget import Budget
-from fullstride.nets.bundle import read_metadata
 from fullstride.report import plots
 from fullstride.report.console_tables import score_interval, three_digits
 from fullstride.report.gather import page_picture
 from fullstride.report.page import (
     Prediction,
+    calibration_values,
     card,
     class_values,
     data_title,
@@ -39,6 +41,7 @@ from fullstride.report.page import (
     shown_picture,
     write,
 )
+from fullstride.report.saliency import explained
 from fullstride.report.scatter import FilePoint, files_figure
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import Metric
@@ -281,6 +284,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         **learning_values(learning_curves(folder, results), metric),
         split=split,
         **class_values(shipment.confusion, classes, shipment.class_table),
+        **calibration_values(shipment.calibration),
         cards=mistakes(folder, data, results),
         worst=worst_images(folder, data, results),
         plan_rows=plan_rows(results),
@@ -417,23 +421,37 @@ def learning_curves(folder: Path, results: FitResults) -> dict[str, Sequence[plo
 
 
 def mistakes(folder: Path, data: DataSet, results: FitResults) -> list[dict[str, Any]]:
-    """The most confident wrong predictions with their pictures, of those that can be read."""
+    """The most confident wrong predictions with their pictures, of those that can be read.
+
+    Beside each picture is what the network that the file was exported from took the class from.
+    """
     shipment = results.shipment
     images = data.test if shipment.test_split else data.val
     index = {name: number for number, name in enumerate(images.names)}
-    pre = read_metadata(folder / shipment.bundle).preprocessing
-    cards = []
+    if not shipment.mistakes:
+        return []
+    bundle = tasks.load(folder / shipment.bundle)
+    pre, predictions, views = bundle.preprocessing, {}, {}
     for each in shipment.mistakes:
         if each.image not in index:
             continue
+        number = index[each.image]
         try:
-            pixels = page_picture(images, index[each.image], pre)
+            pixels = page_picture(images, number, pre)
+            views[each] = test_view(images.over(pre.background).source(number), pre)
         except UnreadableImage:
             continue
         names = printable(each.truth), printable(each.predicted)
-        shown = card(Prediction(pixels, *names, each.probability))
-        cards.append(shown | {"name": printable(each.image)})
-    return cards
+        predictions[each] = Prediction(pixels, *names, each.probability)
+    if not pre.frames:
+        guesses = [bundle.classes.index(each.predicted) for each in views]
+        heated = explained(bundle, [*views.values()], guesses)
+        for each, picture in zip(views, heated, strict=True):
+            predictions[each] = replace(predictions[each], explained=picture)
+    return [
+        card(prediction) | {"name": printable(each.image)}
+        for each, prediction in predictions.items()
+    ]
 
 
 def worst_images(folder: Path, data: DataSet, results: FitResults) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import BUSY
 from fullstride.report.page import ClassTable, worst_classes
 from fullstride.report.shift import shift_lines
-from fullstride.tasks.task import ConfusionMatrix, Metric
+from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric
 from fullstride.train.scoring import SplitScores, quality
 
 MODEL = "model"  # name of the file that ships, before its suffix
@@ -60,7 +60,8 @@ class Shipment:
     metric: str = "top1"  # that files are compared by
     # of the shipped file on the test images, or on the validation split where there is no test
     confusion: ConfusionMatrix | None = None
-    class_table: ClassTable = ()  # on the same images
+    calibration: Calibration | None = None  # on the same images
+    class_table: ClassTable = ()
     mistakes: tuple[Mistake, ...] = ()  # the most confident ones first
     worst: tuple[ImageScore, ...] = ()  # of tasks without one class for each image
     smaller: tuple[SmallerBudget, ...] = ()  # the largest first
@@ -82,6 +83,7 @@ class FinalScores:
     scores: Mapping[str, float]
     skipped: Mapping[str, str]
     confusion: ConfusionMatrix | None
+    calibration: Calibration | None = None
     class_table: ClassTable
     mistakes: tuple[Mistake, ...]
     worst: tuple[ImageScore, ...]
@@ -147,6 +149,7 @@ def ship(
         model=model,
         metric=metric.name,
         confusion=test.confusion,
+        calibration=test.calibration,
         class_table=test.class_table,
         mistakes=test.mistakes,
         worst=test.worst,
@@ -329,6 +332,7 @@ def final_scores(job: FitJob, file: ShippedFile, name: str) -> FinalScores:
         scores=result.evaluation.scores,
         skipped=result.evaluation.skipped,
         confusion=result.evaluation.score.confusion(),
+        calibration=result.evaluation.score.calibration(),
         class_table=worst_classes(result.evaluation.score.by_class(job.data.classes)),
         mistakes=result.mistakes,
         worst=result.worst,

@@ -31,8 +31,9 @@ from fullstride.nets.efficiency import short_precision
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Content, Entry, Prediction, data_title, most_accurate
+from fullstride.report.saliency import explained
 from fullstride.tasks import common_metric, find_task
-from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric
+from fullstride.tasks.task import ClassScore, Metric, Score
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
 from fullstride.train.scoring import matching_data
 
@@ -69,9 +70,9 @@ def gather(
         for name in times
         if name in others and name not in left_out
     }
-    predictions, confusion, by_class, baseline = [], None, (), ""
+    predictions, score, by_class, baseline = [], None, (), ""
     if find_task(model.task).single_label:
-        predictions, confusion = examples(model, images)
+        predictions, score = examples(model, images)
     else:
         by_class, baseline = rows_and_note(model, getattr(images, images.score_split))
     shown = best.name if predictions else ""
@@ -79,7 +80,8 @@ def gather(
         title=printable(f"fullstride on {data_title(images)}"),
         entries=[*entries.values()],
         predictions=predictions,
-        confusion=confusion,
+        confusion=score.confusion() if score else None,
+        calibration=score.calibration() if score else None,
         by_class=by_class,
         classes=tuple(map(printable, images.classes)),
         environment=asdict(rows[0].environment if rows else Environment.here()),
@@ -199,14 +201,16 @@ def speeds(times: Times) -> dict[str, Any]:
     return values
 
 
-def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMatrix | None]:
-    """Scored images with predictions, and the confusion matrix of all.
+def examples(model: Model, data: DataSet) -> tuple[list[Prediction], Score]:
+    """Scored images with predictions, and the scores of all.
 
-    Wrong predictions come first, then correct ones from the whole set.
+    Wrong predictions come first, with what the network of a bundle saw, then correct ones from the
+    whole set.
     """
     images = getattr(data, data.score_split)
     parts = [*batches(model, readable(model, images))]
-    indices = [sample.number for part, _ in parts for sample in part]
+    samples = [sample for part, _ in parts for sample in part]
+    indices = [sample.number for sample in samples]
     probability_nk = np.concatenate([rows for _, rows in parts])
     task = find_task(model.task)
     labels, predicted = np.array(images.targets)[indices], probability_nk.argmax(1)
@@ -215,16 +219,21 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], ConfusionMa
     wrong = np.flatnonzero(predicted != labels)[: SHOWN // 2]
     right = np.flatnonzero(predicted == labels)
     spread = np.linspace(0, len(right) - 1, min(SHOWN - len(wrong), len(right))).astype(int)
+    heated = {}
+    if isinstance(model, Bundle) and not model.preprocessing.frames:
+        views = [np.asarray(samples[i].view) for i in wrong]
+        heated = dict(zip(wrong, explained(model, views, predicted[wrong]), strict=True))
     shown = [
         Prediction(
             picture=page_picture(images, indices[i], model.preprocessing),
             truth=printable(data.classes[labels[i]]),
             predicted=printable(model.classes[predicted[i]]),
             probability=float(probability_nk[i, predicted[i]]),
+            explained=heated.get(i),
         )
         for i in (*wrong, *right[spread])
     ]
-    return shown, score.confusion()
+    return shown, score
 
 
 def rows_and_note(model: Model, images: Images) -> tuple[Sequence[ClassScore], str]:

@@ -28,7 +28,7 @@ from fullstride.report.console_tables import (
     wilson,
 )
 from fullstride.report.plots import EpochRow, Point
-from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric
+from fullstride.tasks.task import Calibration, ClassScore, ConfusionMatrix, Metric
 
 TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
 MAX_CLASS_ROWS = 50
@@ -76,6 +76,7 @@ class Prediction:
     truth: str
     predicted: str
     probability: float  # of the predicted class
+    explained: np.ndarray | None = None  # `saliency.explained` of the predicted class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,7 @@ class Content:
     notes: Sequence[str] = ()
     confusion: ConfusionMatrix | None = None  # of the best network, for `classes`
     classes: tuple[str, ...] = ()
+    calibration: Calibration | None = None  # of the best network
     by_class: Sequence[ClassScore] = ()  # of the best network; (): those of `confusion`
 
 
@@ -120,6 +122,7 @@ def render(content: Content) -> str:
         latency_plot=Markup(plots.score_latency(points, metric, data)) if points else "",
         **learning_values(curves, metric),
         **class_values(content.confusion, content.classes, worst_classes(rows)),
+        **calibration_values(content.calibration),
         cards=[card(prediction) for prediction in content.predictions],
         environment=content.environment,
         notes=content.notes,
@@ -160,6 +163,12 @@ def class_values(
     if confusion and len(classes) <= plots.MAX_CLASSES:
         plot = Markup(plots.heat_map(confusion, classes))
     return {"confusion_plot": plot, "class_table": worst, "classes": classes}
+
+
+def calibration_values(calibration: Calibration | None) -> dict[str, Any]:
+    """What templates show of how right probabilities are."""
+    plot = Markup(plots.reliability(calibration)) if calibration else ""
+    return {"reliability_plot": plot, "calibration": calibration}
 
 
 def worst_classes(rows: Sequence[ClassScore]) -> ClassTable:
@@ -248,10 +257,11 @@ def shown_picture(image: Image.Image) -> dict[str, Any]:
 
 
 def card(prediction: Prediction) -> dict[str, Any]:
-    """The values that the template shows of one prediction, with the picture as a data URI."""
-    image = Image.fromarray(np.squeeze(prediction.picture))
+    """The values that the template shows of one prediction, with its pictures as data URIs."""
+    both = (prediction.picture, prediction.explained)
+    shown = [Image.fromarray(np.squeeze(each)) for each in both if each is not None]
     return {
-        **shown_picture(image),
+        "pictures": [*map(shown_picture, shown)],
         "truth": prediction.truth,
         "predicted": prediction.predicted,
         "probability": prediction.probability,

@@ -25,7 +25,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import Bbox
 
 from fullstride.io.writing import GENERATOR, PLOT, atomic_write
-from fullstride.tasks.task import ConfusionMatrix, Metric
+from fullstride.report.console_tables import wilson
+from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric
 
 INK = "#1d2129"
 # Distinct for the colour-blind, on white and on black. After Okabe and Ito, jfly.uni-koeln.de
@@ -317,6 +318,41 @@ def save(figure: Figure, out: io.BytesIO | io.StringIO, **how: Any) -> None:
         # The reader's browser has the characters that this machine's fonts may lack.
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(out, **how)
+
+
+def reliability(calibration: Calibration) -> str:
+    """A reliability diagram as an SVG: right predictions by their probability, and the counts."""
+    images = sum(calibration.images)
+    description = (
+        f"Reliability diagram of {images} images: the expected calibration error is "
+        f"{calibration.error:.1f} %"
+    )
+    return svg(reliability_figure(calibration), description)
+
+
+def reliability_figure(calibration: Calibration) -> Figure:
+    width = 100 / len(calibration.images)
+    with drawing(9.2, 3.4, 1, 2) as (figure, (shares, counts)):
+        shares.plot((0, 100), (0, 100), color=INK, lw=1.2, dashes=(4, 3), alpha=0.7)
+        columns = calibration.images, calibration.correct, calibration.probability
+        for number, (images, correct, probability) in enumerate(zip(*columns, strict=True)):
+            if not images:
+                continue
+            share = 100 * correct / images
+            at = (100 * probability / images, share)
+            Mark(at=at, colour=COLOURS[0], up=wilson(share, images)).draw(shares)
+            counts.bar((number + 0.5) * width, images, 0.9 * width, color=COLOURS[0])
+            where = ((number + 0.5) * width, images)
+            look: Any = dict(ha="center", va="bottom", fontsize=8)
+            counts.annotate(f"{images}", where, (0, 1), textcoords="offset points", **look)
+        counts.margins(y=0.12)
+        for axes in (shares, counts):
+            axes.set_xlim(0, 100)
+            axes.set_xlabel("probability of the predicted class (%)")
+        shares.set_ylim(-3, 103)  # whole markers at the ends
+        shares.set_ylabel("right predictions (%)")
+        counts.set_ylabel("images")
+    return figure
 
 
 # The confusion matrix as a heat map.

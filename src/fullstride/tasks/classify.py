@@ -24,7 +24,7 @@ from fullstride.tasks.losses import (
     focal_loss,
     weight_tensor,
 )
-from fullstride.tasks.task import ConfusionMatrix, Metric, Score, Task, full_precision
+from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric, Score, Task, full_precision
 
 # The score: accuracies, scores by class, the loss and the calibration.
 #
@@ -50,8 +50,8 @@ class ClassificationScore(Score):
         self.images, self.correct, self.loss = 0, 0, 0.0
         self.classes, self.in_top = 0, 0
         self.pairs: Counter[tuple[int, int]] = Counter()  # images by label and prediction
-        # by the temperature: the correct images in each bin, and the sum of the confidences there
-        self.bins = {each: np.zeros((2, BINS)) for each in (temperature, 1.0)}
+        # by the temperature, see `calibration_bins`
+        self.bins = {each: np.zeros((3, BINS)) for each in (temperature, 1.0)}
 
     def update(self, logits_nk: Tensor, labels_n: Tensor) -> None:
         logits, labels = full_precision(logits_nk).cpu(), labels_n.cpu()
@@ -81,9 +81,9 @@ class ClassificationScore(Score):
     def compute(self) -> dict[str, float]:
         matrix = self.confusion()
         top = {f"top{TOP}": 100 * (self.in_top / self.images)} if self.classes > TOP else {}
-        ece = {"ece": self._ece(self.temperature)}
+        ece = {"ece": self.calibration().error}
         if self.temperature != 1:
-            ece["ece_uncalibrated"] = self._ece(1.0)
+            ece["ece_uncalibrated"] = self.calibration(1.0).error
         return {
             "top1": 100 * (self.correct / self.images),
             **top,
@@ -98,9 +98,14 @@ class ClassificationScore(Score):
         labels, predictions, images = zip(*rows, strict=True)
         return ConfusionMatrix(self.classes, labels, predictions, images)
 
-    def _ece(self, temperature: float) -> float:
-        bins = self.bins[temperature]
-        return 100 * float(np.abs(bins[0] - bins[1]).sum()) / self.images
+    def calibration(self, temperature: float | None = None) -> Calibration:
+        """By a temperature of the outputs: that of the score, or 1."""
+        images, correct, confidence = self.bins[
+            self.temperature if temperature is None else temperature
+        ]
+        return Calibration(
+            tuple(map(int, images)), tuple(map(int, correct)), tuple(confidence.tolist())
+        )
 
 
 def count_in_top(logits_nk: Tensor, labels_n: Tensor) -> int:
@@ -112,14 +117,11 @@ def count_in_top(logits_nk: Tensor, labels_n: Tensor) -> int:
 
 
 def calibration_bins(confidence_n: Tensor, is_correct_n: Tensor) -> np.ndarray:
-    """(2, `BINS`): in each bin (b/15, (b+1)/15] of the confidence the correct images, and its sum.
-
-    The expected calibration error of N images is the sum of the absolute differences / N
-    (arXiv:1706.04599).
-    """
+    """(3, `BINS`): in each bin (b/15, (b+1)/15] of the confidence the images, those that are
+    correct, and the sum of the confidence."""
     confidence = confidence_n.double().nan_to_num().numpy()
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    weights = (is_correct_n.double().numpy(), confidence)
+    weights = (None, is_correct_n.double().numpy(), confidence)
     return np.stack([np.bincount(bins, each, BINS) for each in weights])
 
 

@@ -164,6 +164,29 @@ class Metric:
         return f"{self.label} {value:.{digits}f} {self.unit}".rstrip()
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """How often predictions are right, by bins of equal width of their probability.
+
+    Each column has a number for every bin: images, those that are right, and the sum of the
+    probabilities of the predicted classes.
+    """
+
+    images: tuple[Count, ...]
+    correct: tuple[Count, ...]
+    probability: tuple[float, ...]
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error in percent (arXiv:1706.04599).
+
+        The mean difference of a bin's share of right predictions and its mean probability, weighted
+        by its images.
+        """
+        differences = np.abs(np.subtract(self.correct, self.probability))
+        return 100 * float(differences.sum()) / max(1, sum(self.images))
+
+
 class Score(ABC):
     """Scores of a data set, updated batch by batch, so that no outputs are held."""
 
@@ -181,6 +204,10 @@ class Score(ABC):
 
     def confusion(self) -> ConfusionMatrix | None:
         """The counts by class and prediction; None for a task without."""
+        return None
+
+    def calibration(self) -> Calibration | None:
+        """How right probabilities are; None for a task without one class for each image."""
         return None
 
     def by_class(self, names: Sequence[str]) -> Sequence[ClassScore]:
