@@ -37,6 +37,9 @@ TINY = {"tresnet_tiny": Network("test_resnet", 32, 4, 0.0, 0.0)}
 PADDED = {"tresnet_l": Network("tresnet_l", 224, 256, 1.0, 1.0)}  # widths that 8 does not divide
 
 
+BF16 = BenchOptions(precision="bfloat16")
+
+
 class Form(NamedTuple):
     """How a network is built and run in a race."""
 
@@ -112,7 +115,6 @@ def race(
     trial = replace(THROUGHPUT, batch=batch, resolution=side, work="training", **short)
     final = replace(trial, warmup_s=1.0, rounds=15) if settings.gpu else trial
     layouts: dict[str, str] = {}
-    tried: dict[str, dict[str, float]] = {}
     steps: dict[str, Step] = {}
     peaks: dict[str, float | None] = {}
     failed: dict[str, str] = {}
@@ -138,18 +140,15 @@ def race(
                     steps[name] = step(form, layouts[name])
                 else:
                     both = {layout: step(form, layout) for layout in FORMATS}
-                    rows = measure_all(
-                        both, trial, settings.device, BenchOptions(precision="bfloat16")
-                    )
-                    tried[name] = {row.name: row.images_per_s for row in rows}
-                    layouts[name] = max(tried[name], key=tried[name].__getitem__)
+                    rows = measure_all(both, trial, settings.device, BF16)
+                    layouts[name] = max(rows, key=lambda row: row.images_per_s).name
                     steps[name] = both.pop(layouts[name])
                     both.clear()
                 peaks[name] = peak_mib(steps[name].resident(), steps[name], settings.device)
             except Exception as error:
                 failed[name] = reason(error)
                 error.__traceback__ = None  # it refers to maps
-        rows = measure_all(steps, final, settings.device, BenchOptions(precision="bfloat16"))
+        rows = measure_all(steps, final, settings.device, BF16)
     rates = {row.name: row.images_per_s for row in rows}
     samples = {row.name: row.samples for row in rows}
     ours = [name for name in rates if not name.startswith(("timm", "resnet50"))]
@@ -175,12 +174,9 @@ def race(
         "peak_memory_mib": peaks,
         "batch": batch,
         "resolution": side,
-        "precision": "bfloat16",
         "layouts": layouts,
-        "layouts_tried": tried,
         "failed": failed,
         "samples": samples,
-        "environments": {row.name: asdict(row.environment) for row in rows},
     }
 
 

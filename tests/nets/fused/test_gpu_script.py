@@ -1,6 +1,7 @@
 """`make gpu` records what fails, goes on with what is missing, and runs without a GPU."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_parts import page
+from gpu_parts import answers, gate, kernels, page, training
 from gpu_parts.settings import Settings
+
+from fullstride import cli
+from fullstride.latency.devices import estimate_by_name, load_profile
 
 ROOT = Path(__file__).parents[3]
 gpu = import_module("gpu")
@@ -67,6 +71,80 @@ def test_a_part_that_hangs_is_ended(tmp_path):
     words = ["--device", "cpu", "--out", str(tmp_path)]
     assert "ended after its" in gpu.start_part("training", words, 0.5)
     assert time.monotonic() - began < 5
+
+
+def test_an_interrupted_call_leaves_no_process(tmp_path, monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def wait(self, timeout: float | None = None) -> int:
+            started.append(self)
+            if len(started) == 1:
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(gpu.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.start_part("training", ["--device", "cpu", "--out", str(tmp_path)], 60)
+    assert started[0].poll() == -signal.SIGKILL
+
+
+def on_gpu(out: Path) -> Settings:
+    return Settings(device=torch.device("cuda"), out=out, seconds=600)
+
+
+def test_on_a_gpu_the_parts_have_every_work_that_the_gate_and_the_page_read(tmp_path):
+    """Works begin nothing before they are called."""
+    names = {
+        part: [name for name, _ in works(on_gpu(tmp_path))]
+        for part, (works, _) in gpu.PARTS.items()
+    }
+    speed = {name: {"images_per_s": dict.fromkeys(RATES, 1.0)} for name in names["speed"]}
+    for one in speed.values():
+        one["peak_memory_mib"] = dict.fromkeys(RATES, 1.0)
+    batches = {name: {"largest_batch": 1} for name in names["batches"]}
+    assert all(passes is not None for _, _, passes in gate.verdicts(speed, batches))
+    assert {f"{name}, training" for name in training.NETWORKS} <= {*names["speed"]}
+    assert {f"tresnet_m, {form}" for form in training.BATCH_FORMS} == {*names["batches"]}
+    assert {f"{name}, batch {n}" for name in answers.PAIRS for n in answers.BATCHES} == {
+        *names["shipping"]
+    }
+    assert names["profile"] == ["measure calibrate"]
+    files = [*kernels.KERNELS, kernels.GRAPHS]
+    assert all((ROOT / file).is_file() for file in files)
+    forms = training.training_forms("tresnet_m", "tresnet_m")
+    assert {*RATES} <= {*forms, *training.padding_forms("tresnet_l")}
+
+
+RATES = ("timm eager", "fused", "plain compiled", "fused compiled", "int8", "plain padded")
+
+
+def test_the_estimate_of_a_gpu_is_that_of_its_data_sheet(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H100 80GB HBM3")
+    estimate = answers.estimated(on_gpu(tmp_path), "timm/gernet_l", 64)
+    (row,) = estimate_by_name(["timm/gernet_l"], load_profile("h100"), 64, 224)
+    assert estimate == [row.estimate.low, row.estimate.ms_per_image, row.estimate.high]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA Unknown")
+    assert answers.estimated(on_gpu(tmp_path), "timm/gernet_l", 64) == []
+
+
+def test_a_profile_is_that_of_the_command_in_the_time_of_the_part(tmp_path, monkeypatch):
+    """The command itself has tests on a CPU."""
+    calls = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        return subprocess.CompletedProcess(command, 0, "a\n  12 times fitted; 9 % off\n", "")
+
+    monkeypatch.setattr(answers.subprocess, "run", run)
+    assert answers.calibrate(on_gpu(tmp_path))["summary"] == "12 times fitted; 9 % off"
+    cli.parse(calls[0][3:])  # its words are flags of the command
+    assert calls[0][calls[0].index("--minutes") + 1] == "8.00"
+
+
+def test_without_tensorrt_its_folder_is_not_measured_as_onnx():
+    with pytest.raises(ValueError, match="tensorrt|TensorRT"):
+        answers.as_file(None, "tensorrt", "fp16", torch.zeros(1))
 
 
 def test_each_part_gets_its_share_of_the_minutes_that_are_left(monkeypatch):
