@@ -557,10 +557,14 @@ def test_a_file_that_is_not_there_is_not_taken_for_a_network(word, pictures, tmp
 def test_a_fit_and_its_file_in_another_format_lead_to_the_file_that_is_there(written, tmp_path):
     there = tmp_path / "model.pt2"
     shutil.copy(written["pt2"], there)
+    (tmp_path / "fit.json").touch()
     for word, message in (("model.onnx", "no file"), ("", "is a fit")):
         with pytest.raises(ValueError, match=message) as refused:
             commands.predict(str(tmp_path / word), (str(tmp_path),))
         assert str(refused.value).endswith(f" {there}")
+    (tmp_path / "fit.json").unlink()  # a run, into whose folder a file was exported
+    with pytest.raises(ValueError, match=r"no bundle\.json"):
+        commands.predict(str(tmp_path), (str(tmp_path),))
 
 
 def test_batches_of_inputs_are_the_same_as_one_by_one(bundle, pictures):

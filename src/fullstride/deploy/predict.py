@@ -478,7 +478,7 @@ def open_model(word: str, *, trust: bool = False, options: LoadOptions = BY_DEFA
     Programs (formats pt2 and aoti) are opened with `trust` only. Raises ValueError.
     """
     if not is_exported_path(word):
-        if beside := near(Path(word) / "model"):
+        if (Path(word) / "fit.json").is_file() and (beside := near(Path(word) / "model")):
             raise ValueError(f"{word} is a fit: give the file that it ended with, {beside}")
         return tasks.load(word, options=options)
     if options != BY_DEFAULT:
