@@ -265,7 +265,10 @@ def python() -> Iterator[str]:
         "All names are imported from `fullstride`, on first use. Shapes are those of tensors: N "
         "images, C channels, H x W pixels, T frames, K classes."
     )
-    yield "\nNotebooks show bundles, measurements, choices and events as tables."
+    yield "\n" + prose(
+        "IPython and its notebooks show bundles, measurements, choices and events as tables: "
+        "docs/notebooks/index.md has examples."
+    )
     results: dict[str, griffe.Object] = {}
     for name, place in fullstride.PUBLIC.items():
         module = package[place.removeprefix("fullstride.")]

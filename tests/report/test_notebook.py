@@ -122,6 +122,7 @@ def test_the_import_in_a_notebook_takes_no_module_of_the_package(tmp_path, monke
 
 def test_text_of_others_is_escaped():
     assert "<b>" not in html(Event("data", "<b>bold</b>"))
+    assert text(Event("data", "a :car: \x1b[1m [bold]")) == ["a", ":car:", r"\x1b[1m", "[bold]"]
     bundle = make_bundle("genet_tiny", GRAY, source="<script>")
     assert "<script>" not in html(bundle)
 

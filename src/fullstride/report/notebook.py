@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fullstride.io.console import UNLIMITED_WIDTH, print_parts
+from fullstride.io.console import UNLIMITED_WIDTH, print_parts, printable
 from fullstride.latency.select import Choice, options_tie
 from fullstride.measure.protocols import Measurement
 from fullstride.nets.bundle import Bundle
@@ -83,9 +83,10 @@ def pretty(shown: Any, printer: Any, cycle: bool) -> None:
 
 
 def text(parts: Parts) -> str:
+    lines = (printable(part) if isinstance(part, str) else part for part in parts)
     look: Any = {"width": UNLIMITED_WIDTH, "color_system": None, "force_jupyter": False}
     with io.StringIO() as file:
-        Console(file=file, **look).print(*parts, sep="\n", markup=False)
+        Console(file=file, emoji=False, **look).print(*lines, sep="\n", markup=False)
         return file.getvalue().rstrip()
 
 
