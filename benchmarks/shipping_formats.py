@@ -7,7 +7,7 @@ round, and ratios are of the same round. Weights are random, with batch statisti
 Files are compared with PyTorch on other photographs than those that int8 takes its ranges from.
 Formats that are not installed are left out. Networks of --only are added to the file, or replaced.
 `--step convert` writes the files alone, and `--step time` times those that are in the folder.
-`--only` without a name prints the table alone.
+`--only` without a name writes the table alone, with `--page` into a page, at its two comments.
 """
 
 import argparse
@@ -48,6 +48,8 @@ NETWORKS = {
 }
 REFERENCE = "onnx fp32"
 PICTURES, CALIBRATION = 64, 32
+BEGIN = "<!-- by benchmarks/shipping_formats.py -->\n"  # of the table in a page
+END = "<!-- end -->\n"
 
 
 def main() -> None:
@@ -57,6 +59,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[*NETWORKS], choices=NETWORKS)
     parser.add_argument("--formats", nargs="*", help="such as ncnn; by default all that run here")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--page", type=Path, help="a page whose table is replaced")
     parser.add_argument("--step", choices=("convert", "time"), help="by default both")
     args = parser.parse_args()
     results = json.loads(args.out.read_text())["networks"] if args.out.exists() else {}
@@ -73,6 +76,10 @@ def main() -> None:
         with atomic_write(args.out, OUTPUT) as beside:
             beside.write_text(json.dumps({"networks": results}, indent=1) + "\n")
     print(table(results))
+    if args.page:
+        before, _, rest = args.page.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        args.page.write_text(f"{before}{BEGIN}\n{table(results)}\n\n{END}{after}")
 
 
 def convert(name: str, formats: list[str] | None, folder: Path) -> dict[str, dict[str, Any]]:
@@ -163,7 +170,8 @@ def table(results: dict[str, Any]) -> str:
     for label in labels:
         cells = [cell(each["files"].get(label)) for each in results.values()]
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    about = next(iter(results.values()))["environment"]
+    return "\n".join([*lines, "", f"{about['device']}, one thread, {about['date'][:10]}."])
 
 
 def cell(row: dict[str, Any] | None) -> str:

@@ -29,6 +29,9 @@ def test_a_format_that_fails_is_a_row_and_others_are_timed_beside_the_reference(
     monkeypatch.setattr(shipping_formats, "THROUGHPUT", quick)
     out, words = tmp_path / "out.json", ["--only", "genet_tiny", "--formats", "onnx"]
     words += ["--out", str(out), "--files", str(tmp_path / "files"), "--rounds", "2"]
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{shipping_formats.BEGIN}old\n{shipping_formats.END}below\n")
+    words += ["--page", str(page)]
     for step in ("convert", "time"):
         monkeypatch.setattr(sys, "argv", ["shipping_formats.py", *words, "--step", step])
         shipping_formats.main()
@@ -43,6 +46,8 @@ def test_a_format_that_fails_is_a_row_and_others_are_timed_beside_the_reference(
     assert lines[0] == "| | genet_tiny, 32 |"
     assert lines[2].startswith("| onnx fp32 | 1.00 (100 %, ")
     assert lines[4] == "| onnx int8 | not written |"
+    above, begin, *rest, end, below = page.read_text().splitlines()
+    assert (above, rest, below) == ("above", ["", *lines, ""], "below")
 
 
 def test_photographs_of_the_ranges_are_not_those_of_the_comparison():

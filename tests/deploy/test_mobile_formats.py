@@ -167,6 +167,10 @@ class FakeQuantizer:
     def set_global(self, config):
         assert config == {"is_per_channel": True}
 
+    def set_operator_type(self, operator, config):
+        assert operator is torch.ops.aten.linear.default
+        assert config["is_dynamic"]
+
 
 def stand_in(monkeypatch, modules):
     """Let modules with these members, by their names, be imported."""

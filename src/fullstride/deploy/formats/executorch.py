@@ -63,6 +63,11 @@ def quantize(program: torch.export.ExportedProgram, job: ExportJob) -> torch.exp
 
     quantizer = XNNPACKQuantizer().set_filter_function(in_int8)
     quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
+    # Of linear layers the weights alone: their outputs would be clipped, and have few steps.
+    quantizer.set_operator_type(
+        torch.ops.aten.linear.default,
+        get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True),
+    )
     module = prepare_pt2e(program.module(), quantizer)
     for images in job.calibration:
         for image in torch.from_numpy(images).split(1):

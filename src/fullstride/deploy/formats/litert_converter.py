@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
 def quantize(path: Path, float_layers: list[str], images: np.ndarray) -> None:
     """Replace the file by one in int8, except for these layers and what is not of the network.
 
-    Linear layers stay in float too: their outputs in int8 would be probabilities in few steps.
+    Of linear layers weights alone are in int8: their outputs would be probabilities in few steps.
     Ranges are those of all images: by default they are means, which later images change little.
     """
     from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer, recipe_manager
@@ -43,7 +43,7 @@ def quantize(path: Path, float_layers: list[str], images: np.ndarray) -> None:
     kinds, plain = qtyping.TFLOperationName, algorithm_manager.AlgorithmName.NO_QUANTIZE
     recipe = recipe_manager.RecipeManager()
     recipe.add_static_config(f"{NETWORK}[/;]", kinds.ALL_SUPPORTED, 8, 8)
-    recipe.add_quantization_config(".*", kinds.FULLY_CONNECTED, algorithm_key=plain)
+    recipe.add_dynamic_config(".*", kinds.FULLY_CONNECTED, 8)
     for layer in float_layers:
         recipe.add_quantization_config(scope(layer), kinds.ALL_SUPPORTED, algorithm_key=plain)
     ranges = calibrator.Calibrator(str(path), num_threads=1, qsv_update_func=min_max_update)
