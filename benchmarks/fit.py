@@ -321,11 +321,12 @@ def main(words: Sequence[str] | None = None) -> None:
             raise ValueError(f"{args.case} needs --data FOLDER, see --help")
         weights = str(lite_weights(args.data, args.work / "weights"))
     case = CASES[args.case]
+    epochs = {} if args.epochs is None else {"epochs": args.epochs}
     job = Job(
         case=replace(case, resolutions=tuple(args.resolutions or case.resolutions)),
         data=open_case(args.case, args.data, args.work, args.train_images),
         weights=weights,
-        recipe=RecipeChoice("", {} if args.epochs is None else {"epochs": args.epochs}),
+        recipe=RecipeChoice("", {**case.recipe, **epochs}),
         formats=tuple(args.formats),
         precisions=tuple(args.precisions),
         workers=args.workers,
