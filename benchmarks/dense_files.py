@@ -130,7 +130,7 @@ def write_fcos(net: nn.Module, pre: Preprocessing, path: Path) -> None:
 def train_yolo(program: Path, words: Sequence[str], job: Job, path: Path) -> None:
     """By its documented command line: `words` are its settings, with the model and the epochs."""
     write_yolo(job.folder)
-    recipe, out = job.study.recipe, job.folder / "yolo"
+    recipe, out = job.study.recipe, (job.folder / "yolo").resolve()
     shutil.rmtree(out / "run", ignore_errors=True)
     common = [f"imgsz={recipe.resolution}", "device=cpu"]
     here = [f"data={out / 'data.yaml'}", f"project={out}", "name=run", "workers=0", "amp=False"]

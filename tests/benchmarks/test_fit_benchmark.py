@@ -13,6 +13,7 @@ from fullstride.tasks import find_task
 
 fit_regret = import_module("fit_regret")
 fit_cutouts = import_module("fit_cutouts")
+fit_cases = import_module("fit_cases")
 
 COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0))
 
@@ -151,3 +152,15 @@ def test_the_boxes_of_cutouts_enclose_what_differs_from_the_background(tmp_path)
             counts[1] += near.mean() > 0.6
     assert counts[0] >= 4
     assert counts[1] == counts[0]
+
+
+def test_pixels_of_segments_scenes_are_of_one_class_in_as_many_scenes_as_asked(
+    tmp_path, monkeypatch
+):
+    pytest.importorskip("skimage")
+    monkeypatch.setattr(fit_cases, "SCENES", {"train": 9, "val": 2, "test": 3})
+    data = fit_cases.open_case("segment", None, tmp_path, 4)
+    assert data.classes == ("background", "digit")
+    masks = [np.asarray(Image.open(path)) for path in (tmp_path / "scenes/masks").rglob("*.png")]
+    assert len(masks) == 4 + 2 + 3
+    assert np.unique(masks).tolist() == [0, 1]
