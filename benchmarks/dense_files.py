@@ -16,6 +16,7 @@ import json
 import resource
 import shutil
 import subprocess
+import textwrap
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -231,11 +232,16 @@ def page(content: Mapping[str, Any]) -> str:
     by_name: dict[str, list[dict[str, Any]]] = {}
     for each in content["rows"]:
         by_name.setdefault(each["name"], []).append(each)
+    seeds = 1 + max(each["seed"] for each in content["rows"])
     lines = [
         TITLE,
         "",
-        f"`python benchmarks/dense_files.py`, {where['date'][:10]}, {where['device']}, 1 thread, "
-        f"torch {where['torch']}, {content['yolo']}.",
+        textwrap.fill(
+            f"`python benchmarks/dense_files.py`, {where['date'][:10]}, {where['device']}, 1 "
+            f"thread, torch {where['torch']}. Seeds: {seeds}. {content['yolo']}. Times of files "
+            "are with the suppression of duplicates.",
+            100,
+        ),
         "",
         "| network | AP50 | AP | training and export, CPU s | file, ms a picture | file, MB |",
         "|---" * 6 + "|",
