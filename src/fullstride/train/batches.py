@@ -39,6 +39,12 @@ class BatchOptions:
     workers: int = 0
     context: DistributedContext = SINGLE_PROCESS
 
+    def loader(self, batch: int, **more: Any) -> LoaderOptions:
+        """The options of the loader of this process for batches of all processes."""
+        rank, size = self.context.rank, self.context.world_size
+        own = dict(workers=self.workers, device=self.device, rank=rank, world_size=size)
+        return LoaderOptions(batch=batch, **{**own, **more})
+
 
 def training_batches(
     data: DataSet,
@@ -63,18 +69,14 @@ def training_batches(
     return Batches(
         data.train,
         task.train_view(how.pre, augmentation, recipe.decoder, sides),
-        LoaderOptions(
-            batch=recipe.batch_size,
+        how.loader(
+            recipe.batch_size,
             seed=recipe.seed,
             shuffle=True,
             per_class=recipe.per_class,
             balance=recipe.balanced_sampling,
             repeats=recipe.repeated_augmentation,
             distinct_views=recipe.distinct_views,
-            workers=how.workers,
-            device=how.device,
-            rank=how.context.rank,
-            world_size=how.context.world_size,
         ),
         collate=collate or task.collate,
     )

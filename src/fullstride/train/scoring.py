@@ -252,18 +252,9 @@ def fit_on(net: nn.Module, task: Task, images: Images, how: BatchOptions, *, cla
 
 def scoring_batches(task: Task, images: Images, how: BatchOptions) -> Batches:
     """Batches of `images` to score networks on. A single batch needs no worker."""
-    return Batches(
-        images,
-        task.test_view(how.pre),
-        LoaderOptions(
-            batch=task.scoring_batch,
-            workers=how.workers if len(images) > task.scoring_batch else 0,
-            device=how.device,
-            rank=how.context.rank,
-            world_size=how.context.world_size,
-        ),
-        collate=task.collate,
-    )
+    workers = how.workers if len(images) > task.scoring_batch else 0
+    options = how.loader(task.scoring_batch, workers=workers)
+    return Batches(images, task.test_view(how.pre), options, collate=task.collate)
 
 
 def all_skipped(skipped: Mapping[str, str], context: DistributedContext) -> dict[str, str]:

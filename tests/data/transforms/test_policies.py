@@ -207,7 +207,7 @@ def test_no_level_and_no_shape_makes_a_policy_fail(photo):
             for level in (*range(31), 2.4, 29.9):
                 for form, increasing in FORMS_OF_RAND_AUGMENT:
                     policy = RandAugment(
-                        form=form, layers=6, magnitude=level, increasing=increasing, magnitude_std=1
+                        form=form, layers=6, magnitude=level, increasing=increasing, std=1
                     )
                     changed = policy(picture, draws)
                     assert (changed.mode, changed.size) == (mode, size)
@@ -249,7 +249,7 @@ def test_the_16_operations_are_equally_likely_and_each_layer_takes_one():
 
 
 def test_magnitude_std_spreads_the_level_around_the_magnitude():
-    policy, draws = RandAugment(layers=1, magnitude=9, magnitude_std=0.5), rng()
+    policy, draws = RandAugment(layers=1, magnitude=9, std=0.5), rng()
     steps = [policy.draw(draws)[0] for _ in range(6000)]
     levels = np.array([abs(values[0]) / 3 for operation, values in steps if operation is op.rotate])
     assert abs(levels.mean() - 9) < 0.1
@@ -259,7 +259,7 @@ def test_magnitude_std_spreads_the_level_around_the_magnitude():
 @pytest.mark.parametrize(
     "policy",
     [
-        RandAugment(layers=3, magnitude_std=2),
+        RandAugment(layers=3, std=2),
         RandAugment(form="timm", layers=3),
         AutoAugment(),
         TrivialAugment(),
@@ -332,7 +332,7 @@ def test_a_view_takes_its_policies_one_after_the_other(photo):
         )
         if draws.random() < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        rand = RandAugment(layers=2, magnitude=12, magnitude_std=1)
+        rand = RandAugment(layers=2, magnitude=12, std=1)
         for policy in (AutoAugment(), rand, Cutout(0.3)):
             picture = policy(picture, draws)
         pixels = np.array(picture)

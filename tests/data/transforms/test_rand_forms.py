@@ -194,7 +194,7 @@ def test_an_operation_of_the_timm_form_is_timms(photo, increasing):
 
 def test_a_level_of_the_timm_form_is_at_most_10():
     for magnitude, std in ((15, 0.0), (9.5, 0.5)):
-        policy = RandAugment(form="timm", layers=40, magnitude=magnitude, magnitude_std=std)
+        policy = RandAugment(form="timm", layers=40, magnitude=magnitude, std=std)
         steps = [step for seed in range(40) for step in policy.draw(rng(seed))]
         degrees = [abs(values[0]) for operation, values in steps if operation is op.rotate]
         assert max(degrees) == pytest.approx(30)

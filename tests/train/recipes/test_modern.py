@@ -69,7 +69,7 @@ def test_rand_augment_is_what_timms_name_of_it_means(name, text):
     assert isinstance(ours, RandAugment)
     assert (ours.form, ours.increasing) == ("timm", "Increasing" in str(theirs))
     assert ours.layers == theirs.num_layers
-    assert (ours.magnitude, ours.magnitude_std) == (first.magnitude, first.magnitude_std)
+    assert (ours.magnitude, ours.std) == (first.magnitude, first.magnitude_std)
     assert ours.probability == first.prob
 
 

@@ -20,7 +20,7 @@ RandAugment has three forms:
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -201,7 +201,7 @@ class RandAugment(Policy):
     layers: int = 2
     magnitude: float = 10  # level from 0 to 30; 10 is full
     increasing: bool = False  # the strength of every operation rises with the level
-    magnitude_std: float = 0.0  # of the level, drawn for each operation; 0: constant
+    std: float = 0.0  # of the level, drawn for each operation; 0: constant
     probability: float = 1.0  # of each chosen operation; timm's is 0.5
 
     def draw(self, rng: np.random.Generator) -> list[Step]:
@@ -212,8 +212,8 @@ class RandAugment(Policy):
             if self.probability < 1 and rng.random() >= self.probability:
                 continue
             level = min(self.magnitude, highest)
-            if self.magnitude_std:
-                level = min(max(rng.normal(self.magnitude, self.magnitude_std), 0), highest)
+            if self.std:
+                level = min(max(rng.normal(self.magnitude, self.std), 0), highest)
             operation = tuple(rules)[choice]
             steps.append((operation, rules[operation](level, rng)))
         return steps
@@ -266,15 +266,8 @@ def policies_of(augmentation: Augmentation) -> list[Policy]:
     if augmentation.trivial_augment:
         policies.append(TrivialAugment())
     if augmentation.rand_layers:
-        rand_augment = RandAugment(
-            form=augmentation.rand_form,
-            layers=augmentation.rand_layers,
-            magnitude=augmentation.rand_magnitude,
-            increasing=augmentation.rand_increasing,
-            magnitude_std=augmentation.rand_std,
-            probability=augmentation.rand_probability,
-        )
-        policies.append(rand_augment)
+        names = (each.name for each in fields(RandAugment))
+        policies.append(RandAugment(**{n: getattr(augmentation, f"rand_{n}") for n in names}))
     if augmentation.cutout:
         policies.append(Cutout(augmentation.cutout))
     return policies

@@ -4,6 +4,7 @@
 
 import json
 from collections import Counter
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -92,14 +93,8 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     return ExportedModel(path, metadata, infer, runtime)
 
 
-def detect(path: Path) -> bool:
-    return has_magic(path, ".pte", MAGIC)
-
-
-def missing() -> str:
-    return absent("executorch", "executorch", "executorch")
-
-
+missing = partial(absent, "executorch", "executorch", "executorch")
+detect = partial(has_magic, suffix=".pte", magic=MAGIC)
 EXECUTORCH = Format(
     "executorch", ".pte", ("fp32", "int8"), write, open_file, detect, missing, one_size=True
 )

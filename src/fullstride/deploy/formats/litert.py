@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import zipfile
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -104,14 +105,8 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     return ExportedModel(path, metadata, sessions.litert_outputs(graph), runtime)
 
 
-def detect(path: Path) -> bool:
-    return has_magic(path, ".tflite", MAGIC)
-
-
-def missing() -> str:
-    return absent("ai_edge_litert", "ai-edge-litert", "litert")
-
-
+missing = partial(absent, "ai_edge_litert", "ai-edge-litert", "litert")
+detect = partial(has_magic, suffix=".tflite", magic=MAGIC)
 LITERT = Format(
     "litert", ".tflite", ("fp32", "int8"), write, open_file, detect, missing, one_size=True
 )

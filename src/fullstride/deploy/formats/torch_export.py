@@ -3,6 +3,7 @@
 import json
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -134,14 +135,7 @@ def compiler_missing() -> str:
     return ""
 
 
-def in_aoti(path: Path) -> bool:
-    return has_folder(path, "aotinductor")
-
-
-def in_pt2(path: Path) -> bool:
-    return has_folder(path, "models")
-
-
+in_aoti, in_pt2 = (partial(has_folder, folder=each) for each in ("aotinductor", "models"))
 AOTI = Format(
     "aoti", ".pt2", ("fp32", "bf16"), write_aoti, open_aoti, in_aoti, compiler_missing, (), True
 )
