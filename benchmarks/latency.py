@@ -36,7 +36,6 @@ from latency_tables import (
 from scipy.stats import rankdata
 
 from fullstride.io.writing import Output, atomic_write
-from fullstride.latency import Profile, save_profile
 from fullstride.latency.fitting import (
     error,
     fit,
@@ -44,7 +43,7 @@ from fullstride.latency.fitting import (
     left_out,
     resolvable_ratio,
 )
-from fullstride.latency.profiles import Fit
+from fullstride.latency.profiles import Fit, Profile, save_profile
 from fullstride.latency.roofline import bounds, prepare, sensitivities
 from fullstride.measure.environment import Environment
 

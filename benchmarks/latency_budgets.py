@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torchvision.models
-from fullstride.latency.estimate import Estimate
 from latency_tables import Case
 
+from fullstride.latency.network_times import Estimate
 from fullstride.latency.profiles import Fit
 from fullstride.latency.select import Option, choose
 from fullstride.measure.budget import Budget

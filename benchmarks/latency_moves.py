@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from fullstride.latency.estimate import Estimate, estimates
 from latency_tables import RTX3090, RTX4090, TABLES, V100, Case, Table
 
 from fullstride.latency.device_sheets import (
@@ -16,6 +15,7 @@ from fullstride.latency.device_sheets import (
     profile_of,
 )
 from fullstride.latency.fitting import error
+from fullstride.latency.network_times import Estimate, estimates
 from fullstride.latency.profiles import Profile
 from fullstride.latency.roofline import Machine
 

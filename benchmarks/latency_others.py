@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from fullstride.latency.estimate import estimates
 from latency_tables import Case
 
 from fullstride.latency.fitting import error
+from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 
 

@@ -14,12 +14,12 @@ from timm.models.efficientnet import _gen_mobilenet_v2
 from torch import nn
 
 from fullstride.io.writing import Output, atomic_write, begins_with
-from fullstride.latency import Operators, traced
 from fullstride.latency.device_sheets import DeviceSheet
 from fullstride.latency.fitting import PRIORS, Parameters
 from fullstride.latency.operator_table import find_operators
 from fullstride.latency.roofline import Machine
-from fullstride.measure.operators import KIND
+from fullstride.measure.operators import KIND, Operators
+from fullstride.measure.tracer import traced
 from fullstride.nets.blocks import merge_branches
 from fullstride.tables import latencies
 

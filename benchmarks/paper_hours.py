@@ -9,8 +9,7 @@ docs/reproduce/index.md has the table.
 
 import argparse
 
-from fullstride.latency import load_profile
-from fullstride.latency.devices import estimate_by_name
+from fullstride.latency.devices import estimate_by_name, load_profile
 from fullstride.latency.profiles import Profile
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.papers import RESNET_RS_SIZES

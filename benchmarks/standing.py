@@ -9,8 +9,7 @@ those of the latency model for one GPU. docs/reference/networks.md has the table
 
 import argparse
 
-from fullstride.latency import load_profile
-from fullstride.latency.devices import estimate_by_name
+from fullstride.latency.devices import estimate_by_name, load_profile
 from fullstride.latency.network_times import Estimate
 from fullstride.latency.profiles import Profile
 from fullstride.tables import networks, pretrained_networks, published

@@ -56,8 +56,8 @@ from fullstride.deploy.choose_form import (
 )
 from fullstride.deploy.formats import FORMATS
 from fullstride.deploy.formats.base import missing_package
-from fullstride.latency import estimate, load_profile
-from fullstride.latency.devices import CPU
+from fullstride.latency.devices import CPU, load_profile
+from fullstride.latency.estimator import estimate
 from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle

@@ -5,7 +5,7 @@ from pathlib import Path
 import paper_hours
 import standing
 
-from fullstride.latency import load_profile
+from fullstride.latency.devices import load_profile
 from fullstride.tables import pretrained_networks
 
 DOCS = Path(__file__).parents[2] / "docs"

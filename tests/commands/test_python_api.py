@@ -10,7 +10,8 @@ import torch
 
 import fullstride
 from fullstride.deploy.exported import ExportedModel, Metadata
-from fullstride.latency import estimate, load_profile
+from fullstride.latency.devices import load_profile
+from fullstride.latency.estimator import estimate
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets import zoo

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fullstride import cli
-from fullstride.latency import calibrate, estimate, load_profile
+from fullstride.latency import calibrate
 from fullstride.latency.calibrate import (
     Plan,
     Timing,
@@ -20,6 +20,8 @@ from fullstride.latency.calibrate import (
     save_profiles,
     widen,
 )
+from fullstride.latency.devices import load_profile
+from fullstride.latency.estimator import estimate
 from fullstride.latency.microbenchmarks import (
     WHOLE,
     Microbenchmark,

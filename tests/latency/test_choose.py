@@ -13,8 +13,9 @@ import pytest
 
 from fullstride import cli, tables, zoo
 from fullstride.commands import measuring
-from fullstride.latency import Estimate, load_profile
 from fullstride.latency import select as choosing
+from fullstride.latency.devices import load_profile
+from fullstride.latency.network_times import Estimate
 from fullstride.latency.select import (
     Option,
     accuracy_of,

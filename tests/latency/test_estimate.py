@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from fullstride import cli, zoo
-from fullstride.latency import estimate, load_profile, profile_names, save_profile
+from fullstride.latency.devices import load_profile, profile_names
+from fullstride.latency.estimator import estimate
+from fullstride.latency.profiles import save_profile
 from fullstride.nets.bundle import Bundle
 from fullstride.report.console_tables import three_digits
 

@@ -12,17 +12,8 @@ from latency_spreads import FULL_BATCH
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fullstride.latency import (
-    Estimate,
-    Operators,
-    estimate,
-    estimates,
-    is_tie,
-    load_profile,
-    profile_names,
-    save_profile,
-    traced,
-)
+from fullstride.latency.devices import load_profile, profile_names
+from fullstride.latency.estimator import estimate
 from fullstride.latency.fitting import (
     PRIORS,
     Parameters,
@@ -32,6 +23,8 @@ from fullstride.latency.fitting import (
     left_out,
     resolvable_ratio,
 )
+from fullstride.latency.network_times import Estimate, estimates, is_tie
+from fullstride.latency.profiles import save_profile
 from fullstride.latency.roofline import Machine, prepare, times
 from fullstride.measure.operators import (
     AFTER_PRODUCT,
@@ -39,11 +32,12 @@ from fullstride.measure.operators import (
     IN_CHAIN,
     JOINING,
     OPERATOR_KINDS,
+    Operators,
     convolution,
     elementwise,
     linear,
 )
-from fullstride.measure.tracer import cost
+from fullstride.measure.tracer import cost, traced
 from fullstride.nets import zoo
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec

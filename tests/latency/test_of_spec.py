@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullstride.latency import estimate
-from fullstride.latency.estimator import Estimator
+from fullstride.latency.estimator import Estimator, estimate
 from fullstride.latency.profiles import Fit, Profile
 from fullstride.latency.roofline import Machine
 from fullstride.latency.spec_operators import operators_of

@@ -14,7 +14,8 @@ from timm.models.ghostnet import GhostBottleneck
 from torch import Tensor, nn
 
 from fullstride import cli
-from fullstride.latency import Estimator, load_profile
+from fullstride.latency.devices import load_profile
+from fullstride.latency.estimator import Estimator
 from fullstride.measure.tracer import cost
 from fullstride.nets import blocks, checkpoints, zoo
 from fullstride.nets import spec as specs

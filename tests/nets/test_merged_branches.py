@@ -14,10 +14,12 @@ from fullstride.data.dataset import open_data
 from fullstride.deploy.comparison import MAX_DIFFERENCE, ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.fold_batch_norm import folding
-from fullstride.latency import estimate, load_profile, operators_of, traced
-from fullstride.latency.devices import estimate_by_name
+from fullstride.latency.devices import estimate_by_name, load_profile
+from fullstride.latency.estimator import estimate
 from fullstride.latency.operator_table import find_operators
+from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.operators import KIND, Operators
+from fullstride.measure.tracer import traced
 from fullstride.measure.workload import Step
 from fullstride.nets import zoo
 from fullstride.nets.blocks import has_branches, merge_branches

@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 
 from fullstride.cli import run
-from fullstride.latency import estimate, load_profile, traced
+from fullstride.latency.devices import load_profile
+from fullstride.latency.estimator import estimate
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import GENET, RESNET_RS, THROUGHPUT, Measurement
+from fullstride.measure.tracer import traced
 from fullstride.nets import zoo
 from fullstride.papers import figures
 from fullstride.papers.block_study import BlockTime

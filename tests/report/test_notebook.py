@@ -17,7 +17,7 @@ from rich.console import Console
 import fullstride
 from fullstride.autofit.fit import FIT
 from fullstride.autofit.settings import FitSettings
-from fullstride.latency import load_profile
+from fullstride.latency.devices import load_profile
 from fullstride.latency.select import options_tie, select
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.budget import Budget

@@ -15,7 +15,7 @@ from fullstride.data.dataset import open_data
 from fullstride.deploy import choose_form, elsewhere
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.settings import ExportOptions
-from fullstride.latency import load_profile
+from fullstride.latency.devices import load_profile
 from fullstride.latency.microbenchmarks import WHOLE, all_microbenchmarks
 from fullstride.latency.roofline import Machine, prepare, times
 from fullstride.measure import bench_by_name, protocols

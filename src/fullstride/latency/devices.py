@@ -18,8 +18,7 @@ from fullstride.latency.device_sheets import (
 )
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.operator_table import find_operators, own_resolution
-from fullstride.latency.profiles import CALIBRATED, Fit, Profile
-from fullstride.latency.roofline import Machine
+from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import is_elsewhere
 from fullstride.measure.operators import Operators
 
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
     from fullstride.nets.zoo import NamedNetwork
 
 
-MEASURED = resources.files("fullstride.latency").joinpath("device_profiles")
-SHEETS = resources.files("fullstride.latency").joinpath("sheets")
+FOLDER = resources.files("fullstride.latency")
+MEASURED, SHEETS = FOLDER.joinpath("device_profiles"), FOLDER.joinpath("sheets")
 MAX_BYTES = 100_000  # of a profile's file; those of the package have two thousand
 THIS_MACHINE = {"auto", "cpu", "cuda", "gpu", "here"}  # names that other flags have for it
 
@@ -199,38 +198,7 @@ def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str,
 # Relative times on a processor: one thread of a Xeon by `fullstride measure calibrate`,
 # docs/guides/latency.md. Of 15 ONNX files in fp32 from 0.1 to 50 ms the rank correlation of times
 # and estimates was 0.99.
-CPU = Profile(
-    name="cpu",
-    device="a processor",
-    layout="",
-    precision="fp32",
-    machine=Machine(
-        runtime="compiled",
-        peak_tflops=0.15,
-        bandwidth_gb_s=27,
-        bytes_per_element=4,
-        folded=True,
-    ),
-    sheet="a large product and a copy in fp32",
-    inference=Fit(
-        numbers={
-            "dense": 0.7,
-            "1x1": 0.8,
-            "depthwise": 0.15,
-            "group_channels": 8,
-            "convolution": 0.6,
-            "launch_us": 1,
-        },
-        error=30,
-        low=0.5,
-        high=2,
-        resolvable_ratio=1.5,
-        networks=40,
-        source=CALIBRATED,
-        software="PyTorch",
-        date="2026-11-22",
-    ),
-)
+CPU = Profile.from_json(FOLDER.joinpath("cpu.json").read_bytes(), "cpu.json")
 GPU = "rtx4090-compiled"  # for relative times on any GPU
 
 
