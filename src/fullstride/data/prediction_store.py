@@ -20,13 +20,7 @@ from fullstride.io.records import (
     parse_json,
     to_json,
 )
-from fullstride.io.writing import (
-    Output,
-    atomic_write,
-    begins_with,
-    check_output,
-    open_regular,
-)
+from fullstride.io.writing import Output, atomic_write, begins_with, check_output, open_regular
 
 if TYPE_CHECKING:
     import pyarrow as pa

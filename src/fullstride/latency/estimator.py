@@ -10,11 +10,7 @@ from torch import nn
 from fullstride.io.records import check_range
 from fullstride.latency.network_times import Estimate, estimates, fit_of
 from fullstride.latency.profiles import Profile
-from fullstride.latency.roofline import (
-    prepare_rows,
-    times,
-    total_seconds,
-)
+from fullstride.latency.roofline import prepare_rows, times, total_seconds
 from fullstride.latency.spec_operators import Part, in_form, parts, rows_of
 from fullstride.measure.budget import MOST_IMAGES
 from fullstride.measure.operators import COLUMNS, Operators

@@ -10,12 +10,7 @@ import numpy as np
 
 from fullstride.io.records import check_range
 from fullstride.latency.profiles import Fit, Profile
-from fullstride.latency.roofline import (
-    NORMAL_95,
-    bounds,
-    prepare,
-    times,
-)
+from fullstride.latency.roofline import NORMAL_95, bounds, prepare, times
 from fullstride.measure.budget import MOST_IMAGES
 from fullstride.measure.operators import KIND, OF_FRAMES, Operators
 

@@ -6,23 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fullstride.io.records import (
-    Bounds,
-    Count,
-    PositiveInt,
-    check_bounds,
-    from_json,
-    parse_json,
-)
+from fullstride.io.records import Bounds, Count, PositiveInt, check_bounds, from_json, parse_json
 from fullstride.io.writing import atomic_write, json_output
-from fullstride.latency.roofline import (
-    DEVICE,
-    NUMBERS,
-    REQUIRED,
-    REST,
-    Machine,
-    Positive,
-)
+from fullstride.latency.roofline import DEVICE, NUMBERS, REQUIRED, REST, Machine, Positive
 
 CALIBRATED = "fullstride measure calibrate"  # how the source of such a profile begins
 OUTPUT = json_output("a profile", "machine", "inference", "sheet")

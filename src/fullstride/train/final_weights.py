@@ -32,12 +32,7 @@ from fullstride.train.compute import SINGLE_PROCESS, numerics
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.named import MAX_PROBE_CLASSES
-from fullstride.train.scoring import (
-    FinalNetwork,
-    averaged,
-    quality,
-    scoring_batches,
-)
+from fullstride.train.scoring import FinalNetwork, averaged, quality, scoring_batches
 
 # Measured anew with the final weights, on training images in evaluation views, batch statistics are
 # closer to what evaluation meets than those of augmented images in small batches ("precise BN":

@@ -43,10 +43,7 @@ from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
 from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
 from fullstride.train.recipes.choice import DEFAULTS, NamedRecipe, RecipeChoice, RunOptions, case_of
-from fullstride.train.recipes.recipe import (
-    Recipe,
-    saved_recipe,
-)
+from fullstride.train.recipes.recipe import Recipe, saved_recipe
 
 # The types of a checkpoint, and whether its tensors fit a network.
 

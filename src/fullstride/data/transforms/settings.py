@@ -3,21 +3,13 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from fullstride.io.records import (
-    Bounds,
-    Count,
-    NonNegative,
-    Positive,
-    Probability,
-    check_bounds,
-)
+from fullstride.io.records import Bounds, Count, NonNegative, Positive, Probability, check_bounds
 from fullstride.tables.names import check_name
 
 RandForm = Literal["relative", "tpu", "timm"]
 Fill = Literal["noise", "mean"]
 MAX_LEVEL = 30  # of RandAugment; 10 is full
 Area = Annotated[float, Bounds(gt=0, le=4)]
-Ratio = Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +22,7 @@ class Augmentation:
 
     # random resized crop: range of the area fraction; above 1 the image is padded with black
     scale: tuple[Area, Area] = (0.08, 1.0)
-    ratio: tuple[Ratio, Ratio] = (3 / 4, 4 / 3)  # random resized crop: width / height
+    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)  # random resized crop: width / height
     # random rotation by up to this angle in either direction; the corners become black
     rotation_degrees: Annotated[float, Bounds(ge=0, le=180)] = 0.0
     # probability of a horizontal flip; not applied where a mirrored image changes its class
