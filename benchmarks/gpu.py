@@ -43,8 +43,8 @@ PARTS: dict[str, tuple[Callable[[Settings], Iterator[Work]], float]] = {
     "batches": (training.batches, 4),
     "shipping": (answers.shipping, 5),
     "profile": (answers.profile, 3),
-    "papers": (digits.papers, 4),
-    "training": (digits.training, 2),
+    "papers": (digits.papers, 3),
+    "training": (digits.training, 3),
     "bandwidth": (kernels.bandwidth, 2),
 }
 

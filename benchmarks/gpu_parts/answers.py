@@ -1,7 +1,5 @@
 """How fast do networks answer: eager, compiled, as CUDA graphs, and as files of TensorRT?"""
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,7 +22,7 @@ from fullstride.measure.protocols import ONLINE, THROUGHPUT
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.papers.suite import reason
-from gpu_parts.settings import Result, Settings, Work
+from gpu_parts.settings import Result, Settings, Work, run_command
 
 PAIRS, SIDE = files.PAIRS, files.SIDE
 BATCHES = (1, 256, 8, 64)
@@ -139,8 +137,6 @@ def calibrate(settings: Settings) -> Result:
     words = ["--device", str(settings.device), "--minutes", minutes, "--name", "gpu"]
     words += ["--out", str(settings.out / "profile_of_gpu.json")]
     words += ["--times-out", str(settings.out / "profile_times.json")]
-    command = [sys.executable, "-m", "fullstride", "measure", "calibrate", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = (done.stdout + done.stderr).splitlines()
+    code, lines = run_command("measure", "calibrate", *words)
     fits = [line.strip() for line in lines if " times fitted" in line]
-    return {"ok": done.returncode == 0, "summary": "; ".join(fits or lines[-1:]), "lines": lines}
+    return {"ok": code == 0, "summary": "; ".join(fits or lines[-1:]), "lines": lines}

@@ -1,6 +1,8 @@
 """What the parts of `benchmarks/gpu.py` share."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,13 @@ def read(path: Path) -> dict[str, Any]:
     """The file of a part; without results where there is none."""
     nothing = {"environment": {}, "planned": [], "results": {}}
     return json.loads(path.read_text()) if path.exists() else nothing
+
+
+def run_command(*words: str) -> tuple[int, list[str]]:
+    """The exit code of a command of fullstride, and its lines."""
+    command = [sys.executable, "-m", "fullstride", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, (done.stdout + done.stderr).splitlines()
 
 
 def size_bytes(tensor: Tensor) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_parts import answers, gate, kernels, page, training
+from gpu_parts import answers, gate, kernels, page, settings, training
 from gpu_parts.settings import Settings
 
 from fullstride import cli
@@ -136,7 +136,7 @@ def test_a_profile_is_that_of_the_command_in_the_time_of_the_part(tmp_path, monk
         calls.append(command)
         return subprocess.CompletedProcess(command, 0, "a\n  12 times fitted; 9 % off\n", "")
 
-    monkeypatch.setattr(answers.subprocess, "run", run)
+    monkeypatch.setattr(settings.subprocess, "run", run)
     assert answers.calibrate(on_gpu(tmp_path))["summary"] == "12 times fitted; 9 % off"
     cli.parse(calls[0][3:])  # its words are flags of the command
     assert calls[0][calls[0].index("--minutes") + 1] == "8.00"
