@@ -50,6 +50,11 @@ def push_to_hub(
     Args:
         exported: A file or folder of `export`, which is committed to the folder `exported`.
         times: What `bench` measured of the network and the file, for the card.
+
+    Examples:
+        >>> import fullstride
+        >>> bundle = fullstride.train_network("digits", "genet_tiny", "runs/few", steps=2)
+        >>> address = fullstride.push_to_hub(bundle, "USER/digits")  # doctest: +SKIP
     """
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) / "bundle"
