@@ -75,6 +75,7 @@ def test_files_of_two_commits_are_not_taken_for_a_bundle(hub, pushed, monkeypatc
         "bench",
         "measure cost",
         "measure estimate",
+        "study rank",
         pytest.param("export", marks=pytest.mark.slow),
     ],
 )
@@ -84,6 +85,7 @@ def test_every_command_takes_a_bundle_on_the_hub(hub, pushed, tmp_path, capsys, 
         "validate": ["--data", "digits"],
         "bench": ["--reference", "none", "--rounds", "2", "--protocol", "online"],
         "measure cost": [],
+        "study rank": [],
         "measure estimate": ["--target", "t4-fp16"],
         "export": ["--out", str(tmp_path / "digits.onnx"), "--data", "digits"],
     }
@@ -102,6 +104,7 @@ def test_training_begins_with_a_bundle_on_the_hub_and_repeats_its_recipe(hub, tm
     one, other = (json.loads((each / "run.json").read_text()) for each in (first, later))
     assert other["weights"] == "hf:ann/digits"
     assert other["recipe"] == one["recipe"]
+    assert zoo.load(later).source == "trained on digits, beginning with first (trained on digits)"
 
 
 def test_a_head_of_a_task_is_built(hub):

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import cycle
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -91,7 +90,7 @@ def find_network(name: str, *, pretrained: bool = False) -> tuple[nn.Module, str
 
     A name has fresh weights unless `pretrained` asks for the released ones.
     """
-    if pretrained or Path(name).exists():
+    if pretrained or zoo.names_weights(name):
         bundle = zoo.load(name)
         return bundle.net, bundle.source or name
     return zoo.create(name), "fresh, so that ranks are those of chance"
