@@ -108,7 +108,7 @@ def model_card(
         ),
     ]
     if times:
-        columns = ("what", "device", "precision", "ms p50", "ms p99", "images/s", "protocol")
+        columns = ("what", "device", "computed by", "ms p50", "ms p99", "images/s", "protocol")
         parts += ["## Times", markdown_table(columns, map(time_row, times))]
     return "\n\n".join(parts) + "\n"
 
@@ -169,7 +169,7 @@ def time_row(row: Measurement) -> tuple[str, ...]:
     return (
         row.name,
         row.environment.device,
-        f"{short_precision(row.precision)}, {row.runtime or 'PyTorch'}",
+        row.runtime or f"PyTorch {row.environment.torch}, {short_precision(row.precision)}",
         *("" if each is None else three_digits(each) for each in times),
         three_digits(row.images_per_s),
         f"{how.name}, batch {how.batch}, {how.resolution} pixels, {how.rounds} rounds of "
