@@ -105,6 +105,21 @@ def test_a_plan_for_a_device_that_is_not_here_counts_the_head_of_the_task(name, 
         assert widths[0] < widths[2]
 
 
+def test_forms_that_are_not_exported_are_not_timed(tmp_path):
+    """Two stages of boxes in int8: such a network might fit into the budget, and nothing ship."""
+
+    def labels(detector: str, *precisions: str) -> tuple[tuple[str, str], ...]:
+        settings = FitSettings(task="detect", budget_ms=1, formats=("onnx",), precisions=precisions)
+        job = FitJob(folder=tmp_path, data=open_data("digits"), settings=settings)
+        job.__dict__["task"] = replace(find_task("detect"), detector=detector)
+        return job.labels
+
+    assert labels("fcos", "fp32", "int8") == (("onnx", "fp32"), ("onnx", "int8"))
+    assert labels("faster_rcnn", "fp32", "int8") == (("onnx", "fp32"),)
+    with pytest.raises(ValueError, match=r"use another precision, or train with --task\.detector"):
+        labels("faster_rcnn", "int8")
+
+
 def test_an_option_that_the_user_sets_is_not_varied(tmp_path):
     recipe = RecipeChoice(changes={"task_options": {"head_width": 32}})
     settings = FitSettings(task="segment", budget_ms=1)

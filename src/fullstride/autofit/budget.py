@@ -12,7 +12,9 @@ from rich.table import Table
 from fullstride.autofit.candidates import Candidate, check_source, find_specs
 from fullstride.autofit.settings import FitSettings
 from fullstride.deploy.choose_form import Label, runnable, that_run_there
+from fullstride.deploy.export import why_not_int8
 from fullstride.deploy.exported import InputKind, Precision
+from fullstride.deploy.formats import FORMATS
 from fullstride.io.console import printable
 from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
@@ -102,7 +104,14 @@ class FitJob(StudyJob):
     @cached_property
     def labels(self) -> tuple[Label, ...]:
         """The formats and precisions that are timed. Raises ValueError if one does not run."""
-        labels = runnable(self.settings.formats, self.settings.precisions)
+        all_labels = runnable(self.settings.formats, self.settings.precisions)
+        reasons = {
+            label: why_not_int8(self.task, FORMATS[label[0]]) if label[1] == "int8" else ""
+            for label in all_labels
+        }
+        labels = tuple(label for label, reason in reasons.items() if not reason)
+        if not labels:
+            raise ValueError(reasons[all_labels[0]])
         return labels if self.target is None else that_run_there(labels, self.target)
 
     def check(self) -> None:

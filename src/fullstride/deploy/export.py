@@ -29,6 +29,7 @@ from fullstride.io.writing import atomic_write, check_output, remove
 from fullstride.nets.bundle import About, Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import task_of
+from fullstride.tasks.task import Task
 
 DEFAULTS = ExportOptions()
 MAX_FLOAT_SHARE = 0.5  # of the layers of an int8 file that may stay in float
@@ -236,19 +237,25 @@ def check_arguments(
         raise ValueError(
             f"--any-size for a network of {side} pixels: it works for resolutions of {sides}, ..."
         )
-    task = task_of(bundle)
-    if options.precision == "int8" and task.training_targets:
-        raise ValueError(
-            f"{bundle.name} chooses what its last layers see, which int8 would move: use another "
-            "--precision, or train with --task.detector fcos"
-        )
-    if options.precision == "int8" and task.has_places and kind.one_size:
-        raise ValueError(
-            f"{kind.name} files of the task {task.name} are in fp32: use another --precision, or "
-            "--format onnx or openvino"
-        )
+    if options.precision == "int8" and (reason := why_not_int8(task_of(bundle), kind)):
+        raise ValueError(reason)
     if not images.pictures:
         raise ValueError("no images to compare outputs on: name some by --data")
+
+
+def why_not_int8(task: Task, kind: Format) -> str:
+    """Why a file of the task is not written in int8, in one line; "" if it is."""
+    if task.training_targets:
+        return (
+            "proposals in int8 would move what the last layers see: use another precision, or "
+            "train with --task.detector fcos"
+        )
+    if task.has_places and kind.one_size:
+        return (
+            f"{kind.name} files of the task {task.name} are in fp32: use another precision, or "
+            "onnx or openvino"
+        )
+    return ""
 
 
 def make_reference(bundle: Bundle, images: ComparisonImages, input_kind: InputKind) -> Reference:
