@@ -200,10 +200,6 @@ PROBE_IMAGES = 5_000  # of the training images, evenly chosen
 # Parts of the trained weights to one part of the probe: in 13 trainings on 60 to 311 images
 # the test is 72.7, 74.1, 75.5, 76.3 and 75.2 % at 0, 1/4, 1/2, about 3/4 and 1 (docs/log.md).
 TRAINED_PARTS = 3
-# Training that begins with the probe multiplies its logits: a larger classifier needs a smaller
-# change of the features, which keeps what they know of images that are unlike the training images
-# (docs/log.md). Predicted classes are the same.
-START_SCALE = 2.5
 STRENGTHS = 10.0 ** np.arange(-3, 2.1, 0.5)  # of the penalty, per image
 
 
@@ -315,20 +311,12 @@ def has_probe(run: PreparedRun) -> bool:
 
 
 def begin_with_probe(run: PreparedRun) -> None:
-    """Give the network of a run the classifier of its probe, if there is one, by `scale_logits`."""
+    """Give the network of a run the classifier that `save_probe` saved, if there is one."""
     if has_probe(run):
-        start = Bundle.load(run.folder / run_folder.PROBE, build_head).net
-        scale_logits(start)
+        probe = Bundle.load(run.folder / run_folder.PROBE, build_head).net
         run.net.get_submodule(run.net.classifier).load_state_dict(
-            start.get_submodule(start.classifier).state_dict()
+            probe.get_submodule(probe.classifier).state_dict()
         )
-
-
-@torch.no_grad()
-def scale_logits(probe: Backbone) -> None:
-    """Multiply the classifier of `probe` by `START_SCALE`, in place."""
-    for parameter in probe.get_submodule(probe.classifier).parameters():
-        parameter.mul_(START_SCALE)
 
 
 def probe_network(run: PreparedRun) -> FinalNetwork:
@@ -354,9 +342,7 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
     how, best = max(both.items(), key=lambda item: quality(item[1].scores, run.metric))
     if run.recipe.frozen_statistics and final.scores:
         net = copy.deepcopy(fused_form.unpadded(final.net, run.spec))
-        start = copy.deepcopy(probe.net)
-        scale_logits(start)
-        ends = [*[net.state_dict()] * TRAINED_PARTS, start.state_dict()]
+        ends = [*[net.state_dict()] * TRAINED_PARTS, probe.net.state_dict()]
         net.load_state_dict(averaged(ends))
         mean = replace(final, net=net, scores=run.val_scores(net))
         if not is_clearly_better(best.scores, mean.scores, run.metric, len(run.data.val)):
