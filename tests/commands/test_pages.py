@@ -167,6 +167,7 @@ def run(words: list[str], page: str, patch: pytest.MonkeyPatch) -> None:
         assert words[0] == "python", words
         patch.setattr(sys, "argv", words[1:] if words[1] != "-m" else words[2:])
         if words[1] == "-m":
+            patch.delitem(sys.modules, f"{words[2]}.__main__", raising=False)  # runpy warns of it
             runpy.run_module(words[2], run_name="__main__")
         else:
             runpy.run_path(words[1], run_name="__main__")

@@ -368,10 +368,8 @@ def plan_within(
 ) -> FitPlan:
     """The plan of the first candidates of `costs`, the most promising ones, in `left_s` seconds."""
     whole = max(each.time.epochs for each in costs)
-    limit, fewest = (
-        duration(3600 * (hours or 0)),
-        1 if how.can_probe else math.ceil(SHORTEST * whole),
-    )
+    limit = duration(3600 * (hours or 0))
+    fewest = 1 if how.can_probe else math.ceil(SHORTEST * whole)
     reason = f"there is no time for it within {limit}"
 
     def within(chosen: Sequence[TrialCost], epochs: int) -> FitPlan:
