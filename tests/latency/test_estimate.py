@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from pages import code
 
 from fullstride import cli, zoo
 from fullstride.latency.devices import load_profile, profile_names
@@ -14,6 +15,13 @@ from fullstride.latency.estimator import estimate
 from fullstride.latency.profiles import save_profile
 from fullstride.nets.bundle import Bundle
 from fullstride.report.console_tables import three_digits
+
+
+def test_the_python_of_the_page_prints_a_time_inside_of_its_interval(capsys):
+    (text,) = code("docs/guides/latency.md")
+    exec(text, {})
+    middle, low, high = map(float, capsys.readouterr().out.split()[:3])
+    assert low < middle < high
 
 
 def ask(capsys, *words: str) -> str:

@@ -4,13 +4,14 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from fullstride.targets import sessions
+from fullstride.targets import runner, sessions
 from fullstride.targets import target as target_module
 from fullstride.targets.target import Target, TimedFile, command_of, report, runner_text
 
@@ -273,6 +274,8 @@ def test_what_is_no_target_is_refused(where):
 
 
 def test_the_runner_needs_neither_torch_nor_this_package(tmp_path):
+    for each in (runner, sessions):
+        assert len(Path(each.__file__).read_text().splitlines()) <= 250
     (tmp_path / "runner.py").write_bytes(runner_text())
     code = "import sys, runner; print('torch' in sys.modules, 'fullstride' in sys.modules)"
     done = subprocess.run(

@@ -166,12 +166,6 @@ def spoiled(text: str, field: str, *value: Any) -> str:
     return json.dumps(changed(json.loads(text), tuple(path), *value))
 
 
-def test_a_log_with_an_earlier_name_of_a_field_has_the_same_rows(runs, tmp_path):
-    log, metric = (runs / "finished" / "log.jsonl").read_text(), Classify().metric
-    (tmp_path / "log.jsonl").write_text(log.replace("data_wait_fraction", "data_share"))
-    assert read_log(tmp_path, metric) == read_log(runs / "finished", metric)
-
-
 @pytest.mark.parametrize("index", range(len(LOG_FIELDS)), ids=LOG_FIELDS)
 def test_a_wrong_field_of_a_log_is_one_line_for_training_and_for_reports(index, runs, capsys):
     field, refused = LOG_FIELDS[index], 0

@@ -179,10 +179,8 @@ def time_row(row: Measurement) -> tuple[str, ...]:
 
 def use(bundle: Bundle, repository: str) -> str:
     """The lines that predict with the bundle."""
-    name, picture = (
-        f"{REPOSITORY}{repository}",
-        "clip.mp4" if bundle.preprocessing.frames else "photo.jpg",
-    )
+    name = f"{REPOSITORY}{repository}"
+    picture = "clip.mp4" if bundle.preprocessing.frames else "photo.jpg"
     return f"""```bash
 fullstride predict {name} {picture}
 ```

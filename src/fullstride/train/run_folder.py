@@ -365,13 +365,9 @@ def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[di
     return rows
 
 
-EARLIER_NAMES = {"data_share": "data_wait_fraction"}  # of fields of a row
-
-
 def read_row(text: str, number: int, where: str) -> dict[str, Any]:
     """The row of epoch `number` in a log. Raises ValueError in one line."""
     row = from_json(dict[str, Any], text, where)
-    row = {EARLIER_NAMES.get(name, name): value for name, value in row.items()}
     scores = {key: row.pop(key) for key in [*row] if key.startswith("val/")}
     fixed = asdict(from_json(LogRow, row, where))
     if fixed["epoch"] != number:

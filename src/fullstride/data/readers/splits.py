@@ -24,7 +24,7 @@ from fullstride.data.readers.listing import (
     quote_names,
     target_text,
 )
-from fullstride.io.records import BelowOne, check_bounds
+from fullstride.io.records import BelowOne
 
 # ---- units: images that must be in one split, as of one group, such as a patient, and copies
 #
@@ -245,7 +245,11 @@ class SplitRule:
     left_out: tuple[str, ...] = ()  # images that are not used, see `DataSet.without`
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        for name, share in (("val", self.val), ("test", self.test)):
+            if share is not None and not 0 <= share < 1:
+                raise ValueError(
+                    f"{name} {share}: use a share of the images above 0 and below 1, or 0 for none"
+                )
 
 
 DEFAULT_RULE = SplitRule()
