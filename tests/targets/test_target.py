@@ -275,7 +275,7 @@ def test_what_is_no_target_is_refused(where):
 
 def test_the_runner_needs_neither_torch_nor_this_package(tmp_path):
     for each in (runner, sessions):
-        assert len(Path(each.__file__).read_text().splitlines()) <= 250
+        assert len(Path(str(each.__file__)).read_text().splitlines()) <= 250
     (tmp_path / "runner.py").write_bytes(runner_text())
     code = "import sys, runner; print('torch' in sys.modules, 'fullstride' in sys.modules)"
     done = subprocess.run(
