@@ -91,7 +91,7 @@ def run_in(output: Output, words: Sequence[str]) -> int:
         return 0
     try:
         call = parse(words)
-        output.goes_on = getattr(call, "keywords", {}).get("out") is not None
+        output.optional = getattr(call, "keywords", {}).get("out") is not None
         call()
     except KeyboardInterrupt:
         hint = "; the same command goes on from the last checkpoint"

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 MAX_SKIPPED_SHOWN = 10
 REPORTED_ELSEWHERE = "reported by another process"  # a note on an error
-HELP_INDENT = 8 * " "  # of the help of an argument in the parser's errors
+HELP_INDENT = 8 * " "  # before the help of an argument in the parser's errors
 UNLIMITED_WIDTH = 100_000  # characters, where the output is not a terminal
 # Unicode categories of characters that move the cursor, colour, reverse or hide text, or are half
 # of one: control, format (with bidirectional marks), surrogates, line and paragraph separators.
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _native_lock = threading.Lock()
-JOINERS = "\u200c\u200d"  # of scripts and of emoji
+JOINERS = "\u200c\u200d"  # some scripts and emoji need them
 
 
 def printable(text: object) -> str:
-    """Text of which every character can be shown in one line of a terminal; others are escaped.
+    """Escape every character of `text` that a terminal cannot show within a line.
 
-    For names that others chose, of files and of classes. `Output` does the same with all that is
-    printed, but for the ends of lines, which it cannot tell from our own.
+    For names of files and classes. `Output` does the same with all that is printed, except line
+    ends, which it cannot tell from the program's own.
     """
     return "".join(
         letter
@@ -47,19 +47,19 @@ def printable(text: object) -> str:
 
 
 class LostOutputError(OSError):
-    """Standard output cannot be written to, and nothing but it would be of use."""
+    """Standard output cannot be written to, and the command has no other result."""
 
 
 class Output:
     """Standard output, which may lose its reader.
 
     Once writing fails, because the reader has closed a pipe, the stream is closed or the disk is
-    full, all output is dropped. Work that `goes_on` does not notice; else it ends with a
-    LostOutputError.
+    full, all output is dropped. If the output is `optional`, the work continues; otherwise a
+    LostOutputError ends it.
     """
 
     def __init__(self, stream: TextIO | None):
-        self.stream, self.goes_on, self.lost = stream, False, False
+        self.stream, self.optional, self.lost = stream, False, False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -90,40 +90,25 @@ class Output:
     def _lose(self, error: OSError) -> None:
         self.lost = True
         drop(self.stream)
-        if not self.goes_on:
+        if not self.optional:
             raise LostOutputError(error.errno, error.strerror, "standard output") from None
         print_error(f"standard output is lost ({error.strerror}); the work goes on without it")
 
 
-class _Errors:
-    """The standard error stream. Where writing to it fails, nobody would read of it."""
-
-    def __init__(self, stream: TextIO | None):
-        self.stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
-
-    def isatty(self) -> bool:
-        return self.stream is not None and self.stream.isatty()
+class _Errors(Output):
+    """The standard error stream, without errors of its own: nobody would read them."""
 
     def write(self, text: str) -> int:
-        self._try("write", text)
+        self.write_as_is(text)
         return len(text)
 
-    def flush(self) -> None:
-        self._try("flush")
-
-    def _try(self, method: str, *arguments: str) -> None:
-        try:
-            if self.stream is not None:
-                getattr(self.stream, method)(*arguments)
-        except OSError:
-            drop(self.stream)
+    def _lose(self, error: OSError) -> None:
+        self.lost = True
+        drop(self.stream)
 
 
 def drop(stream: TextIO | None) -> None:
-    """Lead a stream to the null device: what it has buffered must not fail at the end again."""
+    """Redirect a stream to the null device, so that flushing its buffer at exit does not fail."""
     with suppress(OSError, ValueError, AttributeError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, cast(TextIO, stream).fileno())
@@ -131,7 +116,7 @@ def drop(stream: TextIO | None) -> None:
 
 
 class _Styled:
-    """What rich writes to: its own escape codes must reach the terminal."""
+    """The stream that rich writes to: rich's escape codes must reach the terminal."""
 
     def __init__(self, output: Output):
         self.output, self.write = output, output.write_as_is
@@ -142,7 +127,7 @@ class _Styled:
 
 @contextmanager
 def standard_streams() -> Iterator[Output]:
-    """Replace the standard streams in the body; yields what is standard output there."""
+    """Replace the standard streams in the body; yields its standard output."""
     streams = sys.stdin, sys.stdout, sys.stderr
     before = [getattr(stream, "errors", None) for stream in streams]
     for stream, errors in zip(streams, ("surrogateescape", *2 * ["backslashreplace"]), strict=True):
@@ -163,9 +148,9 @@ def standard_streams() -> Iterator[Output]:
 
 @contextmanager
 def without_native_lines() -> Iterator[None]:
-    """Drop what libraries of C write to the standard error stream themselves, in the body.
+    """Drop what C libraries write to the standard error stream while the body runs.
 
-    The descriptor belongs to the whole process, so of several threads one is in a body at a time.
+    The descriptor belongs to the whole process, so one thread at a time is in a body.
     """
     with _native_lock:
         try:
@@ -198,14 +183,14 @@ def open_closed_descriptors() -> None:
 
 
 def console() -> Console:
-    """As wide as any table where the output is a file or a pipe, so that a row is one line."""
+    """A rich console; of unlimited width for a file or a pipe, so that a table row is one line."""
     width = None if sys.stdout.isatty() else UNLIMITED_WIDTH
     file = cast(TextIO, _Styled(sys.stdout)) if isinstance(sys.stdout, Output) else None
     return Console(file=file, width=width, highlight=False)
 
 
 def print_parts(parts: "Iterable[str | Table]") -> None:
-    """Print lines and tables at once."""
+    """Print lines and tables without buffering."""
     for part in parts:
         if isinstance(part, str):
             print(printable(part), flush=True)
@@ -214,9 +199,9 @@ def print_parts(parts: "Iterable[str | Table]") -> None:
 
 
 class Bar:
-    """Progress within an epoch, on a terminal only. Of several processes one is `shown`.
+    """Progress within an epoch, on a terminal only; `shown` is True in one process.
 
-    It is on the screen during an epoch only, since other libraries draw bars of their own.
+    The bar disappears after an epoch, since other libraries draw bars of their own.
     """
 
     def __init__(self, shown: bool = True):
@@ -251,16 +236,16 @@ class Bar:
 
 
 T = TypeVar("T")
-BAR_AFTER_S = 2.0  # for which a user waits without asking why
+BAR_AFTER_S = 2.0  # a user waits this long without asking why
 
 
 def counted(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
     """The items, counted on a bar from two seconds on, on a terminal only.
 
     Args:
-        items: What is read.
-        what: Its name, such as "masks".
-        total: Their number; None: that of `items`, if it is known.
+        items: The items.
+        what: The name of the items, such as "masks".
+        total: The number of items; None: `len(items)`, where it exists.
     """
     if not sys.stdout.isatty() or os.environ.get("RANK", "0") != "0":
         yield from items
@@ -323,8 +308,8 @@ def report_ignored(ignored: Mapping[str, int], notes: Iterable[str] = ()) -> Non
 def print_error(message: object, code: int = 0) -> int:
     """Print an error or a warning in one line on the standard error stream, and return `code`.
 
-    Of several processes that torchrun started, the first one prints, unless a note on the error
-    says that it occurred in another.
+    Under torchrun the first process prints, unless a note on the error says that it occurred in
+    another one.
     """
     rank = os.environ.get("RANK", "0")
     notes = getattr(message, "__notes__", [])
@@ -343,7 +328,7 @@ def print_note(message: str) -> None:
 def without_frame(text: str) -> str:
     """The parser's error message in one line, with the flags that it suggests.
 
-    Its frame, title, help of arguments and reference to the help are left out.
+    The frame, the title, the help of arguments and the reference to the help are left out.
     """
     sections: list[list[str]] = [[]]
     for line in text.splitlines()[1:]:
@@ -364,7 +349,7 @@ def without_frame(text: str) -> str:
 
 
 def in_order(choices: re.Match[str]) -> str:
-    """The parser has the values of a choice in a set, and None for a flag that is left out."""
+    """The values of a choice, sorted: the parser has a set, with None for a missing flag."""
     names = sorted(name.strip(" '") for name in choices[1].split(","))
     return f": choose from {', '.join(name for name in names if name and name != 'None')}"
 

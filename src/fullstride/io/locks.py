@@ -1,7 +1,7 @@
-"""Locks that one process holds, also where others are killed or run on other machines.
+"""Locks that one process holds, even if processes are killed or run on several machines.
 
-A lock is a file with the name of its holder, and the holder renews the time of the file. All
-machines see the same files, and creating one is atomic on them.
+A lock is a file that names its holder, and the holder renews the time of the file. All machines
+see the same files, and creating a file is atomic.
 """
 
 import errno
@@ -21,22 +21,22 @@ from fullstride.io.records import from_json, to_json
 from fullstride.io.writing import open_regular
 
 HEARTBEAT_S = 10.0  # between two renewals
-# After which a lock that was not renewed is taken over. File systems of a network show the times of
+# A lock that was not renewed for this long is taken over. Network file systems show the times of
 # files to other machines with a delay of up to a minute.
 TAKEOVER_S = 90.0
-MAX_BYTES = 4096  # of a lock
+MAX_BYTES = 4096  # of a lock file
 RUN_LOCK = ".run.lock"  # in the folder of a run, and of the trial that trains it
 GONE = (errno.ENOENT, errno.ESTALE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The process that has a lock."""
+    """The process that holds a lock."""
 
     host: str = ""  # for people
     process: int = 0
-    machine: str = ""  # where the number of the process means something; "" if that is not known
-    start: int = 0  # of the process: its number may be given again
+    machine: str = ""  # on which the process number is valid; "" if unknown
+    start: int = 0  # of the process: its number may be reused
     token: str = ""
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Holder:
 
 
 class LockedError(ValueError):
-    """Another process has the lock."""
+    """Another process holds the lock."""
 
     def __init__(self, path: Path, holder: Holder | None):
         here = holder is not None and holder.machine and holder.machine == machine()
@@ -63,12 +63,12 @@ class LostLockError(OSError):
 def hold(path: Path, *, lends: bool = False) -> Iterator["Lock"]:
     """Hold the lock with the name `path` while the body runs.
 
-    It is held by files `path`-1, `path`-2, ... A lock of a process of this machine that does not
-    run any more is taken over at once, on Linux; any other one `TAKEOVER_S` after its last renewal.
-    With `lends`, the body may hold it again: a trial has the lock of the run that it trains. New
+    The lock is one of the files `path`-1, `path`-2, ... On Linux, the lock of a dead process of
+    this machine is taken over at once; any other lock `TAKEOVER_S` after its last renewal. With
+    `lends`, the body may hold the lock again: a trial has the lock of the run that it trains. New
     folders that the body leaves empty are removed.
 
-    Raises `LockedError` where another process has it.
+    Raises `LockedError` if another process holds the lock.
     """
     place = path.absolute()
     if place in LENT:
@@ -83,18 +83,18 @@ def hold(path: Path, *, lends: bool = False) -> Iterator["Lock"]:
     finally:
         LENT.pop(place, None)
         lock.release()
-        with suppress(OSError):  # one has content
+        with suppress(OSError):  # not empty
             for folder in new_folders:
                 folder.rmdir()
 
 
 def find_holder(path: Path) -> Holder | None:
-    """The process that has the lock with the name `path`, if there is one."""
+    """The process that holds the lock with the name `path`, if any."""
     return next((holder for each in _claims(path) if (holder := _holder_of(each))), None)
 
 
 class Lock:
-    """A lock that this process has, and renews."""
+    """A lock that this process holds and renews."""
 
     def __init__(self, path: Path, text: str):
         self.path = path
@@ -103,7 +103,7 @@ class Lock:
         threading.Thread(target=self._renew, daemon=True).start()
 
     def check(self) -> None:
-        """Raise `LostLockError` if another process has taken it over."""
+        """Raise `LostLockError` if another process has taken the lock over."""
         if _read(self.path)[0] != self.text:
             raise LostLockError(
                 f"another process goes on in {self.path.parent}, because this one did not answer "
@@ -117,24 +117,25 @@ class Lock:
 
     def _renew(self) -> None:
         while not self._released.wait(HEARTBEAT_S):
-            with suppress(OSError):  # the next time; `check` tells whether it is lost
+            with suppress(OSError):  # `check` tells whether the lock is lost
                 os.utime(self.path)
 
 
-LENT: dict[Path, Lock] = {}  # locks of this process that it may hold again
+LENT: dict[Path, Lock] = {}  # locks that this process may hold again
 
 
 def _acquire(path: Path) -> Lock:
-    """The number of a new file is one above those of killed processes.
+    """Create a lock file, numbered one above the files of killed processes.
 
-    Of two processes that see the same files one creates it. One that saw older files sees in the
-    end that there is another holder, and withdraws.
+    If two processes see the same files, one of them creates the new file. A process that saw
+    outdated files finds the other holder at the end, and withdraws.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     old = _claims(path)
     if holder := next(filter(None, map(_holder_of, old)), None):
         raise LockedError(path, holder)
-    own = path.with_name(f"{path.name}-{1 + max(map(_number, old), default=0)}")
+    number = 1 + max((int(each.name.rpartition("-")[2]) for each in old), default=0)
+    own = path.with_name(f"{path.name}-{number}")
     text = to_json(this_process())
     try:
         file = own.open("x")
@@ -143,7 +144,7 @@ def _acquire(path: Path) -> Lock:
     try:
         with file:
             file.write(text)
-    except OSError as error:  # the disk is full, which a write says without the path
+    except OSError as error:  # a full disk, for example, for which a write names no path
         own.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(own)) from None
     others = [each for each in _claims(path) if each != own]
@@ -162,12 +163,8 @@ def _claims(path: Path) -> list[Path]:
     return [each for each in path.parent.iterdir() if names.fullmatch(each.name)]
 
 
-def _number(claim: Path) -> int:
-    return int(claim.name.rpartition("-")[2])
-
-
 def _holder_of(claim: Path) -> Holder | None:
-    """The process that a file of a lock is of, if it runs as far as is known here."""
+    """The holder that a lock file names; None if it has ended or stopped renewing the file."""
     text, changed_s = _read(claim)
     if changed_s is None:
         return None
@@ -192,7 +189,7 @@ def _read(claim: Path) -> tuple[str, float | None]:
 
 
 def _time_of_files_s(folder: Path) -> float:
-    """The time that a new file has. Clocks of machines differ, and files have the file server's."""
+    """The file server's present time, from a new file: the clocks of machines differ."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_mtime
 
@@ -210,7 +207,7 @@ def this_process() -> Holder:
 
 @cache
 def machine() -> str:
-    """One boot of one machine or container; "" where that is not known, as outside of Linux."""
+    """Identifies one boot of one machine or container; "" where unknown, as outside of Linux."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -219,7 +216,7 @@ def machine() -> str:
 
 
 def _start_of(process: int) -> int | None:
-    """The clock tick at which a process of this Linux began; None if it does not run any more."""
+    """The clock tick at which a process of this Linux began; None if it has ended."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
 """Reads and writes JSON strictly as frozen dataclasses, whose annotations say what it may hold.
 
-`from_json` and `to_json` convert between JSON and dataclasses, a `Record` is a file of one, and
-`Bounds` limits numbers.
+`from_json` and `to_json` convert between JSON and dataclasses, a `Record` describes a file that
+holds a dataclass, and `Bounds` limits numbers.
 """
 
 import csv
@@ -116,7 +116,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 
 def to_json(instance: Any, names: Mapping[Any, str] | None = None) -> str:
-    """A dataclass as JSON. `names` gives the name in the file of each class and function."""
+    """A dataclass as JSON. `names` maps each class and function to its name in the file."""
 
     def name(part: Any) -> str:
         if names is None or part not in names:
@@ -127,12 +127,12 @@ def to_json(instance: Any, names: Mapping[Any, str] | None = None) -> str:
 
 
 def from_json(kind: type[T], data: Any, where: str, registry: Mapping[str, Any] | None = None) -> T:
-    """The dataclass `kind` of JSON: text, or what `read_json` returned.
+    """Build the dataclass `kind` from JSON: text, or a result of `read_json`.
 
     The types of the fields decide: bool, int, float, str, Literal, None, tuples, mappings from
     str, dataclasses, Any, `Annotated` with `Bounds`, and the classes and functions that `registry`
-    lists by name. Numbers are finite, integers have 64 bits, and true is no number. A field that is
-    missing takes its default. Raises ValueError in one line: `where`, the path of the field, its
+    lists by name. Numbers are finite, integers have 64 bits, and true is no number. A missing
+    field takes its default. Raises ValueError in one line: `where`, the path of the field, its
     value and what fits.
     """
     if isinstance(data, str | bytes):
@@ -150,8 +150,8 @@ class Record(Generic[T]):
 
     kind: type[T]
     noun: str  # for errors: "the times of a fit"
-    keys: tuple[str, ...]  # by which an earlier file is recognised, which alone is replaced
-    hint: str = "check the path"  # where there is no such file
+    keys: tuple[str, ...]  # an existing file is replaced only if it has these
+    hint: str = "check the path"  # for the error about a missing file
 
     @property
     def output(self) -> Output:
@@ -162,7 +162,7 @@ class Record(Generic[T]):
         return from_json(self.kind, read_json(path, self.hint), str(path))
 
     def find(self, path: Path) -> T | None:
-        """A file that is made again if it is not there: as `load`, but then None."""
+        """As `load`, but None for a missing file, which the caller then makes."""
         with deletable():
             return self.load(path) if path.exists() else None
 
@@ -175,7 +175,7 @@ class Record(Generic[T]):
 
 @contextmanager
 def deletable() -> Iterator[None]:
-    """What is raised about a file that is made again also says so."""
+    """Add to a ValueError about a file that it can be deleted and made again."""
     try:
         yield
     except ValueError as error:
@@ -253,7 +253,7 @@ def _bounded(kind: type, bounds: Bounds | None = None) -> _Reader:
 
 
 def _instance(kind: type) -> _Reader:
-    """Objects of a class that JSON does not have, as tensors in a checkpoint."""
+    """Reads objects of a class that JSON lacks, such as tensors in a checkpoint."""
 
     def read(value: Any, registry: Mapping[str, Any]) -> Any:
         if not isinstance(value, kind):
@@ -273,7 +273,7 @@ def _one_of(choices: tuple[Any, ...]) -> _Reader:
 
 
 def _optional(kinds: tuple[Any, ...]) -> _Reader:
-    """One type or None. JSON does not say which class it holds, so other unions are not read."""
+    """Reads one type or None: JSON does not say which class of another union it holds."""
     (kind,) = set(kinds) - {NoneType}
     inner = _reader(kind)
     return lambda value, registry: None if value is None else inner(value, registry)
@@ -319,7 +319,7 @@ def _mapping(key_kind: Any, kind: Any) -> _Reader:
 
 
 def _named(kind: type | None) -> _Reader:
-    """A subclass of `kind`, or any function for None, by its name."""
+    """Reads a subclass of `kind`, or a function if `kind` is None, by its name."""
 
     def fits(part: Any) -> bool:
         return isinstance(part, type) == (kind is not None) and (
@@ -362,7 +362,7 @@ def _dataclass(kind: Any) -> _Reader:
             raise
         try:
             return kind(**values)
-        except (ValueError, ArithmeticError) as error:  # of its __post_init__
+        except (ValueError, ArithmeticError) as error:  # from __post_init__
             raise _MisfitError(f": {' '.join(str(error).split())}") from None
 
     return read
@@ -374,11 +374,11 @@ def _dataclass(kind: Any) -> _Reader:
 def read_rows(
     path: Path, row_of: Callable[[Mapping[str, str]], T], columns: str, most: int
 ) -> list[T]:
-    """What `row_of` makes of each row of a CSV file with a header and at most `most` bytes.
+    """Apply `row_of` to each row of a CSV file with a header and at most `most` bytes.
 
-    `columns` says in words what the file must have. Raises ValueError, in one line with it, for a
-    file that is not a table, has no rows, or lacks a column that `row_of` looks up, and with the
-    number of the line where `row_of` raises ValueError.
+    `columns` names the required columns in errors. Raises ValueError, in one line, for a file that
+    is not a table, has no rows, or lacks a column that `row_of` looks up, and with the number of
+    the line where `row_of` raises ValueError.
     """
     try:
         lines = read_regular(path, most).decode("utf-8-sig").splitlines()

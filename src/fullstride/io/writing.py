@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, on the disk, and only over earlier ones of their kind.
+"""Writes files whole or not at all, synced to the disk, and only over files of the same kind.
 
 `atomic_write` is the one way in which files reach their paths.
 """
@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-# Opening files safely: only regular ones, and no more of them than a limit is read.
+# Opening files safely: only regular files, and reading at most a given number of bytes.
 
 
 KINDS = {
@@ -30,9 +30,9 @@ KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-# Words of errors where memory ran out; the last ones are of libraries that could not be loaded.
+# Phrases of out-of-memory errors; the last one is about libraries that could not be loaded.
 NO_MEMORY = ("out of memory", "allocate memory", "ALLOC_FAILED", "bad_alloc", "map segment")
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # with a quota or a limit of files too
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # also a quota or a file size limit
 
 
 def remove(path: Path) -> None:
@@ -50,22 +50,22 @@ def bytes_of(path: Path) -> int:
 
 
 class OutOfMemoryError(MemoryError):
-    """Memory ran out, and the message is for users: it says what would help."""
+    """Memory ran out; the message tells users what would help."""
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out. Libraries raise errors of many classes for it."""
+    """Whether memory ran out, for which libraries raise errors of many classes."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     return any(phrase in str(error) for phrase in NO_MEMORY)
 
 
 def lost_worker(error: BaseException) -> bool:
-    """Whether a process that decodes images was killed, as PyTorch says it in words alone."""
+    """Whether a DataLoader worker was killed, which PyTorch says only in the message."""
     return isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
 
 
-# Of files that hold a network or a recipe in some form, here and elsewhere.
+# Suffixes of files that hold a network or a recipe, here or in other software.
 FILE_SUFFIXES = (
     *(".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors"),
     *(".engine", ".onnx", ".pt2", ".xml", ".json"),
@@ -73,7 +73,7 @@ FILE_SUFFIXES = (
 
 
 def looks_like_path(word: str) -> bool:
-    """Whether a word that names nothing was meant to be a path, which does not exist then."""
+    """Whether a word that names nothing was probably meant as a path."""
     separators = [each for each in (os.sep, os.altsep) if each]
     return (
         word.startswith((".", "~"))
@@ -85,7 +85,7 @@ def looks_like_path(word: str) -> bool:
 def allow_open_files(count: int) -> None:
     """Let this process open `count` more files. Raises OSError where the limits are lower.
 
-    The soft limit is raised as far as the hard one. A system without limits is left as it is.
+    The soft limit is raised, at most to the hard limit. A system without limits stays as it is.
     """
     try:
         import resource
@@ -118,7 +118,7 @@ def check_regular(path: Path) -> None:
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file to read bytes. Raises ValueError for anything else, as `check_regular`.
 
-    The file that was opened is checked once more: another one may have got its name meanwhile.
+    The opened file is checked once more: another file may have got its name meanwhile.
     """
     check_regular(path)
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -132,10 +132,10 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, limit: int) -> bytes:
-    """The bytes of a regular file. Raises ValueError for one with more than `limit` bytes.
+    """The bytes of a regular file. Raises ValueError if there are more than `limit`.
 
-    The bytes that are read are counted: the size that a file system states may be wrong. It is
-    read first, as Python allocates all that a call may read, which for the limit may be 1 GiB.
+    The bytes read are counted, since a file system may state a wrong size. The stated size is read
+    first: Python allocates all that a call may read, and the limit may be 1 GiB.
     """
     with open_regular(path) as file:
         stated = os.fstat(file.fileno()).st_size
@@ -152,29 +152,29 @@ def _check_mode(path: Path, mode: int) -> None:
         raise ValueError(f"{path} is {KINDS.get(stat.S_IFMT(mode), 'no file')}, not a file")
 
 
-# Files may be replaced by those of the same kind, if fullstride wrote them.
+# A file may be replaced by a file of the same kind, if fullstride wrote it.
 #
 # An `Output` says how an earlier file of its kind is recognised. Anything else at its path is
-# refused and left as it is, which `writing.atomic_write` checks for every file.
+# refused and left as it is, which `atomic_write` checks for every file.
 
 
 GENERATOR = "fullstride"  # in the metadata of pages and plots
-MAX_HEAD_BYTES = 4096  # in which that metadata is
+MAX_HEAD_BYTES = 4096  # the metadata is in these
 MAX_JSON_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Output:
-    """A kind of file, or of folder, that is written, and how an earlier one is recognised."""
+    """A kind of file or folder to write, and how an earlier one is recognised."""
 
     noun: str  # for errors
     suffix: str  # of the path, with its dot; "" for any
-    is_ours: Callable[[Path], bool]  # whether that file or folder may be replaced
-    files: tuple[str, ...] = ()  # patterns of the paths in a folder, which alone are removed
+    is_ours: Callable[[Path], bool]  # whether an existing file or folder may be replaced
+    files: tuple[str, ...] = ()  # patterns of paths in a folder; nothing else in it is removed
 
 
 def has_keys(*keys: str) -> Callable[[Path], bool]:
-    """Recognises JSON of an object with these keys, or of a list of them."""
+    """Recognises a JSON object with these keys, or a list of such objects."""
 
     def is_ours(path: Path) -> bool:
         try:
@@ -189,7 +189,7 @@ def has_keys(*keys: str) -> Callable[[Path], bool]:
 
 
 def begins_with(*marks: bytes) -> Callable[[Path], bool]:
-    """Recognises a file that has all of these bytes among its first ones."""
+    """Recognises a file whose first `MAX_HEAD_BYTES` contain all of `marks`."""
 
     def is_ours(path: Path) -> bool:
         with open_regular(path) as file:
@@ -214,7 +214,7 @@ PLOT = Output(
 
 
 def refuse_foreign(path: Path, output: Output) -> None:
-    """Raise ValueError if something is at `path` that is not an earlier `output`."""
+    """Raise ValueError if `path` exists and is not an earlier `output`."""
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -237,7 +237,7 @@ def refuse_foreign(path: Path, output: Output) -> None:
         raise ValueError(f"{path} exists and is not {output.noun}: give another path, or move it")
 
 
-MAX_AGE_S = 24 * 3600  # of a temporary file of another machine, which is then taken for dead
+MAX_AGE_S = 24 * 3600  # another machine's temporary file is abandoned after this time
 SCRATCH = Output("a folder for a while", "", lambda path: False, ("*",))
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
@@ -245,8 +245,8 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 def check_output(path: Path | None, output: Output) -> None:
     """Raise ValueError or PermissionError if `atomic_write` would refuse `path`; writes nothing.
 
-    For the beginning of a command, before anything that takes time. What a process that was killed
-    left beside `path` is cleaned up. None is for an output that is not wanted.
+    For the beginning of a command, before any slow work. Temporary files that killed processes
+    left beside `path` are cleaned up. None stands for no output.
     """
     if path is None:
         return
@@ -263,7 +263,7 @@ def check_output(path: Path | None, output: Output) -> None:
 
 
 def _resolved(path: Path) -> Path:
-    """Where a link leads: the link stays, and what it leads to is replaced."""
+    """Follow a link: the link stays, and its target is replaced."""
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
         raise ValueError(f"{path} is a loop of links: give another path")
@@ -275,13 +275,12 @@ def atomic_write(path: Path, output: Output) -> Iterator[Path]:
     """Yield a temporary path to write a file or a folder at; on success it replaces `path`.
 
     An earlier file or folder at `path` is there until the new one is complete and on the disk, and
-    stays if the body raises. In one of `output.files` only those files are replaced, others stay.
-    Modes are those that the umask says. Parent folders are created, and removed again if the body
-    raises.
+    stays if the body raises. In a folder, only `output.files` are replaced, other files stay. Modes
+    follow the umask. Parent folders are created, and removed again if the body raises.
 
-    Raises ValueError for something else at `path`, and where a parent folder cannot be created
-    because a file has its name. An OSError names `path`, not the temporary path, also where a
-    library raised something else because the disk was full.
+    Raises ValueError for anything else at `path`, and if a parent folder cannot be created because
+    a file has its name. An OSError names `path`, not the temporary path, also where a library
+    raised another error because the disk was full.
     """
     path = _resolved(path)
     recover_interrupted_write(path, output)
@@ -306,15 +305,15 @@ def atomic_write(path: Path, output: Output) -> Iterator[Path]:
 
 
 def user_cache() -> Path:
-    """The folder of what all runs of a user share, which need not exist."""
+    """The cache folder that all runs of a user share; it need not exist."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fullstride"
 
 
 @contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
-    """A folder next to `path` for files that may become it; it is removed at the end.
+    """A temporary folder next to `path`, for candidates of its content.
 
-    Those that earlier processes left when they were killed are removed at the beginning.
+    Folders that killed processes left are removed first.
     """
     place = path.with_name(f"{path.name}.scratch")
     recover_interrupted_write(place, SCRATCH)
@@ -345,7 +344,7 @@ def parent_folders(path: Path) -> Iterator[None]:
         yield
     except BaseException:
         for each in missing:  # the innermost first
-            with suppress(OSError):  # something is in it
+            with suppress(OSError):  # not empty
                 each.rmdir()
         raise
 
@@ -360,13 +359,13 @@ def _replace(temporary: Path, path: Path, old: Path) -> None:
     """Rename `temporary` to `path`. An earlier folder gets the name `old`.
 
     The complete new folder is called `old` before it is exchanged with the earlier one, so that
-    after a kill at any point what has that name is complete, and `_discard` is right for it.
+    after a kill at any point the folder with that name is complete, and `_discard` handles it.
     """
     if not path.is_dir():
         temporary.replace(path)
         return
     temporary.rename(old)
-    if not exchange(old, path):  # then for a moment there is nothing at `path`
+    if not exchange(old, path):  # then `path` is missing for a moment
         old.rename(temporary)
         path.rename(old)
         temporary.rename(path)
@@ -383,7 +382,7 @@ def exchange(one: Path, other: Path) -> bool:
     import ctypes
 
     code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM):  # of the file system
+    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM):  # file systems differ
         return False
     raise OSError(code, os.strerror(code), str(other))
 
@@ -400,8 +399,8 @@ def _renameat2() -> Callable[..., int] | None:
 def recover_interrupted_write(path: Path, output: Output) -> None:
     """Clean up after processes that died in `atomic_write`.
 
-    The earlier content is restored if nothing is at `path`; temporary files are removed, but for
-    those that a process may still write.
+    The earlier content is restored if nothing is at `path`; temporary files are removed unless a
+    process may still be writing them.
     """
     names = re.compile(re.escape(f".{path.name}.") + r"(\d+)(?:-([0-9a-f]{8}))?\.(new|old)")
     if not path.parent.is_dir():
@@ -422,7 +421,7 @@ def recover_interrupted_write(path: Path, output: Output) -> None:
 
 
 def _may_be_written(temporary: Path, process: int, host: str | None) -> bool:
-    """Whether the process that created a temporary file runs, for all that is known here."""
+    """Whether the process that created a temporary file may still run."""
     if host in (None, _host()):
         return _runs(process)
     with suppress(FileNotFoundError):  # it was renamed meanwhile
@@ -436,13 +435,13 @@ def _hidden(path: Path, kind: str) -> Path:
 
 @cache
 def _host() -> str:
-    """Of this machine or container, whose process numbers mean nothing to others."""
+    """Identifies this machine or container, outside of which its process numbers mean nothing."""
     return f"{zlib.crc32(platform.node().encode()):08x}"
 
 
 def _runs(process: int) -> bool:
     """Whether another process has this number."""
-    if process == os.getpid() or os.name == "nt":  # where os.kill would end it
+    if process == os.getpid() or os.name == "nt":  # on Windows os.kill would end it
         return False
     try:
         os.kill(process, 0)
@@ -454,14 +453,14 @@ def _runs(process: int) -> bool:
 
 
 def _discard(old: Path, path: Path, output: Output) -> None:
-    """Remove our files from the folder `old`. Files of others move to `path`, which replaced it."""
+    """Remove `output.files` from the folder `old`, and move other files to its successor `path`."""
     if old.is_symlink() or not old.is_dir():
         old.unlink(missing_ok=True)
         return
     for each in sorted(old.rglob("*"), reverse=True):  # the content before its folder
         place = each.relative_to(old)
         if each.is_dir() and not each.is_symlink():
-            with suppress(OSError):  # something is in it
+            with suppress(OSError):  # not empty
                 each.rmdir()
         elif any(
             len(place.parts) == len(Path(pattern).parts) and place.match(pattern)
@@ -476,7 +475,7 @@ def _discard(old: Path, path: Path, output: Output) -> None:
 
 
 def _set_modes(path: Path) -> None:
-    """Add the permissions that the umask leaves: some libraries write for their user alone."""
+    """Add the permissions that the umask allows: some libraries write for their user alone."""
     mask = os.umask(0o077)
     os.umask(mask)
     for each in _files_and_folders(path):
@@ -500,7 +499,7 @@ def _sync_one(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if not folder or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of the file system
+        if not folder or error.errno not in (errno.EINVAL, errno.ENOTSUP):  # file systems differ
             raise
     finally:
         os.close(descriptor)
@@ -511,7 +510,7 @@ def _files_and_folders(path: Path) -> list[Path]:
 
 
 def _disk_error(error: BaseException, path: Path) -> OSError | None:
-    """The OSError about `path` that was the cause of `error`; None if there is none."""
+    """The OSError about `path` that caused `error`; None if there is none."""
     hidden = str(path.with_name(f".{path.name}."))
     if isinstance(error, OSError):
         named = [str(name) for name in (error.filename, error.filename2) if name is not None]
@@ -527,13 +526,13 @@ def _disk_error(error: BaseException, path: Path) -> OSError | None:
         if code in DISK_FULL:
             return OSError(code, os.strerror(code), str(path))
         cause = cause.__cause__ or cause.__context__
-    if shutil.disk_usage(path.parent).free < 2**20:  # some libraries say: a stream failed
+    if shutil.disk_usage(path.parent).free < 2**20:  # some libraries say only: a stream failed
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     return None
 
 
 def _code_in(message: str) -> int | None:
-    """The system's error number in a message of a library that was written in Rust."""
+    """The system's error number in the message of a library written in Rust."""
     match = re.search(r"\(os error (\d+)\)", message)
     return int(match[1]) if match else None
 

@@ -3,9 +3,9 @@
 `networks.csv` is what `fullstride zoo` lists, computed by `measure/cost.py`.
 `pretrained.csv` has the ConvNets with weights on the Hugging Face hub, by timm's own measurements
 and configurations (`benchmarks/pretrained_table.py`). `accuracy.csv` is top-1 on ImageNet-1k,
-`accuracy_timm.csv` that of timm's networks as the three papers print it, `speed.csv` the papers'
-speeds on a V100, `latency_*.csv` the times per image of 34 networks by batch size in Tables 7 to
-9 of GENet, arXiv:2006.14090.
+`accuracy_timm.csv` the top-1 of timm's networks as the three papers print it, `speed.csv` the
+papers' speeds on a V100, `latency_*.csv` the times per image of 34 networks by batch size in
+Tables 7 to 9 of GENet, arXiv:2006.14090.
 """
 
 import csv
@@ -20,24 +20,24 @@ NETWORKS, PRETRAINED = "networks.csv", "pretrained.csv"
 T = TypeVar("T")
 PERMISSIVE = ("apache-2.0", "bsd-2-clause", "bsd-3-clause", "mit")
 
-# Candidates for images that are smaller than those of the weights; a map of 96 pixels still has
-# 3 x 3 places behind a stride of 32.
+# Candidates for images smaller than the training resolution of the weights; at 96 pixels, a stride
+# of 32 leaves a map of 3 x 3.
 SMALL_RESOLUTIONS = (96, 128)
 
 
 class ListedNetwork(NamedTuple):
-    """A network of the zoo, for one image, or clip, at its own resolution."""
+    """A network of the zoo; its cost is for one image or clip at its own resolution."""
 
     name: str
     params: int
     macs: int  # multiply-adds
-    frames: int  # of a clip; 0: it takes images
+    frames: int  # of a clip; 0: the network takes images
     resolution: int  # pixels a side
-    weights: str  # where released weights are, as `fullstride.zoo.load` takes it; "" for none
+    weights: str  # of released weights, the argument of `fullstride.zoo.load`; "" for none
 
     @property
     def size(self) -> str:
-        """The size of an input: pixels a side, after the frames of a clip."""
+        """The input size: pixels a side, after the frames of a clip."""
         return f"{self.frames}x{self.resolution}" if self.frames else str(self.resolution)
 
 
@@ -49,7 +49,7 @@ def networks() -> list[ListedNetwork]:
 class PretrainedNetwork(NamedTuple):
     """Released ImageNet-1k weights of a ConvNet, with timm's accuracy at one resolution."""
 
-    name: str  # as `zoo.create` takes it: of the zoo, or timm/NAME
+    name: str  # for `zoo.create`: a name of the zoo, or timm/NAME
     tag: str  # which weights
     family: str  # networks of one family have the same kind of blocks
     resolution: int  # pixels a side that top-1 was measured at
@@ -57,12 +57,12 @@ class PretrainedNetwork(NamedTuple):
     crop: float  # side of the center crop / shorter side of the image, for top-1
     top1: float  # per cent
     params: int  # with 1,000 classes
-    licence: str  # of the weights, as their authors call it
+    licence: str  # of the weights, in the authors' words
     source: str  # of top-1
 
     @property
     def weights(self) -> str:
-        """What `zoo.load` takes."""
+        """The argument of `zoo.load`."""
         return f"{self.name}.{self.tag}"
 
     @property
@@ -75,7 +75,7 @@ class PretrainedNetwork(NamedTuple):
 
 
 def resolutions_around(side: int) -> tuple[int, ...]:
-    """Three resolutions for weights that were trained at `side` pixels: 192, 224, 288 for 224."""
+    """Three resolutions for weights trained at `side` pixels: 192, 224 and 288 for 224."""
     step = 32 if side >= 96 else 8
     others = {max(step, step * round(factor * side / step)) for factor in (0.8, 1.25)}
     return tuple(sorted({*others, side}))
@@ -121,7 +121,7 @@ class Speed:
 
     table: str  # "TResNet 3"
     line: str  # as printed
-    resolution: int  # pixels a side; that of training where the table has none
+    resolution: int  # pixels a side; the training resolution where the table has none
     quantity: str  # "training images/s"
     value: float
     source: str
@@ -170,7 +170,7 @@ def genet_paper() -> list[Published]:
 
 
 def timm_published() -> list[Published]:
-    """Accuracies of timm's networks: in the three papers, and of `pretrained_networks`."""
+    """Accuracies of timm's networks: from the three papers and from `pretrained_networks`."""
     genet = (row for row in genet_paper() if row.name.startswith("timm/"))
     released = (
         Published(

@@ -1,7 +1,7 @@
 """Finds the output of a network for each class of a data set, by one tolerant rule for names.
 
-Released weights have ImageNet's words, its wnids (n01440764), or no names at all, and folders of
-images have any of these, in the order of their letters (0, 1, 10, 2).
+Released weights have ImageNet's words, its wnids (n01440764), or no names at all. Folders of
+images have any of these, in alphabetical order (0, 1, 10, 2).
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fullstride.io.writing import read_regular
 
 WNID = re.compile(r"n\d{8}")
-# Number of classes -> timm's name of that part of ImageNet.
+# Number of classes -> timm's name for the subset of ImageNet.
 IMAGENET = {
     1000: "imagenet-1k",
     11_221: "imagenet-21k-miil",
@@ -43,10 +43,9 @@ def match_classes(outputs: Names, classes: Names, *, named: bool = True) -> Clas
     """The index of the output for each of the data set's `classes`, which may be a subset.
 
     Names are compared as they are; as numbers; as words without case, underscores and all but the
-    first synonym; and as ImageNet's words, wnids and indices. Where `outputs` are only numbers, as
-    no names are known (`named` is False), K of them are K classes in their order. Raises
-    ValueError, with the first three differences, where the names do not give each class an output
-    of its own.
+    first synonym; and as ImageNet's words, wnids and indices. Where `outputs` are mere numbers, as
+    names are unknown (`named` is False), K outputs are K classes in their order. Raises ValueError,
+    with the first three differences, if the names do not give each class its own output.
     """
     least = list(classes)
     for how, rule in (RULES if named else {**RULES, **POSITION}).items():
@@ -62,7 +61,7 @@ def match_classes(outputs: Names, classes: Names, *, named: bool = True) -> Clas
 
 
 def permutation(outputs: Names, classes: Names, *, named: bool = True) -> tuple[int, ...] | None:
-    """`match_classes` of as many classes as outputs; None where they are not the same ones."""
+    """`match_classes` for as many classes as outputs; None where they differ."""
     if len(outputs) != len(classes):
         return None
     try:
@@ -72,7 +71,7 @@ def permutation(outputs: Names, classes: Names, *, named: bool = True) -> tuple[
 
 
 def without_place(classes: Names, places: Places) -> list[str]:
-    """The classes that have no output, or the same one as another."""
+    """The classes without an output, or with the same output as another class."""
     count = Counter(places)
     return [
         name
@@ -93,7 +92,7 @@ def by_name(outputs: Names, classes: Names) -> Places:
 
 
 def by_number(outputs: Names, classes: Names) -> Places:
-    """Equal numbers, or as many in their order."""
+    """Match equal numbers, or as many numbers in ascending order."""
     ours, theirs = numbers(outputs), numbers(classes)
     if ours is None or theirs is None:
         return [None] * len(classes)
@@ -105,7 +104,7 @@ def by_number(outputs: Names, classes: Names) -> Places:
 
 
 def by_word(outputs: Names, classes: Names) -> Places:
-    """By whole names, else by first synonyms, else by any synonym, which must be unique."""
+    """Match whole names, else first synonyms, else any unique synonym."""
     synonyms = [[plain(word) for word in name.split(",")] for name in outputs]
     tables = [[plain(name) for name in outputs], [words[0] for words in synonyms], synonyms]
     whole = look_up(tables, map(plain, classes))
@@ -114,7 +113,7 @@ def by_word(outputs: Names, classes: Names) -> Places:
 
 
 def by_imagenet(outputs: Names, classes: Names) -> Places:
-    """By what ImageNet calls the outputs: their wnids, their words, or their indices."""
+    """Match ImageNet's wnids, words or indices of the outputs."""
     wnids = wnids_of(outputs, among_words=any(map(WNID.fullmatch, classes)))
     if wnids is None:
         return [None] * len(classes)
@@ -128,9 +127,9 @@ def by_imagenet(outputs: Names, classes: Names) -> Places:
 
 
 def by_position(outputs: Names, classes: Names) -> Places:
-    """As many classes in their order, if they are not ImageNet's.
+    """Match as many classes in their order, unless the outputs are ImageNet's.
 
-    Programs that train number the classes of a folder in the order of its names.
+    Training programs number the classes of a folder in the order of the names.
     """
     is_imagenet = any(place is not None for place in by_imagenet(outputs, classes))
     if is_imagenet or len(classes) != len(outputs):
@@ -165,7 +164,7 @@ def index_of(table: Sequence) -> dict:
 
 
 def numbers(names: Names) -> list[int] | None:
-    """The names as different whole numbers; None if they are not."""
+    """The names as distinct whole numbers; None if they are not."""
     if not all(re.fullmatch(r"\d{1,9}", name, re.ASCII) for name in names):
         return None
     values = [int(name) for name in names]
@@ -179,7 +178,7 @@ def plain(name: str) -> str:
 def wnids_of(outputs: Names, *, among_words: bool) -> Names | None:
     """ImageNet's wnids of a network's outputs; None for other classes.
 
-    `among_words`: look also for outputs that are some of ImageNet-1K's words.
+    `among_words`: also recognise outputs that are a part of ImageNet-1K's words.
     """
     if all(map(WNID.fullmatch, outputs)):
         return outputs
@@ -195,12 +194,12 @@ def wnids_of(outputs: Names, *, among_words: bool) -> Names | None:
 
 @cache
 def imagenet_wnids(classes: int) -> Names:
-    """The wnids of a part of ImageNet in the order of the outputs."""
+    """The wnids of a subset of ImageNet, in the order of the outputs."""
     return imagenet(IMAGENET[classes]).label_names()
 
 
 def imagenet_words(classes: int) -> tuple[str, ...]:
-    """Class names of a part of ImageNet by their number of classes; numbers for others."""
+    """Class names of the ImageNet subset with this number of classes; numbers if there is none."""
     if classes not in IMAGENET:
         return tuple(map(str, range(classes)))
     return tuple(description(wnid) for wnid in imagenet_wnids(classes))

@@ -1,4 +1,4 @@
-"""Names: of networks as papers print them, of tasks, of exported files' formats, of the hub."""
+"""Names of networks as papers print them, of tasks, of export formats and of hub bundles."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ PRINTED = {
     **{f"ResNet-RS-{depth}": f"resnet_rs_{depth}" for depth in (50, 101, 152, 200, 270, 350, 420)},
 }
 
-# Name of a task -> its module and class in `fullstride.tasks`. Here, as `--help` lists the names.
+# Task -> its module and class in `fullstride.tasks`; here, because `--help` lists the names.
 TASKS = {
     "classify": "classify:Classify",
     "detect": "detect.task:Detect",
@@ -32,7 +32,7 @@ TASKS = {
     "depth": "depth:Depth",
     "video": "video:Video",
 }
-# As in `fullstride.deploy.formats`.
+# The formats of `fullstride.deploy.formats`.
 FORMATS = ("onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server", "executorch", "ncnn")
 FORMATS += ("litert",)
 
@@ -40,11 +40,11 @@ REPOSITORY = "hf:"  # before USER/NAME of a bundle on the Hugging Face hub
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name is that of a bundle on the hub, and not of a network or a path."""
+    """Whether a name means a bundle on the hub, not a network or a path."""
     return name.startswith(REPOSITORY)
 
 
 def check_name(kind: str, name: str, names: Iterable[str]) -> None:
-    """Raises ValueError, in one line, for the name of a task or a format that is not in `names`."""
+    """Raise ValueError, in one line, if the `name` of a task or a format is not in `names`."""
     if name not in names:
         raise ValueError(f"no {kind} named {name!r}: choose from {', '.join(names)}")
