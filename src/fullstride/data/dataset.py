@@ -66,7 +66,7 @@ class Images:
 
     def over(self, background: str) -> "Images":
         """The same images with another colour behind transparent pixels."""
-        if not isinstance(self.read, Decoded):  # what is no file has no transparent pixels
+        if not isinstance(self.read, Decoded):  # pixels without a file are opaque
             return self
         return replace(self, read=replace(self.read, background=background))
 
@@ -101,9 +101,9 @@ class DataSet:
     channels: int  # 1: gray, 3: RGB
     mirror: bool  # whether a left-right flip keeps the class
     fingerprint: str  # of class names, and of names, targets and file sizes of each split
-    # the arguments of `open_data`, and the copies: with these it need not read the files again
+    # the rule of `open_data` and the copies, so that another call need not read the files
     rule: SplitRule = SplitRule()
-    own_splits: tuple[str, ...] = ()  # of "val" and "test", those that the data have
+    own_splits: tuple[str, ...] = ()  # which of "val" and "test" the data have
     notes: tuple[str, ...] = ()  # what a user should know of the splits, a line each
     # number of files below its folder that are not used, by reason
     ignored: Mapping[str, int] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class DataSet:
         return "test" if len(self.test) else "val"
 
     def labels(self, split: str) -> list[tuple[int, ...]] | None:
-        """The classes of each image of a split, one or several; None where targets are others."""
+        """The classes of each image of a split, one or several; None if targets are not classes."""
         targets = getattr(self, split).targets
         targets = [each.labels if isinstance(each, Objects) else each for each in targets]
         labels = [target if isinstance(target, tuple) else (target,) for target in targets]
@@ -139,7 +139,7 @@ class DataSet:
             )
 
     def missing_classes(self, split: str) -> tuple[str, ...]:
-        """The classes that no image of a split has; none where targets are no classes."""
+        """The classes that no image of a split has; () if targets are not classes."""
         labels = self.labels(split)
         if labels is None:
             return ()
@@ -147,7 +147,7 @@ class DataSet:
         return tuple(name for index, name in enumerate(self.classes) if index not in present)
 
     def map_images(self, change: Callable[[Images], Images]) -> "DataSet":
-        """The data set with other images in each split."""
+        """The data set with `change` applied to the images of each split."""
         train, val, test = map(change, (self.train, self.val, self.test))
         return replace(self, train=train, val=val, test=test)
 
@@ -156,7 +156,7 @@ class DataSet:
         return self.map_images(lambda images: images.over(background))
 
     def without(self, names: tuple[str, ...]) -> "DataSet":
-        """The data set without these training and validation images, which `rule` then names."""
+        """The data set without these training and validation images; `rule` lists them."""
         if not names:
             return self
         fingerprint, missing = self.fingerprint, {*names}
@@ -172,7 +172,7 @@ class DataSet:
         return replace(changed, train=others(self.train), val=others(self.val))
 
     def with_targets(self, classes: tuple[str, ...], target: Callable[[Any], Any]) -> "DataSet":
-        """The same images with other targets, computed from the present ones."""
+        """The same images, with `target` applied to each target."""
 
         def changed(images: Images) -> Images:
             return replace(images, targets=tuple(map(target, images.targets)))
@@ -188,8 +188,8 @@ def open_data(
     A folder has one subfolder per class, or train/ beside val/ (or valid/, validation/), test/ or
     both, each with such subfolders. With val/ and without test/ there is no test. Without val/ the
     missing splits are taken from each class of the training images by a hash of their names, so
-    that hardly an image changes its split when others are added or removed: a tenth for the test,
-    and of the rest the share `rule.val`, by default a tenth, but at most the larger of 500 images
+    that hardly any image changes its split when others are added or removed: a tenth for the test,
+    then the share `rule.val` of the rest, by default a tenth, but at most the larger of 500 images
     and a fiftieth. A class of five images or more is in all splits.
 
     A folder may also have the IDX files of MNIST, `train-images-idx3-ubyte` and so on, or these
@@ -204,7 +204,7 @@ def open_data(
 
     Args:
         where: The data set.
-        rule: How the splits that the data do not have are taken.
+        rule: How missing splits are taken.
         unseen_classes: Whether val/ and test/, or such rows of a table, may have classes that the
             training images lack. These are the last classes.
 
@@ -238,7 +238,7 @@ class Source:
 
 
 def open_source(where: str, group: str, unseen_classes: bool = False) -> Source:
-    """What `open_data` reads, but for the digits. `group` may be a column of the data."""
+    """Open whatever `open_data` opens, except the digits. `group` may be a column of the data."""
     folder, choice = choice_in(where)
     if choice:
         return _dataset_source(find_folder(folder), choice, group)
@@ -283,7 +283,7 @@ def _dataset_source(folder: Path, choice: dict[str, str], group: str) -> Source:
 
 
 def from_source(source: Source, rule: SplitRule) -> DataSet:
-    """The images with the splits of `rule`, also those that it leaves out."""
+    """The images split by `rule`, including the images in `rule.left_out`."""
     listing = source.listing
     check_class_count(repr(source.where), len(listing.classes), len(listing.samples))
     taken = take_splits(listing, rule)
@@ -323,7 +323,7 @@ def _fingerprint(classes: tuple[str, ...], splits: Splits) -> str:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The image of a name, decoded from the result of `file`."""
+    """Decodes the image of a name from the result of `file`."""
 
     file: Callable[[str], Path | bytes]
     channels: int

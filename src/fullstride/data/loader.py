@@ -1,4 +1,4 @@
-"""Loads batches: workers decode images to uint8, and the device makes floats of them.
+"""Loads batches: workers decode images to uint8, and the device converts them to floats.
 
 The order of an epoch and every random draw are functions of seed, epoch and sample, so that
 neither the number of workers nor resuming changes a pixel.
@@ -32,13 +32,13 @@ from fullstride.data.transforms.crop import (
 from fullstride.io.writing import allow_open_files
 from fullstride.nets.preprocessing import Preprocessing
 
-FILES_PER_WORKER = 8  # pipes, and the tensors of batches that are on their way
+FILES_PER_WORKER = 8  # pipes, and the tensors of batches in transit
 
 
 class View(Protocol):
     """The transform of one image and its target; pickled to the workers of data loaders."""
 
-    # whether it takes a file of an image or a video, its path or its bytes, and no decoded image
+    # whether the view takes the file of an image or video, a path or bytes, and no decoded image
     decodes_files: ClassVar[bool]
 
     @property
@@ -47,15 +47,15 @@ class View(Protocol):
     def __call__(
         self, image: Any, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
-        """An image, PIL or a file, and its target -> uint8 (H, W, C) and their target.
+        """An image, PIL or a file, and its target -> uint8 (H, W, C) and the view's target.
 
-        Of a video (T, H, W, C), or (V, T, H, W, C) for several views.
+        A video gives (T, H, W, C), or (V, T, H, W, C) for several views.
         """
         ...
 
 
 def input_of(images: Images, index: int, view: View) -> Source:
-    """The file of an image, or the decoded image where the view takes that."""
+    """The input of `view`: the file of an image, or the decoded image."""
     if view.decodes_files:
         return images.source(index)
     return images.over(view.pre.background).picture(index)
@@ -114,7 +114,7 @@ class TestView:
 class Batch(NamedTuple):
     x: Tensor  # float32 (N, C, H, W) unless the loader's `to_x` says otherwise, on the device
     targets: Any  # on the device: a tensor of N rows, for classes int64 (N,), or a list of N items
-    indices: Tensor  # int64 (N,), on the CPU: of the images drawn, also where another replaces one
+    indices: Tensor  # int64 (N,), on the CPU: the images drawn, even if another replaces one
 
 
 def class_indices(targets: list[int]) -> Tensor:
@@ -123,9 +123,9 @@ def class_indices(targets: list[int]) -> Tensor:
 
 
 class Batches:
-    """The batches of `images`, epoch after epoch; one epoch at a time.
+    """The batches of `images`, one epoch at a time.
 
-    `skipped` has the names of the unreadable images so far, each with the reason.
+    `skipped` maps the names of the unreadable images so far to the reasons.
 
     The view of an image is a function of seed, epoch (modulo `distinct_views`, if not 0) and index;
     an image that occurs twice in an epoch looks the same twice, but not with `balance` or
@@ -134,9 +134,9 @@ class Batches:
     Args:
         images: The images.
         view: The transform of each.
-        options: What batches are made of.
-        collate: Makes the targets of N samples those of the batch.
-        to_x: Makes uint8 (N, H, W, C), of clips (N, T, H, W, C), on the device `Batch.x`.
+        options: How batches are drawn.
+        collate: Combines the targets of N samples into `Batch.targets`.
+        to_x: Converts uint8 (N, H, W, C), or clips (N, T, H, W, C), on the device to `Batch.x`.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Batches:
         return len(self._sampler)
 
     def close(self) -> None:
-        """End the workers, which the first epoch starts; a later one would start others."""
+        """End the workers, which the first epoch starts; a later epoch starts new ones."""
         workers, self._loader._iterator = self._loader._iterator, None
         if isinstance(workers, _MultiProcessingDataLoaderIter):
             workers._shutdown_workers()
@@ -199,7 +199,7 @@ class Batches:
                 yield Batch(x, to_device(targets, self.device), indices)
             elif self.options.shuffle:
                 break  # not even a replacement can be read
-        # in evaluation by several processes, the others may have read some
+        # in evaluation by several processes, other processes may have read some
         is_whole = self.options.shuffle or self.options.world_size == 1
         if not read and self.skipped and is_whole:
             name, reason = next(iter(self.skipped.items()))
@@ -231,7 +231,7 @@ class _Views(Dataset[_Item]):
     images: Images
     view: View
     options: LoaderOptions
-    unreadable: dict[int, str] = field(default_factory=dict)  # in this process; each tried once
+    unreadable: dict[int, str] = field(default_factory=dict)  # in this process; not tried again
 
     def __getitem__(self, key: tuple[int, int, int]) -> _Item:
         _, drawn, _ = key
@@ -272,5 +272,5 @@ class _Collate:
 
 
 def exit_on_interrupt(worker: int) -> None:
-    """Ctrl-C reaches workers too; one that continued would print a traceback of a broken pipe."""
+    """Exit on Ctrl-C, which reaches workers too; else they print the traceback of a broken pipe."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(0))

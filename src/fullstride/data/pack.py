@@ -132,7 +132,7 @@ def pack(
 def _fill(
     path: Path, images: Iterator[EncodedImage], classes: tuple[str, ...], first: int, limit: int
 ) -> tuple[Shard, int]:
-    """Write a tar of the next images, until it has `limit` bytes; they are counted from `first`.
+    """Write a tar of the next images, numbered from `first`, until it has `limit` bytes.
 
     Returns the shard and the number of bytes of the source images.
     """
@@ -226,7 +226,7 @@ def _png(picture: Image.Image) -> tuple[str, bytes]:
 
 
 def _suffix(name: str, file: bytes) -> str:
-    """The suffix of the name or, where it is not one of an image or video, of the content."""
+    """The suffix of the name if images or videos have it, else the suffix of the content."""
     suffix = PurePosixPath(name).suffix.lower()
     if suffix in (*SUFFIXES, *VIDEOS.suffixes):
         return suffix

@@ -1,7 +1,7 @@
-"""Files of predictions: Parquet with a row for each image, and what made them.
+"""Stores predictions in Parquet, a row for each image, with the arguments that made them.
 
-A store is a folder of parts or, for few images, one file. Every file has the JSON of its `StoreKey`
-in its metadata, by `METADATA`. Its rows are those of consecutive images, in the order of the data.
+A store is a folder of parts or, for few images, one file. Every file has the JSON of the store's
+`StoreKey` in its metadata, under `METADATA`, and rows for consecutive images of the data.
 """
 
 import re
@@ -29,7 +29,7 @@ METADATA = b"fullstride"
 FORMAT: Literal["fullstride predictions 1"] = "fullstride predictions 1"
 KEY = "predictions.json"  # in the folder of a store
 PART = re.compile(r"part-(\d{6,12})\.parquet")
-MAX_HEADER_BYTES = 2**26  # of a file's own metadata
+MAX_HEADER_BYTES = 2**26  # of Parquet's metadata in a file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,16 @@ class StoreKey:
 
     format: Literal["fullstride predictions 1"] = FORMAT
     kind: Literal["predictions", "pseudo_labels"]
-    model: str  # its name
-    fingerprint: str  # of its weights and of how its images are prepared
+    model: str  # name
+    fingerprint: str  # of the model's weights and preprocessing
     task: str
     classes: tuple[str, ...]
     has_class_names: bool  # whether `classes` are more than numbers
-    where: str  # of the data; "" for a list of files
-    data: str  # fingerprint of their names and sizes
+    where: str  # the data; "" for a list of files
+    data: str  # fingerprint of the images' names and sizes
     images: PositiveInt
     part_images: PositiveInt
-    arguments: Mapping[str, str]  # of the command that decide what the columns have
+    arguments: Mapping[str, str]  # of the command, as far as they change the columns
 
     @property
     def parts(self) -> int:
@@ -67,7 +67,7 @@ KEY_RECORD = Record(
 
 
 def pyarrow() -> Any:
-    """The library. Raises ValueError where it is not installed."""
+    """Import pyarrow. Raises ValueError if it is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -79,7 +79,7 @@ def pyarrow() -> Any:
 
 
 def is_store_file(path: Path) -> bool:
-    """Whether a file is one of predictions."""
+    """Whether a file has predictions of fullstride."""
     if not begins_with(b"PAR1")(path):
         return False
     try:
@@ -93,12 +93,12 @@ FILE_OUTPUT = Output("predictions of fullstride", ".parquet", is_store_file)
 
 
 def is_file(out: Path) -> bool:
-    """Whether a path names a store of one file."""
+    """Whether `out` names a store of one file."""
     return out.suffix.lower() == ".parquet" and not out.is_dir()
 
 
 def check_store(out: Path) -> None:
-    """Raises ValueError or PermissionError where a store cannot be written; writes nothing."""
+    """Raise ValueError or PermissionError if a store cannot be written; writes nothing."""
     if is_file(out):
         check_output(out, FILE_OUTPUT)
         return
@@ -114,7 +114,7 @@ def check_store(out: Path) -> None:
 
 
 def create_or_resume(out: Path, key: StoreKey) -> None:
-    """Write the key of a folder, or compare it. Raises ValueError where another one is there."""
+    """Write the key of a folder. Raises ValueError if the folder has another key."""
     check_store(out)
     if (out / KEY).exists():
         refuse_other(out, read_key(out), key)
@@ -123,7 +123,7 @@ def create_or_resume(out: Path, key: StoreKey) -> None:
 
 
 def refuse_other(path: Path, there: StoreKey, now: StoreKey) -> None:
-    """Raises ValueError, in one line, where two keys make different rows."""
+    """Raise ValueError, in one line, if two keys make different rows."""
     for each in fields(StoreKey):
         if each.name in ("model", "where"):  # may have moved
             continue
@@ -141,9 +141,7 @@ def refuse_other(path: Path, there: StoreKey, now: StoreKey) -> None:
 
 def read_key(path: Path) -> StoreKey:
     """The key of a folder or a file. Raises ValueError, in one line, for anything else."""
-    if not path.is_dir():
-        return read_file_key(path)
-    return KEY_RECORD.load(path / KEY)
+    return KEY_RECORD.load(path / KEY) if path.is_dir() else read_file_key(path)
 
 
 def read_file_key(path: Path) -> StoreKey:
@@ -163,7 +161,7 @@ def part_path(out: Path, part: int) -> Path:
 
 
 def finished_parts(out: Path, key: StoreKey) -> set[int]:
-    """The parts in the folder. Raises ValueError for one that is damaged, or of another store."""
+    """The numbers of the parts in a folder. Raises ValueError for a damaged or foreign part."""
     done = set()
     for path in sorted(out.iterdir()) if out.is_dir() else ():
         if match := PART.fullmatch(path.name):
@@ -171,13 +169,13 @@ def finished_parts(out: Path, key: StoreKey) -> set[int]:
             with _opened(path) as file:
                 refuse_other(path, _key_of(file), key)
                 if part >= key.parts or file.metadata.num_rows != len(key.rows(part)):
-                    raise ValueError("its rows are not those of this part")
+                    raise ValueError("its number of rows is wrong")
             done.add(part)
     return done
 
 
 def metadata(key: StoreKey) -> dict[bytes, bytes]:
-    """Of the schema of a file."""
+    """The metadata for the schema of a file."""
     return {METADATA: to_json(key).encode()}
 
 
@@ -188,7 +186,7 @@ def write_part(out: Path, part: int, table: "pa.Table", key: StoreKey) -> None:
 
 
 def write_file(out: Path, tables: Iterator["pa.Table"], schema: "pa.Schema", key: StoreKey) -> None:
-    """Write a store of one file, with a group of rows for each of `tables`."""
+    """Write a store of one file, with a row group for each of `tables`."""
     schema = schema.with_metadata(metadata(key))
     writer = pyarrow().parquet.ParquetWriter
     with atomic_write(out, FILE_OUTPUT) as temporary, writer(temporary, schema) as file:
@@ -199,7 +197,7 @@ def write_file(out: Path, tables: Iterator["pa.Table"], schema: "pa.Schema", key
 def read_table(path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
     """All rows of a finished store, in the order of the images; by default all columns.
 
-    Raises ValueError, in one line, where a part is missing, damaged, or without a column.
+    Raises ValueError, in one line, if a part is missing or damaged or lacks a column.
     """
     pa, key = pyarrow(), read_key(path)
     tables = []
@@ -225,7 +223,7 @@ def column_names(path: Path) -> tuple[str, ...]:
 def read_batches(path: Path, columns: Sequence[str], rows: int) -> Iterator["pa.RecordBatch"]:
     """The rows of a finished store in the order of the images, at most `rows` at a time.
 
-    Raises ValueError, in one line, where a part is missing, damaged, or without a column.
+    Raises ValueError as `read_table` does.
     """
     for each in _finished_files(path, read_key(path)):
         with _opened(each) as file:
@@ -239,7 +237,7 @@ def _check_columns(file: Any, columns: Sequence[str]) -> None:
 
 
 def _finished_files(path: Path, key: StoreKey) -> list[Path]:
-    """All files of a store. Raises ValueError where a part is missing."""
+    """All files of a store. Raises ValueError if a part is missing."""
     if not path.is_dir():
         return [path]
     done = finished_parts(path, key)
@@ -252,7 +250,7 @@ def _finished_files(path: Path, key: StoreKey) -> list[Path]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A parquet file. Every error about it becomes one line of ValueError."""
+    """Open a Parquet file. Every error about it becomes a ValueError in one line."""
     pa = pyarrow()
     try:
         limits = dict.fromkeys(

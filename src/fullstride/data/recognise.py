@@ -1,4 +1,4 @@
-"""Recognises by its files what a data set is for: boxes, masks, depths, labels or classes."""
+"""Recognises the task of a data set by its files: boxes, masks, depths, labels or classes."""
 
 import os
 from contextlib import suppress
@@ -25,14 +25,14 @@ from fullstride.data.readers.pairs import PICTURES, holds_pairs
 from fullstride.data.targets import NoBoxesError, find_boxes, option_in
 from fullstride.io.writing import open_regular
 
-CLASSIFY = "classify"  # the task of images with one class each, and of what is not recognised
-# Folders of the layouts of other tasks, which are no classes.
+CLASSIFY = "classify"  # the task of images with one class each, and of unrecognised data
+# Folder names in the layouts of other tasks, which are no classes.
 LAYOUT = {*PICTURES, *MASKS.folders, *DEPTHS.folders, *SPLITS, "Annotations", "SegmentationClass"}
 LAYOUT |= {"SegmentationObject", "ImageSets", "xml", "xmls"}
 
 
 class Purpose(NamedTuple):
-    """A task, and what in the data is for it."""
+    """A task, and the part of the data that is for it."""
 
     task: str
     what: str
@@ -41,7 +41,7 @@ class Purpose(NamedTuple):
 def recognise(where: str) -> Purpose:
     """The task that the data at `where` are for, by names of files and columns.
 
-    Raises ValueError, in one line with a command for each, where they may be for several.
+    Raises ValueError, in one line with the flag for each, if the data may be for several tasks.
     """
     if where == DIGITS:
         return Purpose(CLASSIFY, "")
@@ -81,7 +81,7 @@ def _of_folder(where: str) -> list[Purpose]:
 
 
 def _own_format(root: Path) -> Path | None:
-    """A file in CVAT's or Label Studio's own format in a folder; None without any."""
+    """A file in CVAT's or Label Studio's own format in a folder; None if there is none."""
     for path in (root / "annotations.xml", *sorted(root.glob("*.json"))):
         start = b"<" if path.suffix == ".xml" else b"["
         with suppress(OSError, ValueError), open_regular(path) as file:
@@ -108,7 +108,7 @@ def _has_pictures(folder: Path) -> bool:
 
 
 def _of_table(table: Path) -> Purpose:
-    """By the columns, and by cells with several labels that are those of other cells too."""
+    """Judge by the columns, and by cells with several labels that other cells have too."""
     if not table.is_file():
         return Purpose(CLASSIFY, "")  # opening it says what is wrong
     text = table_text(table)
@@ -130,7 +130,7 @@ def _of_table(table: Path) -> Purpose:
 
 
 def _of_columns(table: Path, text: str, header: Header) -> Purpose:
-    """By the first row of a table without labels, which has 1 or 0 where columns are labels."""
+    """Judge a table without a label column by its first row: columns of labels have 1 or 0."""
     (_, fields), *_ = read_rows(table, text, header.delimiter)
     others = [word.lower() for i, word in enumerate(fields) if i not in header.columns.values()]
     if others and {*others} <= {*PRESENT, *ABSENT, ""}:
@@ -139,7 +139,7 @@ def _of_columns(table: Path, text: str, header: Header) -> Purpose:
 
 
 def check_purpose(where: str) -> None:
-    """Raises ValueError, with the command that fits, for data that are for another task."""
+    """Raise ValueError, with the command to use, if the data are for another task."""
     task, what = recognise(where)
     if task != CLASSIFY:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Draws the images of each batch: random ones, or as many images of each of some classes."""
+"""Draws the images of each batch: at random, or as many from each of several classes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fullstride.io.records import Count, PositiveInt, Probability, check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """What the batches of a loader are made of.
+    """How a loader draws its batches.
 
     With `shuffle`, for training: an incomplete last batch is dropped, unless it is the only one,
     and an unreadable image is replaced by the next readable one. Without, for evaluation: every
@@ -20,16 +20,16 @@ class LoaderOptions:
 
     With `per_class`, every batch has that many images of each of its classes, adjacent and in one
     process. The number of batches with a class is proportional to its number of images, but a
-    class is at most once in a batch: what exceeds that goes to the other classes. These numbers
-    are rounded at random, and so is which classes meet. A class cycles through its images in
-    random order; one with fewer than `per_class` repeats some in a batch.
+    class is at most once in a batch: the excess goes to the other classes. The numbers are rounded
+    at random, and classes meet at random. A class cycles through its images in random order; a
+    class with fewer than `per_class` repeats some in a batch.
 
-    With `balance`, an epoch has as many images, of each class a number that is proportional to its
+    With `balance`, the length of an epoch stays, and the share of a class is proportional to its
     size to the power of 1 - `balance`: with 1 each class is drawn equally often. A class cycles
     through its images in random order.
 
-    With `repeats`, an epoch has as many images, but each one that is drawn occurs so many times in
-    it with different views, one after the other (arXiv:1902.05509).
+    With `repeats`, the length of an epoch stays, but each image drawn occurs `repeats` times in a
+    row, with different views (arXiv:1902.05509).
     """
 
     batch: PositiveInt
@@ -59,7 +59,7 @@ class LoaderOptions:
 class EpochSampler:
     """The batches of an epoch as (epoch, index, copy), so that workers need not know the epoch.
 
-    `copy` counts, from 0, the earlier places of an image in the epoch that should look different.
+    `copy` counts the earlier occurrences of an image in the epoch, where views should differ.
     """
 
     targets: tuple[Any, ...]
@@ -72,30 +72,30 @@ class EpochSampler:
         return max(1, images // batch) if self.options.shuffle else -(-images // batch)
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
-        epoch, order, how = self.epoch, np.arange(len(self.targets)), self.options
-        rng = np.random.default_rng([how.seed, epoch])
-        if how.per_class:
-            per_batch = how.batch // how.per_class
-            order = _by_class(self.targets, len(self), per_batch, how.per_class, rng)
-        elif how.balance:
-            images = min(len(order), len(self) * how.batch)
-            order = _balanced(self.targets, images, how.balance, rng)
-        elif how.shuffle:
+        epoch, order, opts = self.epoch, np.arange(len(self.targets)), self.options
+        rng = np.random.default_rng([opts.seed, epoch])
+        if opts.per_class:
+            per_batch = opts.batch // opts.per_class
+            order = _by_class(self.targets, len(self), per_batch, opts.per_class, rng)
+        elif opts.balance:
+            images = min(len(order), len(self) * opts.batch)
+            order = _balanced(self.targets, images, opts.balance, rng)
+        elif opts.shuffle:
             order = rng.permutation(len(order))
-        if how.repeats > 1:
+        if opts.repeats > 1:
             # Adjacent, so that the processes get different copies (arXiv:1902.05509), as in timm.
-            order = order.repeat(how.repeats)[: len(order)]
-        copies = _earlier(order) if how.balance or how.repeats > 1 else np.zeros_like(order)
-        for start in range(self.start * how.batch, len(self) * how.batch, how.batch):
+            order = order.repeat(opts.repeats)[: len(order)]
+        copies = _earlier(order) if opts.balance or opts.repeats > 1 else np.zeros_like(order)
+        for start in range(self.start * opts.batch, len(self) * opts.batch, opts.batch):
             # a group stays in one process, whose loss compares only its own images
-            last = min(start + how.batch, len(order))
-            groups = np.arange(start, last).reshape(-1, how.per_class or 1)
-            places = groups[how.rank :: how.world_size].ravel()
+            last = min(start + opts.batch, len(order))
+            groups = np.arange(start, last).reshape(-1, opts.per_class or 1)
+            places = groups[opts.rank :: opts.world_size].ravel()
             yield [(epoch, int(order[place]), int(copies[place])) for place in places]
 
 
 def check_groups(labels: Sequence[int], options: LoaderOptions) -> None:
-    """Raises ValueError unless batches can have `per_class` images of each of their classes."""
+    """Raise ValueError unless batches can have `per_class` images of each of their classes."""
     batch, per_class, world_size = options.batch, options.per_class, options.world_size
     divisors = [number for number in range(1, batch + 1) if batch % number == 0]
     if not options.shuffle or per_class not in divisors:
@@ -132,15 +132,15 @@ def _balanced(
 
 
 def _members(labels: Sequence[int]) -> tuple[list[np.ndarray], np.ndarray]:
-    """The indices of each class's images, and how many they are."""
+    """The indices of each class's images, and the size of each class."""
     if labels and isinstance(labels[0], tuple):
-        raise ValueError("images with several labels have no class that batches could go by")
+        raise ValueError("images with several labels have no single class to draw batches by")
     _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     return np.split(np.argsort(class_of, kind="stable"), np.cumsum(sizes)[:-1]), sizes
 
 
 def _earlier(order: np.ndarray) -> np.ndarray:
-    """For each place, how many earlier ones hold the same index."""
+    """For each position, the number of earlier positions with the same index."""
     by_index = np.argsort(order, kind="stable")
     _, first, counts = np.unique(order[by_index], return_index=True, return_counts=True)
     earlier = np.empty_like(order)
@@ -180,7 +180,7 @@ def _batches_per_class(sizes: np.ndarray, batches: int, per_batch: int) -> np.nd
 
 
 def _round(counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Up or down at random with the same sum; up more often if the fraction is large."""
+    """Round at random, keeping the sum; a larger fraction is rounded up more often."""
     whole = np.floor(counts).astype(int)
     weights = (counts - whole) / rng.exponential(size=len(counts))
     whole[np.argsort(-weights)[: round(counts.sum()) - whole.sum()]] += 1
@@ -190,7 +190,7 @@ def _round(counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _cycle(
     members: np.ndarray, groups: int, per_class: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """(groups, per_class) of a class's images, in a new order after each pass through all."""
+    """Indices (groups, per_class) of a class's images, in a new order after each pass."""
     indices = np.empty(0, int)
     while len(indices) < groups * per_class:
         begun = indices[len(indices) - len(indices) % per_class :]  # a group not yet filled

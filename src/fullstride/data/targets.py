@@ -54,7 +54,7 @@ def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     """The data set at `where`, whose targets are `Objects`: boxes, class indices and difficulty.
 
     A box is (left, top, right, bottom) in pixels of the upright image, from 0 to its width or
-    height. Boxes beyond their image are clipped; those without area or finite edges, outside of the
+    height. Boxes beyond their image are clipped; boxes without area or finite edges, outside of the
     image, or twice in it are left out; notes of the data set count each reason. An image without
     objects is an example of the background.
 
@@ -65,15 +65,14 @@ def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
 
     Pascal VOC's format: a folder with JPEGImages/, Annotations/ and ImageSets/Main/train.txt,
     val.txt, trainval.txt and test.txt, or one with several such folders, such as VOC2007/ and
-    VOC2012/. Of several, with a test in one of them, all other images are for training. Without
-    these folders, XML files are beside the pictures of their names, or in annotations/ beside
-    images/.
+    VOC2012/. If one of several has a test, all other images are for training. Without these
+    folders, XML files are beside the pictures of the same names, or in annotations/ beside images/.
 
-    YOLO's format: a data.yaml, or a folder with text files in labels/ of the names of the pictures
-    in images/. Both may have a folder for each split.
+    YOLO's format: a data.yaml, or a folder with text files in labels/ that have the names of the
+    pictures in images/. Both may have a folder for each split.
 
-    Splits that the data do not have are taken by the rules of `fullstride.data.dataset.open_data`,
-    by the rarest class of an image's objects.
+    Missing splits are taken by the rules of `fullstride.data.dataset.open_data`, by the rarest
+    class of an image's objects.
 
     Raises ValueError in one line.
     """
@@ -87,7 +86,7 @@ def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
 
 
 class Boxes(NamedTuple):
-    """Where boxes are, and in which format."""
+    """The place and the format of boxes."""
 
     root: Path  # the folder or the file
     format: str
@@ -99,7 +98,7 @@ class NoBoxesError(ValueError):
 
 
 def find_boxes(where: str) -> Boxes:
-    """The boxes at `where`, by the names of its files. Raises NoBoxesError without any."""
+    """Find boxes at `where` by the names of files. Raises NoBoxesError if there are none."""
     if not where or not os.path.exists(where):  # noqa: PTH110  names may be too long for `Path`
         hint = near_names(Path(where)) or "check the path"
         raise NoBoxesError(f"no folder or file {where!r}: {hint}")
@@ -123,16 +122,16 @@ def find_boxes(where: str) -> Boxes:
 def open_clips(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     """The data set at `where`, whose items are videos with one class each.
 
-    What `open_data` opens of images, this opens of videos: a folder with one subfolder per class,
-    or with train/ beside val/ or test/, a table with the columns path, label and optionally split,
-    and tar shards as `fullstride data pack` writes them. A video is a file or, but for shards, a
-    folder of frames: JPEGs or PNGs in natural order. `Images.source` is the path or the bytes of a
-    video, and `Images.picture` its middle frame.
+    As `open_data`, with videos in place of images: a folder with one subfolder per class, or with
+    train/ beside val/ or test/, a table with the columns path, label and optionally split, and tar
+    shards as `fullstride data pack` writes them. A video is a file or, except in shards, a folder
+    of frames: JPEGs or PNGs in natural order. `Images.source` is the path or the bytes of a video,
+    and `Images.picture` its middle frame.
 
     Splits are taken by the rules of `open_data`. Clips cut from one recording must be in one split:
-    name the recording by `group`. Copies are recognised of files, not of folders of frames.
+    name the recording by `group`. Copies of files are recognised, copies of folders of frames not.
 
-    Classes whose names differ by "left" and "right" alone are directions, which a mirror image
+    Classes whose names differ only by "left" and "right" are directions, which a mirror image
     exchanges: `DataSet.mirror` is then False, and a note says so.
 
     Raises ValueError in one line.
@@ -149,7 +148,7 @@ def open_clips(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
 
 
 def _directions(classes: tuple[str, ...]) -> tuple[str, str] | None:
-    """Two classes of which one is the other with "right" in place of "left"; None without any."""
+    """Two classes whose names differ by "left" and "right"; None if there are none."""
     names = {name.lower(): name for name in classes}
     for name in classes:
         other = name.lower().replace("left", "right")
@@ -164,21 +163,21 @@ def open_labels(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     An image without labels has the target (). It is a negative example of all classes.
 
     A table is a .csv or .tsv file with the columns path and labels, and optionally split. A cell
-    has any number of labels, separated by ; | , or spaces: which one is read from the table, or
-    written behind its name, "photos.csv?separator=;". Without a column of labels, every other one
-    is a class, with 1 (true, yes) or 0 (false, no, nothing). Rows of one image are joined.
+    has any number of labels, separated by ; | , or spaces. The separator is recognised, or stands
+    behind the table's name, "photos.csv?separator=;". Without a column of labels, every other
+    column is a class, with 1 (true, yes) or 0 (false, no, nothing). Rows of one image are joined.
 
     A folder with `annotations/instances_train2017.json` and the like, or with
     `train/_annotations.coco.json`, or such a .json file, is in COCO's format: the labels of an
     image are the categories of its annotations. Images are in a folder of the split's name, in
     images/, or beside the annotations.
 
-    What else `open_data` opens has one label for each image, but images with the same bytes in
-    several class folders are one, with all their labels.
+    All other data of `open_data` have one label for each image, but images with the same bytes in
+    several class folders are one image with all their labels.
 
-    Splits are taken by the rules of `open_data`. Where these consider the class of an image, it is
-    its rarest label, of the labels of all images that splits are taken from: frequent labels are in
-    every split anyhow. Images without labels are a class of their own.
+    Splits are taken by the rules of `open_data`, where an image counts for its rarest label among
+    the images that splits are taken from: frequent labels are in every split anyhow. Images
+    without labels are a class of their own.
 
     Raises ValueError in one line.
     """
@@ -227,13 +226,13 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
     images/ may be rgb/, and masks/ annotations/ or labels/.
 
     The names of the classes are the lines of classes.txt beside the masks or in the folder. Values
-    whose line is "ignored" are as 255. Without it, the classes are "0" to the largest value of the
-    training. A release of ADE20K, with images/training, annotations/training and
+    whose line is "ignored" are treated as 255. Without the file, the classes are "0" to the largest
+    value of the training. A release of ADE20K, with images/training, annotations/training and
     objectInfo150.txt, has the 150 classes of that file; value 0 is ignored.
 
-    Masks in colours have a table of them: the file `colours`, or label_colors.txt, labelmap.txt or
-    another of `COLOUR_TABLES` with the data; "voc" is Pascal VOC's palette. A line of the table is
-    128 0 0 road, and "ignored" is no class. The values of a PNG with a palette are classes.
+    Masks in colours need a table of colours: the file `colours`, or label_colors.txt, labelmap.txt
+    or another of `COLOUR_TABLES` with the data; "voc" is Pascal VOC's palette. A line of the table
+    is 128 0 0 road, and "ignored" is no class. The values of a PNG with a palette are classes.
 
     A folder with JPEGImages, SegmentationClass and ImageSets/Segmentation is one year of VOC.
 
@@ -271,9 +270,9 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
 def open_depths(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     """The data set at `where`, whose targets are `DepthFile`s: the depth of each pixel.
 
-    The folders are those of `open_masks`, with depth/ in place of masks/: PNGs of 16 bits in
-    millimetres, where 0 is no depth, or .npy files with an array (H, W) of metres, where what is
-    not finite or not above 0 is no depth. The one class, "depth", is the output of a network.
+    The layout is as for `open_masks`, with depth/ in place of masks/: PNGs of 16 bits in
+    millimetres, where 0 is no depth, or .npy files with an array (H, W) of metres, where values
+    that are not finite and positive are no depth. The one class, "depth", is a network's output.
 
     Raises ValueError in one line.
     """
@@ -299,7 +298,7 @@ def _open_maps(
     classes: tuple[str, ...],
     target: Callable[[str], MapFile],
 ) -> DataSet:
-    """The pictures of pairs, with the target of the name of each one's map."""
+    """The pictures of `pairs`; `target` makes the target from the name of a picture's map."""
     data = from_source(replace(source, listing=replace(pairs.listing, classes=classes)), rule)
 
     def with_maps(images: Images) -> Images:
@@ -316,7 +315,7 @@ def _fingerprint(of_pictures: str, pairs: PairedListing) -> str:
 
 
 def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
-    """ "0" to the largest value of the training; each mask is read once for it."""
+    """The names "0" to the largest value of the training masks, each of which is read."""
     largest = -1
     for sample in counted(pairs.listing.splits["train"], "masks"):
         name = pairs.files[sample.name].name
@@ -337,7 +336,7 @@ def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
 
 
 def _classes_of_values(names: tuple[str, ...]) -> bytes:
-    """The class of each value: those that are not left out, in their order."""
+    """The class of each value; values named `LEFT_OUT` are `IGNORED`, the others are numbered."""
     left_out = [name == LEFT_OUT for name in names]
     return bytes(
         IGNORED if out else value - sum(left_out[:value]) for value, out in enumerate(left_out)

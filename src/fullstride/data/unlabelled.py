@@ -53,12 +53,12 @@ def open_unlabelled(where: str) -> Unlabelled:
 
     Args:
         where: A folder with images at any depth; a text file with a path in each line; a .csv or
-            .tsv file with the column path and perhaps label; tar shards, by their folder or a
-            pattern; a folder of IDX files; a dataset of Hugging Face; an image; "digits".
+            .tsv file with the column path and perhaps label; a folder or a pattern of tar shards;
+            a folder of IDX files; a dataset of Hugging Face; an image; "digits".
 
-    Paths in a list are relative to its folder. Class names are the folders directly below a folder,
-    or below train/, val/ and test/ in it, if all images are in one. An image that cannot be read is
-    listed like the others. Raises ValueError, in one line, where there are no images.
+    Paths in a list are relative to its folder. The class names of a folder are its subfolders, or
+    the subfolders of train/, val/ and test/ in it, if all images are in one. An unreadable image is
+    listed like the others. Raises ValueError, in one line, if there are no images.
     """
     path = Path(where)
     if where == DIGITS or choice_in(where)[1]:
@@ -96,7 +96,7 @@ def _of_folder(root: Path) -> Unlabelled:
 
 
 def _folder_class(name: str) -> str:
-    """The first folder of a name that is no split; "" if there is none."""
+    """The first folder in a name that is not a split; "" if there is none."""
     folders = name.split("/")[:-1]
     if folders and folders[0].lower() in SPLITS:
         del folders[0]
@@ -151,7 +151,7 @@ def _of_list(path: Path) -> Unlabelled:
 
 
 def _table_rows(table: Path) -> list[tuple[str, str]]:
-    """The path and the label, "" without one, of each row that has a path."""
+    """The path and the label, "" if missing, of each row that has a path."""
     text = table_text(table)
     header = find_header(table, text, {name: COLUMNS[name] for name in ("path", "label")})
     check_columns(table, header, ("path",))
