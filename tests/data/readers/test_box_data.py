@@ -366,7 +366,7 @@ def test_yolo_keeps_its_splits_and_counts_classes_without_names(tmp_path):
         ("x 0.5 0.5 0.2 0.2", "line 2"),
         ("-1 0.5 0.5 0.2 0.2", "line 2"),
         ("0 0.5 0.5 0.2 0.2 0.9", "line 2"),
-        ("7 0.5 0.5 0.2 0.2", r"b\.txt' has the class 7, and the names are those of 0 to 1"),
+        ("7 0.5 0.5 0.2 0.2", r"b\.txt' has the class 7, and only 0 to 1 have names"),
     ],
 )
 def test_a_bad_line_of_yolo_is_named(tmp_path, line, words):

@@ -29,17 +29,17 @@ from fullstride.io.writing import open_regular
 # ---- the lists of a large JSON file, an element at a time
 
 
-CHARACTERS = 2**20  # that are read at once
+CHARACTERS = 2**20  # read at once
 MAX_CHARACTERS = 2**26  # of one element, or of another value
 SPACE = re.compile(r"[ \t\n\r]*")
 DRIVE = re.compile("[A-Za-z]:/")  # of Windows
 
 
 def read_lists(path: Path, names: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Each element of the lists `names` of the object in a file, with the name of its list.
+    """Each element of the lists `names` of the object in a file, after the name of the list.
 
-    They come in the order of the file, and only one of them is in memory. Other members are read
-    and dropped. Raises ValueError in one line for a file that is no whole JSON object.
+    Elements come in the order of the file, and only one is in memory. Other members are dropped.
+    Raises ValueError in one line for a file that is not a complete JSON object.
     """
     with open_regular(path) as file, TextIOWrapper(file, "utf-8-sig") as text:
         reader = _Reader(path, text)
@@ -67,7 +67,7 @@ def read_lists(path: Path, names: Collection[str]) -> Iterator[tuple[str, Any]]:
 
 
 class _Reader:
-    """The characters of a file from a position on, as far as they were needed."""
+    """The characters of a file from a position on, read as far as needed."""
 
     def __init__(self, path: Path, file: TextIO):
         self.path, self.file, self.text, self.at = path, file, "", 0
@@ -118,7 +118,7 @@ class _Reader:
 
 
 BESIDE = "_annotations.coco.json"  # in the folder of a split, as some tools export it
-HEAD_BYTES = 2**16  # of a file, by which its format is recognised
+HEAD_BYTES = 2**16  # of a file, to recognise its format
 ONE_LIST = re.compile(rb'"(images|annotations|categories)"\s*:\s*\[')
 IMAGE_LIST = re.compile(rb'"images"\s*:\s*\[')
 
@@ -138,32 +138,33 @@ class CocoImage(NamedTuple):
 
 
 class CocoFile(NamedTuple):
-    """What one file of annotations says about whole images."""
+    """The content of one file of annotations, by image."""
 
     path: Path
     categories: Mapping[int, str]  # by id
     images: Sequence[CocoImage]
 
     def annotated(self) -> dict[int, Any]:
-        """The id of one of its annotations by each category that has some."""
+        """The categories that have annotations -> the id of one annotation."""
         return {each.category: each.id for image in self.images for each in image.objects}
 
 
 def coco_files(where: Path) -> dict[str, Path]:
-    """The annotation file of each split; none if `where` is no such data set.
+    """The annotation file of each split; {} if `where` is no such data set.
 
     `where` is a .json file, or a folder with `annotations/instances_train2017.json` and so on, with
     `train/_annotations.coco.json` and so on, or with other files in COCO's format, in it or in
-    annotations/: one, or one for each split, with train, val or test in its name.
+    annotations/: one, or one for each split, with train, val or test in the name.
 
-    Raises ValueError for several files whose names say no split.
+    Raises ValueError for several files whose names do not say the split.
     """
     if where.suffix.lower() == ".json" and where.is_file():
         return {"train": where}
     if not os.path.isdir(where):  # noqa: PTH112  a pattern may be too long a name for `Path.is_dir`
         return {}
     named = [(path.parent.name, path) for path in sorted(where.glob(f"*/{BESIDE}"))]
-    named += [(_rest(path), path) for path in sorted(where.glob("annotations/instances_*.json"))]
+    paths = sorted(where.glob("annotations/instances_*.json"))
+    named += [(path.stem.removeprefix("instances_"), path) for path in paths]
     if not named:
         paths = sorted([*where.glob("*.json"), *where.glob("annotations/*.json")])
         named = [(path.stem, path) for path in paths if _lists_images(path)]
@@ -188,7 +189,7 @@ def coco_files(where: Path) -> dict[str, Path]:
 
 
 def _lists_images(path: Path) -> bool:
-    """Whether a file is, or where it is long begins as, an object with lists of COCO's format."""
+    """Whether a file is, or if long begins as, a JSON object with the lists of COCO's format."""
     try:
         with open_regular(path) as file:
             head = file.read(HEAD_BYTES)
@@ -198,16 +199,11 @@ def _lists_images(path: Path) -> bool:
     return head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") and bool(lists.search(head))
 
 
-def _rest(path: Path) -> str:
-    """Of a file of annotations: "train2017"."""
-    return path.stem.removeprefix("instances_")
-
-
 def read_coco_labels(files: Mapping[str, Path]) -> Listing:
-    """The images of annotation files by their splits, with the categories of their annotations.
+    """The images of annotation files by split, with the categories of their annotations.
 
-    Classes are the categories of the training images in the order of their ids, also those without
-    annotations. Those of other splits are matched by name.
+    Classes are the categories in the training file, even without annotations, in the order of
+    their ids. Categories in the files of other splits are matched by name.
 
     Raises ValueError in one line that names the file and the image, annotation or category.
     """
@@ -236,7 +232,7 @@ def read_coco_objects(files: Mapping[str, Path]) -> Listing:
     return replace(listing, notes=(*listing.notes, *check.notes()))
 
 
-# What is learnt of an image, with the class index of each category, and the path of its file.
+# image, class index of each category, path of the image's file -> the target
 Target = Callable[[CocoImage, Mapping[int, int], Path], Any]
 
 
@@ -327,13 +323,13 @@ def _known(entry: Any, name: str, kind: Any, where: str) -> Any:
 
 
 def _size_of(entry: Any) -> tuple[int, int] | None:
-    """The width and height of an image, unless they are missing or wrong."""
+    """The width and height of an image; None if they are missing or wrong."""
     size = _field(entry, "width"), _field(entry, "height")
     return size if all(type(side) is int and side > 0 for side in size) else None
 
 
 def _box(entry: Any, where: str) -> Box:
-    """COCO's (left, top, width, height) of an annotation as edges."""
+    """The edges of an annotation's box, which COCO stores as (left, top, width, height)."""
     values = _field(entry, "bbox")
     is_box = isinstance(values, list) and len(values) == 4
     try:
@@ -346,7 +342,7 @@ def _box(entry: Any, where: str) -> Box:
 
 
 def _one_for_each_file(images: Iterable[CocoImage]) -> list[CocoImage]:
-    """The images, of which one with the objects of all stands for those with one name."""
+    """The images, where entries of the same file are joined into one with all objects."""
     by_name: dict[str, CocoImage] = {}
     for image in images:
         if (earlier := by_name.setdefault(image.name, image)) is not image:
@@ -358,13 +354,13 @@ def _one_for_each_file(images: Iterable[CocoImage]) -> list[CocoImage]:
 
 
 def _root(path: Path) -> Path:
-    """The folder of the data set: images are in it or below."""
+    """The folder of the data set, which has the images at any depth."""
     folder = path.resolve().parent
     return folder.parent if folder.name == "annotations" or path.name == BESIDE else folder
 
 
 def _image_files(root: Path, split: str, content: CocoFile) -> Iterator[tuple[CocoImage, str, int]]:
-    """Each image with the name of its file below `root`, and its bytes. Raises ValueError."""
+    """Each image, the name of its file below `root`, and the file's bytes. Raises ValueError."""
     size_of = FileSizes(root)
     folder = _image_folder(root, split, content, size_of)
     files = [_find_file(folder, image.name, size_of) for image in content.images]
@@ -382,8 +378,8 @@ def _image_files(root: Path, split: str, content: CocoFile) -> Iterator[tuple[Co
 def _find_file(folder: str, name: str, size_of: FileSizes) -> tuple[str, int] | None:
     """The path of an image below the root of `size_of`, and its bytes; None without a file.
 
-    Labelling tools write names in three ways: as they are, with percent signs as in a URL, and as
-    the path on the machine where pictures were labelled, of which the last part is taken.
+    Labelling tools write plain names, names with percent signs as in a URL, or the path on the
+    machine where pictures were labelled; only the last part of such a path is used.
     """
     for spelling in dict.fromkeys((name, unquote(name))):
         pure = PurePosixPath(spelling)
@@ -397,8 +393,9 @@ def _find_file(folder: str, name: str, size_of: FileSizes) -> tuple[str, int] | 
 
 def _image_folder(root: Path, split: str, content: CocoFile, size_of: FileSizes) -> str:
     """The folder below `root` that has the first image. Raises ValueError."""
-    rest = content.path.parent.name if content.path.name == BESIDE else _rest(content.path)
-    folders = [rest, f"images/{rest}", split, f"images/{split}", "images", "."]
+    name = content.path.stem.removeprefix("instances_")  # such as train2017
+    name = content.path.parent.name if content.path.name == BESIDE else name
+    folders = [name, f"images/{name}", split, f"images/{split}", "images", "."]
     first = content.images[0]
     others = sorted(path.name for path in root.iterdir() if path.is_dir())
     for folder in (*folders, *others):

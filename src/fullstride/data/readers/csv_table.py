@@ -1,4 +1,4 @@
-"""Reads tables of images, CSV with a header: a row has a path, a label or several, and a split."""
+"""Reads tables of images, CSV with a header: a row has a path, one or more labels, and a split."""
 
 import csv
 import os
@@ -28,7 +28,7 @@ from fullstride.io.console import counted
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t"
 UNUSUAL = re.compile(r"//|/\.(/|$)|/$")  # parts of a path that pathlib leaves out
-COLUMNS = {  # purpose of a column -> the names that its header may have
+COLUMNS = {  # purpose of a column -> its possible titles
     "path": ("path", "image", "filename", "file"),
     "label": ("label", "class", "target"),
     "split": ("split",),
@@ -51,14 +51,14 @@ Labels = frozenset[str]
 class Row(NamedTuple):
     line: int  # of the file, from 1
     name: str  # POSIX path below the table's folder, or absolute
-    split: str  # "train", "val" or "test"; all "train" in a table without that column
-    group: str  # "" without such a column
+    split: str  # "train", "val" or "test"; "train" in a table without a split column
+    group: str  # "" in a table without a group column
     labels: Labels
-    absent: Labels = frozenset()  # classes that the row says the image does not have
+    absent: Labels = frozenset()  # classes that the row denies
 
 
 def is_table(where: str) -> bool:
-    """Whether a name is that of a table; a folder may end in .csv too."""
+    """Whether `where` names a table; the name of a folder may end in .csv too."""
     # a pattern of shards may be too long a name for `Path.is_dir`
     return Path(where).suffix.lower() in SUFFIXES and not os.path.isdir(where)  # noqa: PTH112
 
@@ -75,9 +75,8 @@ def read_table(
 ) -> Listing:
     """The images or videos of a table in the order of the rows, without repeated rows.
 
-    Paths are relative to the table's folder, or absolute. The values of the column `group` are the
-    groups, if there is such a column. With `unseen_classes`, labels that no training row has are
-    the last classes.
+    Paths are relative to the table's folder, or absolute. The column `group`, if there is one, has
+    the groups. With `unseen_classes`, labels that no training row has are the last classes.
     """
     text = table_text(table)
     header = find_header(table, text, COLUMNS, group)
@@ -110,9 +109,9 @@ def table_text(table: Path) -> str:
 def find_header(
     table: Path, text: str, names: Mapping[str, Sequence[str]], group: str = ""
 ) -> Header:
-    """The header, by the delimiter that gives the most columns with one of `names`.
+    """The header, split by the delimiter that gives the most known columns.
 
-    `names` has the titles that a column of each purpose may have; `group` is one more column.
+    `names` maps each purpose to the possible titles of its column; `group` is one more column.
     """
     candidates = []
     for delimiter in DELIMITERS:
@@ -144,7 +143,7 @@ def check_columns(table: Path, header: Header, columns: Sequence[str]) -> None:
 
 
 def read_rows(table: Path, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
-    """The line and the fields of each row that is not blank. Raises ValueError if there is none."""
+    """The line and the fields of each row that is not blank. Raises ValueError without rows."""
     rows, line = [], 1
     reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
@@ -173,7 +172,7 @@ def _not_csv(table: Path, line: int, error: csv.Error) -> ValueError:
 def _row(
     table: Path, line: int, fields: Sequence[str], columns: Mapping[str, int], *labels: Labels
 ) -> Row:
-    """The row of a line, whose label is in a column or is one of `labels`; its path is a name."""
+    """The row of a line; labels are in `labels` (present, absent), or else in the label column."""
     texts = {}
     for column, index in columns.items():
         if value := fields[index] if index < len(fields) else "":
@@ -194,15 +193,15 @@ def _one_label(name: str) -> Labels:
 
 
 def _name(table: Path, path: str) -> str:
-    """Relative to the table's folder if possible, so that splits stay when the folder moves."""
+    """The path below the table's folder, if it is, so that splits stay when the folder moves."""
     if os.sep == "/" and path[0] not in "/." and not UNUSUAL.search(path):
-        return path  # as pathlib would write it, in a tenth of its time
+        return path  # pathlib's result, in a tenth of the time
     root, pure = table.parent, PurePath(path)
     return (pure.relative_to(root) if pure.is_relative_to(root) else pure).as_posix()
 
 
 def _check_repeated(table: Path, row: Row, earlier: Row, columns: Sequence[str]) -> None:
-    """Raises ValueError where two rows of one image differ in one of these fields."""
+    """Raise ValueError if two rows of one image differ in one of these fields."""
     for column in columns:
         new, old = getattr(row, column), getattr(earlier, column)
         if new != old:
@@ -223,10 +222,10 @@ def _listing(
     notes: Sequence[str] = (),
     one_label: bool = False,
 ) -> Listing:
-    """The samples of the rows, whose targets are sorted indices of their labels or the only one."""
+    """The samples of the rows; targets are the sorted indices of the labels, or the only index."""
     indices = {name: index for index, name in enumerate(classes)}
     splits: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
-    targets: dict[Labels, Any] = {}  # equal ones of many rows are one object
+    targets: dict[Labels, Any] = {}  # rows with equal labels share one object
     for row in rows:
         if row.labels in targets:
             continue
@@ -250,7 +249,7 @@ def _listing(
 
 
 def _file_sizes(table: Path, rows: Sequence[Row], kind: FileKind) -> list[int]:
-    """The bytes of the files of the rows. Raises ValueError if some are missing."""
+    """The bytes of each row's file. Raises ValueError if files are missing."""
     sizes, missing, size_of = [], [], FileSizes(table.parent)
     for row in rows:
         size = size_of(row.name)
@@ -280,16 +279,16 @@ PRESENT, ABSENT = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no"}
 def read_label_table(table: Path, separator: str | None = None, group: str = "") -> Listing:
     """The images of a table with all their labels; rows of one image are joined.
 
-    The column of labels has one of the titles `LABELS`, and its cells have any number of labels;
-    without such a column each one but path, split and group is a class, with 1 (true, yes) or 0
+    The column of labels has one of the titles `LABELS`, and its cells have any number of labels.
+    Without it, every column except path, split and group is a class, with 1 (true, yes) or 0
     (false, no, nothing). Targets are sorted indices of the classes.
 
     Args:
         table: A .csv or .tsv file; paths are relative to its folder, or absolute.
-        separator: Of the labels in a cell. "": each cell is one label. None: the one of
-            `SEPARATORS` that the cells have, else a space if the cells are made of fewer words than
-            there are different cells, or of numbers.
-        group: A column with the groups of `SplitRule`, if there is one of that name.
+        separator: The separator of labels in a cell. "": each cell is one label. None: the
+            character of `SEPARATORS` in the cells, else a space if the cells have fewer distinct
+            words than there are distinct cells, or are numbers.
+        group: The name of a column with the groups of `SplitRule`, which may be missing.
 
     Raises ValueError in one line that names the file and the row.
     """
@@ -319,7 +318,7 @@ def read_label_table(table: Path, separator: str | None = None, group: str = "")
 
 
 def find_separator(table: Path, cells: Iterable[str]) -> str:
-    """What separates the labels of these different cells; "" if each is one label."""
+    """The separator of labels in these distinct cells; "" if each cell is one label."""
     cells = [cell for cell in cells if cell]
     signs = [sign for sign in SEPARATORS if any(sign in cell for cell in cells)]
     if len(signs) > 1:
@@ -367,7 +366,7 @@ def _with_columns(
 ) -> tuple[list[Row], list[str]]:
     """The rows, and the titles of the columns that are classes.
 
-    A column without a title is not used: pandas writes its index so.
+    A column without a title is not used: it is pandas' index.
     """
     others = {*header.columns.values()}
     places = {i: title for i, title in enumerate(header.titles) if title and i not in others}
@@ -380,7 +379,7 @@ def _with_columns(
     if twice := [title for title in classes if classes.count(title) > 1]:
         raise ValueError(f"{at_line(table, 1)} has two columns {twice[0]!r}: remove one")
     labelled: list[Row] = []
-    sets: dict[Labels, Labels] = {}  # equal ones of several rows are one object
+    sets: dict[Labels, Labels] = {}  # rows with equal labels share one object
     for line, fields in counted(rows, "rows"):
         if len(fields) < len(header.titles):
             raise ValueError(
@@ -406,7 +405,7 @@ def _with_columns(
 def _joined(
     table: Path, rows: Iterable[Row], alike: Sequence[str] = ("split", "group")
 ) -> list[Row]:
-    """One row for each image, with the labels of all its rows, whose fields `alike` are equal."""
+    """One row for each image, with the labels of all its rows, which must agree in `alike`."""
     images: dict[str, Row] = {}
     for row in rows:
         if (earlier := images.setdefault(row.name, row)) is row:

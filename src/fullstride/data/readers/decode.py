@@ -18,13 +18,13 @@ from fullstride.nets.preprocessing import WHITE
 
 EXIF_ORIENTATION = 0x0112
 STRIP_PIXELS = 2**20  # converted at a time
-HAD_ALPHA = "had_alpha"  # in `info` of a decoded image of which pixels were transparent
+HAD_ALPHA = "had_alpha"  # in `info` of a decoded image that had transparent pixels
 
 
 def plain_image(image: Image.Image, channels: int, background: str = WHITE) -> Image.Image:
-    """An upright copy of an image of any mode as "L" (1 channel) or "RGB" (3), as `decode` gives.
+    """An upright copy of an image of any mode as "L" (1 channel) or "RGB" (3), like `decode`'s.
 
-    It has no metadata, so that nothing rotates it again.
+    The copy has no metadata, so that nothing rotates it again.
     """
     return to_mode(upright(image), pixel_mode(channels), background)
 
@@ -38,7 +38,7 @@ def pixel_mode(channels: int) -> str:
 def orientation(image: Image.Image) -> int:
     """The EXIF orientation by which `upright` will turn the image; 1 where it will not.
 
-    Of a PNG only if it is before the pixels: Pillow decodes them to find out.
+    The orientation of a PNG counts only if it is before the pixels, which Pillow else decodes.
     """
     with suppress(Exception):
         if image.format == "PNG" and "exif" not in image.info:
@@ -48,15 +48,15 @@ def orientation(image: Image.Image) -> int:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    # The pixels are whole even where the EXIF block is damaged. Where only writing it without the
-    # orientation fails, the pixels are upright already.
+    # A damaged EXIF block leaves the pixels whole. If only writing it without the orientation
+    # fails, the pixels are upright already.
     with suppress(Exception):
         ImageOps.exif_transpose(image, in_place=True)
     return image
 
 
 def to_mode(image: Image.Image, mode: str, background: str = WHITE) -> Image.Image:
-    """An 8-bit copy of an image of any mode, without metadata but `HAD_ALPHA`."""
+    """An 8-bit copy of an image of any mode, without metadata except `HAD_ALPHA`."""
     if image.mode == "F" or image.mode.startswith("I"):
         copy = _eight_bits(image, mode)
     elif image.has_transparency_data:
@@ -68,7 +68,7 @@ def to_mode(image: Image.Image, mode: str, background: str = WHITE) -> Image.Ima
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Rows of an image, from each first row: a conversion holds little beside the whole image."""
+    """Strips of an image with their first rows: converting strips needs little extra memory."""
     rows = max(1, STRIP_PIXELS // max(1, image.width))
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -86,7 +86,7 @@ def _over_background(image: Image.Image, mode: str, background: str) -> Image.Im
 
 
 def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
-    """Gray of more than 8 bits, scaled: Pillow's own conversion clips all above 255 to white."""
+    """Scale gray of more than 8 bits: Pillow's own conversion clips values above 255 to white."""
     low, high = np.float32(np.inf), np.float32(-np.inf)
     for _, strip in _strips(image):
         values = np.asarray(strip).astype(np.float32)
@@ -106,24 +106,23 @@ def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
     return copy
 
 
-# Pillow's other readers are not used: EPS starts a program, and no suffix of a folder's images
-# needs one.
+# Pillow's other readers are not used: EPS starts a program, and none of `SUFFIXES` needs them.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 MAX_FILE_BYTES = 2**30  # of an image; 89 megapixels have at most 712 MB
-MAX_MEGAPIXELS = 89.0  # of an image that is decoded whole; more are a bomb to Pillow
+MAX_MEGAPIXELS = 89.0  # of an image that is decoded whole; Pillow takes more for a bomb
 
 # Images above `MAX_MEGAPIXELS` are decoded within this memory or not at all.
 MAX_MEMORY_MIB = 1024
 LARGE_FORMATS = ("JPEG", "MPO", "PNG", "TIFF")
-# Bytes of pixels / bytes of the file: 192 in a JPEG of one colour, up to 1030 in what zlib packs.
+# Bytes of pixels / bytes of the file: 192 in a JPEG of one colour, up to 1030 in zlib's formats.
 MAX_COMPRESSION = 250
-FACTORS = (8, 4, 2)  # by which a JPEG can be reduced while it is decoded
+FACTORS = (8, 4, 2)  # a JPEG can be reduced by these while it is decoded
 MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # of a pixel in memory; others: 4
 CHANNELS_BY_SAMPLING = {0: 3.0, 1: 2.0, 2: 1.5}  # of the size of the image: 4:4:4, 4:2:2, 4:2:0
-# The sides of a reduced image are rounded up, so that part of its last pixels is outside of the
-# image. By EXIF orientation: the stored side (0: width, 1: height) whose last pixel is upright at
-# the left or at the top.
+# The sides of a reduced image are rounded up, so that its last pixels are partly outside of the
+# image. EXIF orientation -> the stored side (0: width, 1: height) whose last pixel is at the left
+# or at the top of the upright image.
 LAST_AT_LEFT, LAST_AT_TOP = {2: 0, 3: 0, 6: 1, 7: 1}, {3: 1, 4: 1, 7: 0, 8: 0}
 
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
@@ -133,7 +132,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 class Crop(NamedTuple):
-    """A box of an upright image, and the size that it will be resized to."""
+    """A box of an upright image, and the size to resize it to."""
 
     box: Box
     size: Size
@@ -151,7 +150,7 @@ class UnreadableImage(ValueError):  # noqa: N818
 
 
 class OversizedImage(UnreadableImage):
-    """An image of more pixels than the limit, by its header; nothing was decoded."""
+    """An image whose header states more pixels than the limit; nothing was decoded."""
 
 
 def file_bytes(source: Path | bytes) -> bytes:
@@ -165,13 +164,13 @@ def file_bytes(source: Path | bytes) -> bytes:
 
 
 def image_format(source: Path | bytes) -> str:
-    """Pillow's name of the format of an image file, by its header. Raises UnreadableImage."""
+    """Pillow's name of an image file's format, from the header. Raises UnreadableImage."""
     with _opened(source) as (image, _):
         return image.format or ""
 
 
 def image_size(source: Path | bytes) -> Size:
-    """Width and height of the upright image, by the header of its file. Raises UnreadableImage."""
+    """Width and height of the upright image, from the file's header. Raises UnreadableImage."""
     with _opened(source) as (image, _):
         w, h = image.size
         return (h, w) if orientation(image) in SIDEWAYS else (w, h)
@@ -187,7 +186,7 @@ def decode(
     """The first frame of an image file, as mode "L" (1 channel) or "RGB" (3).
 
     Transparent pixels are blended with `background`. 16-bit gray is scaled from 0..65535; floats,
-    and integers outside of that range, from the image's own minimum and maximum.
+    and integers outside of this range, from the image's own minimum and maximum.
 
     Args:
         source: The path of a regular file, or its bytes.
@@ -217,19 +216,19 @@ def decode_crop(
     max_memory_mib: float | None = None,
     background: str = WHITE,
 ) -> tuple[Image.Image, Crop]:
-    """An image file decoded as far as a crop of it needs, and the crop in the decoded pixels.
+    """Decode an image file as far as a crop needs; also returns the crop in the decoded pixels.
 
-    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where the box then has `oversampling` times the
-    pixels of the result along each side, or more. All other images are decoded whole.
+    A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the box still has at least `oversampling`
+    times the pixels of the result along each side. All other images are decoded whole.
 
     Args:
         source: The path of a regular file, or its bytes.
         channels: 1 or 3.
-        crop: Function from the size of the upright image to a crop of it.
-        oversampling: Pixels of the decoded box / pixels of the result, along a side, at least.
-        max_memory_mib: The most memory to decode in. None: `MAX_MEMORY_MIB` for images above
-            `MAX_MEGAPIXELS`, any for others. JPEGs are reduced further to fit.
-        background: Of transparent pixels, as in `decode`.
+        crop: Function from the size of the upright image to a crop.
+        oversampling: The least pixels of the decoded box / pixels of the result, along a side.
+        max_memory_mib: The most memory for decoding. None: `MAX_MEMORY_MIB` for images above
+            `MAX_MEGAPIXELS`, no limit for others. JPEGs are reduced further to fit.
+        background: The colour behind transparent pixels, as in `decode`.
 
     Raises UnreadableImage and OversizedImage, as `decode` does.
     """
@@ -265,7 +264,7 @@ def decode_crop(
 
 @contextmanager
 def _opened(source: Path | bytes) -> Iterator[tuple[Image.Image, int]]:
-    """The image, by its header only, and the bytes of its file. Raises UnreadableImage."""
+    """Open an image, reading the header only; also yields the file's bytes. UnreadableImage."""
     try:
         with (
             warnings.catch_warnings(),
@@ -287,7 +286,7 @@ def _opened(source: Path | bytes) -> Iterator[tuple[Image.Image, int]]:
 def _open(file: BinaryIO) -> Image.Image:
     try:
         return Image.open(file, formats=FORMATS)
-    except Image.DecompressionBombError:  # above twice Pillow's limit, which is one of the process
+    except Image.DecompressionBombError:  # above twice Pillow's limit, which is global
         file.seek(0)
         start = file.read(16)
         for factory, accept in (Image.OPEN[name] for name in FORMATS if name in LARGE_FORMATS):
@@ -306,7 +305,7 @@ def _load(image: Image.Image) -> None:
 def _factor(image: Size, crop: Crop, oversampling: float) -> int:
     (left, top, right, bottom), (width, height) = crop
     shrink = min((right - left) / width, (bottom - top) / height)
-    # beside an image black begins, and must not begin later
+    # the black beside an image must not begin later
     is_inside = min(left, top) >= 0 and right <= image[0] and bottom <= image[1]
     for factor in FACTORS:
         is_exact = is_inside or not any(side % factor for side in image)
@@ -318,7 +317,7 @@ def _factor(image: Size, crop: Crop, oversampling: float) -> int:
 def _fitting_factor(
     image: Image.Image, mode: str, factor: int, max_memory_mib: float, name: str
 ) -> int:
-    """The factor, or a larger one, by which an image is decoded within `max_memory_mib`."""
+    """The smallest factor, at least `factor`, that decodes an image within `max_memory_mib`."""
     factors = [factor]
     if isinstance(image, JpegImageFile):
         factors = [each for each in (1, *reversed(FACTORS)) if each >= factor]
@@ -334,7 +333,7 @@ def _fitting_factor(
 
 
 def _memory_mib(image: Image.Image, mode: str, factor: int) -> float:
-    """The most memory that decoding by `factor` and converting to `mode` may take."""
+    """The peak memory of decoding at 1/`factor` and converting to `mode`."""
     stored = MODE_BYTES.get(image.mode, 4)
     is_plain = image.mode == mode and not image.has_transparency_data
     pixel = stored if is_plain else stored + MODE_BYTES.get(mode, 4)
@@ -343,7 +342,7 @@ def _memory_mib(image: Image.Image, mode: str, factor: int) -> float:
     pixels = image.width * image.height
     needed = pixel * pixels / factor**2
     channels = len(image.getbands())
-    if isinstance(image, JpegImageFile):  # a progressive one is held as 16-bit coefficients
+    if isinstance(image, JpegImageFile):  # a progressive JPEG is held as 16-bit coefficients
         needed += 2 * pixels * CHANNELS_BY_SAMPLING.get(get_sampling(image), channels)
     elif image.format == "TIFF":  # one strip may have all rows
         needed += channels * pixels
@@ -351,7 +350,7 @@ def _memory_mib(image: Image.Image, mode: str, factor: int) -> float:
 
 
 def _check_large(image: Image.Image, bytes_in: int, name: str) -> None:
-    """Raise OversizedImage for a large image of another format, or which looks like a bomb."""
+    """Raise OversizedImage for a large image in another format, or for a decompression bomb."""
     megapixels = f"it has {image.width * image.height / 1e6:,.1f} megapixels"
     if image.format not in LARGE_FORMATS:
         limit = f"{MAX_MEGAPIXELS:g} megapixels are the limit of {image.format} images"
@@ -376,6 +375,6 @@ def _reason(source: Path | bytes, error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error)
-    if text.startswith(f"{source} "):  # of `open_regular`
+    if text.startswith(f"{source} "):  # from `open_regular`
         text = f"it{text.removeprefix(str(source))}"
     return " ".join(text.split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Reads folders of images or videos, by class and split, and counts the files that are unused."""
+"""Reads folders of images or videos, by class and split, and counts unused files."""
 
 import os
 import stat
@@ -22,28 +22,28 @@ from fullstride.data.readers.listing import (
 from fullstride.data.readers.videos import SUFFIXES as VIDEO_SUFFIXES
 from fullstride.data.readers.videos import frames_size
 
-# ---- what a folder, a table or a shard is searched for
+# ---- the kinds of files that a folder, a table or a shard may hold
 
 
 @dataclass(frozen=True)
 class FileKind:
-    """What the files of a data set are."""
+    """A kind of file in a data set."""
 
     name: str  # for messages
     suffixes: tuple[str, ...]
-    frames: bool = False  # whether a folder of frames is one too
+    frames: bool = False  # whether a folder of frames counts as a file
 
 
 IMAGES = FileKind("images", SUFFIXES)
 VIDEOS = FileKind("videos", VIDEO_SUFFIXES, frames=True)
 
 
-# ---- files that are not used: what is left out without a word looks like data
+# ---- unused files, which a user may take for data: the counts are printed
 #
 # Counts are by reason: "30 .heic (convert them, for example with pillow-heif)".
 
 
-# Formats of photographs that no reader here decodes -> what converts them to JPEG.
+# Suffixes of photographs that no reader here decodes -> a converter to JPEG.
 CONVERTERS = {
     **dict.fromkeys((".heic", ".heif", ".hif"), "pillow-heif"),
     ".avif": "Pillow",
@@ -111,7 +111,7 @@ def is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def why_unused(name: str, kind: FileKind = IMAGES) -> str:
-    """The reason for a file of this name, which is not used."""
+    """The reason why a file of this name is not used."""
     suffix = PurePosixPath(name).suffix.lower()
     if kind is IMAGES and suffix in CONVERTERS:
         return f"{suffix} (convert them to JPEG, for example with {CONVERTERS[suffix]})"
@@ -198,7 +198,7 @@ def _classes(folder: Path, kind: FileKind) -> tuple[str, ...]:
 def _samples(root: Path, split: Path, names: tuple[str, ...], kind: FileKind) -> list[Sample]:
     """The files in the class folders `names` of `split`; targets count from 0.
 
-    Raises ValueError for a class without any.
+    Raises ValueError for a class without files.
     """
     samples, empty = [], []
     for label, name in enumerate(names):
@@ -244,7 +244,7 @@ def find_files(
 ) -> Iterator[tuple[str, int]]:
     """Files of a kind at any depth, and their sizes. Links to a folder in `above` are not followed.
 
-    Of videos, a folder with pictures in it is one too.
+    A folder with pictures counts as a video.
     """
     for entry in entries_of(folder):
         if is_folder(entry):
@@ -260,7 +260,7 @@ def find_files(
         elif entry.name.lower().endswith(kind.suffixes):
             try:
                 status = entry.stat()
-            except OSError:  # a broken link is reported when it is read, as other broken images
+            except OSError:  # a broken link is reported when it is read, like a broken image
                 yield entry.name, -1
             else:
                 if stat.S_ISREG(status.st_mode):

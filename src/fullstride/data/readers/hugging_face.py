@@ -1,8 +1,8 @@
-"""Reads datasets of Hugging Face: a folder of `save_to_disk`, or one of parquet files.
+"""Reads datasets of Hugging Face: a folder of `save_to_disk`, or a folder of parquet files.
 
-Both are opened by the library `datasets`, offline and without running code of the dataset. Saved
-folders are mapped into memory. Two columns of parquet files are converted once, into arrow files in
-the library's cache: ~/.cache/huggingface/datasets, or the folder in HF_HOME or HF_DATASETS_CACHE.
+The library `datasets` opens both, offline and without running code of the dataset. Saved folders
+are mapped into memory. Two columns of parquet files are converted once, into arrow files in the
+library's cache: ~/.cache/huggingface/datasets, or the folder in HF_HOME or HF_DATASETS_CACHE.
 Images stay undecoded until `decode` reads them.
 
 Needs the extra `hf`.
@@ -96,7 +96,7 @@ def parquet_splits(folder: Path) -> dict[str, list[Path]]:
 
 
 def files_below(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Each folder and the sorted names of its files, without hidden ones."""
+    """Each folder and the sorted names of its files, without hidden files and folders."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield Path(parent), sorted(name for name in files if not name.startswith("."))
@@ -105,12 +105,12 @@ def files_below(folder: Path) -> Iterator[tuple[Path, list[str]]]:
 # ---- images in arrow files, as undecoded rows of `datasets`
 
 
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of an arrow stream; without it a shorter one is read silently
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of an arrow stream; `datasets` reads a shortened file silently
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Function from an image's name to its bytes, or to its file below `folder`.
+    """Maps an image's name to its bytes, or to its file below `folder`.
 
     Each process maps the files into memory when it reads its first row.
     """
@@ -165,7 +165,7 @@ def open_arrow(files: tuple[str, ...], *columns: str) -> Any:
 
 @contextmanager
 def library_errors(path: Path) -> Iterator[None]:
-    """Without progress bars, log lines or network. Every error becomes one line of ValueError."""
+    """Run without progress bars, log lines or network; errors become ValueError in one line."""
     try:
         with _quiet_and_offline():
             yield
@@ -201,7 +201,7 @@ def _quiet_and_offline() -> Iterator[None]:
 
 
 def sizes_and_paths(column: Any) -> list[tuple[int, str | None]]:
-    """The number of bytes of each cell of an arrow column, -1 for none, and its path."""
+    """The number of bytes, -1 if missing, and the path of each cell of an arrow column."""
     import pyarrow as pa
     from pyarrow import compute as functions
 
@@ -228,7 +228,7 @@ class Columns(NamedTuple):
     image: str
     label: str
     names: tuple[str, ...] | None  # of the classes, where the column has them
-    all: tuple[str, ...]  # that the data have
+    all: tuple[str, ...]  # columns of the data
     group: str | None = None  # the column of groups, if there is one
 
     @property
@@ -256,7 +256,7 @@ def choice_in(where: str) -> tuple[str, dict[str, str]]:
 def holds_dataset(folder: Path) -> bool:
     """Whether a folder was saved by `save_to_disk`, or has parquet files.
 
-    With images in two or more of its folders it is a folder of images.
+    A folder with images in two or more of its folders is a folder of images.
     """
     if (folder / SPLITS_FILE).is_file() or (
         (folder / STATE).is_file() and (folder / INFO).is_file()
@@ -272,15 +272,15 @@ def holds_dataset(folder: Path) -> bool:
 
 
 def read_dataset(folder: Path, choice: Mapping[str, str], group: str = "") -> Listing:
-    """The images of a dataset. The values of the column `group` are the groups, if there is one.
+    """The images of a dataset. The column `group`, if there is one, has the groups.
 
-    The name of a split is that of the subfolder, or for parquet files the part before the number
+    The name of a split is the subfolder's name, or for parquet files the part before the number
     (`train-00000-of-00002.parquet`), a word of the file's name, or the folder's. A single split is
     for training; splits other than train, val and test are ignored.
 
     The image column has the feature `Image`, else the name image or img; the label column has the
-    feature `ClassLabel`, else a name in LABELS. Where several match, `choice` names the "image" or
-    "label" column. An image's name is the path in its cell if all cells have different ones, else
+    feature `ClassLabel`, else a name in LABELS. If several match, `choice` names the "image" or
+    "label" column. An image's name is the path in its cell if all cells have different paths, else
     train/00000123.
     """
     try:
@@ -361,7 +361,7 @@ def _labels(
 
 
 def _columns(folder: Path, features: Any, choice: Mapping[str, str], group: str) -> Columns:
-    """The columns of images, labels and groups. `features` are those of `datasets`."""
+    """The columns of images, labels and groups. `features` is `datasets.Features`."""
     import datasets
     import pyarrow as pa
 
@@ -453,7 +453,7 @@ def _open_saved(
 def _open_parquet(
     folder: Path, choice: Mapping[str, str], group: str
 ) -> tuple[Columns, dict[str, list[str]]]:
-    """The columns, and the arrow files in the library's cache of each split."""
+    """The columns, and the arrow files of each split in the library's cache."""
     from datasets import DatasetDict, Features
     from datasets.data_files import DataFilesDict, DataFilesList
     from pyarrow import parquet
@@ -471,16 +471,14 @@ def _open_parquet(
             raise _no_rows(folder, split)
     with library_errors(folder):
         features = Features.from_arrow_schema(parquet.read_schema(splits["train"][0]))
-    columns = _columns(
-        folder, features, choice, group
-    )  # before the conversion, which may take long
+    columns = _columns(folder, features, choice, group)  # before the conversion, which may be slow
     with library_errors(folder):
         lists = {}
         for split, paths in splits.items():
             versions: list[Any] = [
                 (str(path.stat().st_mtime_ns), str(path.stat().st_size)) for path in paths
             ]
-            # the library's own class of lists: the names in others are patterns
+            # the library takes names in any other class of list for patterns
             lists[split] = DataFilesList([_checked_path(path) for path in paths], versions)
         files: Any = DataFilesDict(lists)
         converted = DatasetDict.from_parquet(files, columns=list(columns.to_read))

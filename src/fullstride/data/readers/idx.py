@@ -1,4 +1,4 @@
-"""Reads IDX files, the format of MNIST: all gray pixels in one file, labels in one; the digits.
+"""Reads IDX files, MNIST's format of gray pixels in one file and labels in another; the digits.
 
 A file begins with two zeros, its type (8: bytes) and its number of dimensions, then the sizes as
 big-endian 32-bit numbers, then the values. Files may be compressed by gzip.
@@ -33,14 +33,14 @@ from fullstride.io.writing import open_regular
 
 MAX_BYTES = 2**30  # of pixels in a file; MNIST has 47 MB
 MAX_SIDE = 4096  # pixels
-MAX_DEFLATION = 1032  # values / bytes that zlib packs them into, at most
+MAX_DEFLATION = 1032  # the most values that zlib packs into a byte
 NAME = re.compile(r"(?:(.+)[-_.])?(train|t10k|test)-(images|labels)[-.]idx[13]-ubyte(\.gz)?")
 SPLIT_OF = {"train": "train", "t10k": "test", "test": "test"}
 
 
 @dataclass(frozen=True)
 class IdxReader:
-    """Function from an image's name to its pixels as bytes. Each process reads the files once."""
+    """Maps an image's name to its pixels as bytes. Each process reads the files once."""
 
     files: dict[str, Path]  # of the images, by split
     _pixels: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
@@ -73,7 +73,7 @@ def holds_idx(folder: Path) -> bool:
 
 
 def idx_files(folder: Path, kind: str) -> dict[str, Path]:
-    """The file of "images" or "labels" of each split; uncompressed where there are both."""
+    """The file of "images" or "labels" of each split; the uncompressed one if there are both."""
     files = {}
     for path in sorted(folder.iterdir(), reverse=True):  # the uncompressed file comes last
         if (match := NAME.fullmatch(path.name)) and match[3] == kind:
@@ -84,7 +84,7 @@ def idx_files(folder: Path, kind: str) -> dict[str, Path]:
 def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
     """The images of a folder of IDX files; class names are the labels of the training images.
 
-    Of a file that is there with and without compression, the one without is read. Raises ValueError
+    If a file is there with and without compression, the uncompressed one is read. Raises ValueError
     in one line.
     """
     names = filter(None, (NAME.fullmatch(path.name) for path in folder.iterdir()))
@@ -125,7 +125,7 @@ def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
 
 @contextmanager
 def _opened(path: Path, dimensions: int) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """The sizes by the header of an IDX file, and the stream of its values. Raises ValueError."""
+    """The sizes in the header of an IDX file, and the stream of values. Raises ValueError."""
     try:
         with open_regular(path) as file:
             stream: Any = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
@@ -145,15 +145,15 @@ def _opened(path: Path, dimensions: int) -> Iterator[tuple[tuple[int, ...], Any]
 
 
 def idx_sizes(path: Path, dimensions: int) -> tuple[int, ...]:
-    """The sizes of an IDX file by its header. Raises ValueError in one line."""
+    """The sizes in the header of an IDX file. Raises ValueError in one line."""
     with _opened(path, dimensions) as (sizes, _):
         return sizes
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The bytes of an IDX file with one (N) or three dimensions (N, H, W).
+    """The values of an IDX file with one (N) or three dimensions (N, H, W).
 
-    No more is read than its header says, and that is limited. Raises ValueError in one line.
+    Only the size in the header is read, which is limited. Raises ValueError in one line.
     """
     with _opened(path, dimensions) as (sizes, stream):
         size = math.prod(sizes)
@@ -166,9 +166,9 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 # ---- the digits of the package, split by their writers
 #
-# They are 1,797 gray handwritten digits of 8 x 8 pixels, the test set of "Optical Recognition of
-# Handwritten Digits" by E. Alpaydin and C. Kaynak (UCI machine learning repository, CC BY 4.0),
-# unchanged from scikit-learn, which redistributes it.
+# 1,797 gray handwritten digits of 8 x 8 pixels, the test set of "Optical Recognition of Handwritten
+# Digits" by E. Alpaydin and C. Kaynak (UCI machine learning repository, CC BY 4.0), unchanged from
+# scikit-learn, which redistributes it.
 
 
 DIGITS = "digits"  # the name of the data set in the package

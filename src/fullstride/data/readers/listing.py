@@ -1,4 +1,4 @@
-"""What readers return: names, targets and sizes of images by splits; and what readers share."""
+"""Holds the result of readers, names, targets and sizes of images by split, and their helpers."""
 
 import hashlib
 import math
@@ -20,7 +20,7 @@ from fullstride.io.writing import open_regular, read_regular
 
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
-CLIPPED = 0.5  # pixels beyond the image from which on a note counts the box
+CLIPPED = 0.5  # a note counts the boxes that reach farther beyond the image, in pixels
 
 
 class Objects(NamedTuple):
@@ -28,26 +28,26 @@ class Objects(NamedTuple):
 
     boxes: tuple[Box, ...]
     labels: tuple[int, ...]  # class indices
-    # neither counts as missed nor as found: "difficult" of Pascal VOC, "iscrowd" of COCO
+    # counts neither as missed nor as a detection: "difficult" of Pascal VOC, "iscrowd" of COCO
     difficult: tuple[bool, ...]
 
 
 class BoxCheck:
-    """Clips boxes to their images, and counts those that were changed or cannot be used."""
+    """Clips boxes to their images, and counts clipped and unusable boxes."""
 
     def __init__(self) -> None:
         self.problems: Counter[str] = Counter()
-        self.first: dict[str, str] = {}  # problem -> where it is
-        self.image = ""  # that of the last box
-        self.boxes: set[tuple[Box, object]] = set()  # of that image, with their classes
+        self.first: dict[str, str] = {}  # problem -> place of the first box that has it
+        self.image = ""  # of the last box
+        self.boxes: set[tuple[Box, object]] = set()  # of this image so far, with classes
 
     def usable(
         self, box: Box, size: tuple[int, int], where: str, image: str, label: object
     ) -> Box | None:
-        """`box` inside an image of `size` (width, height); None if it has no area there.
+        """`box` clipped to an image of `size` (width, height); None if no area is left.
 
-        Nor is it usable if it is the same as an earlier one of its image and class; the boxes of an
-        image follow each other. `where` names the file and the entry.
+        Also None for a repeated box of the same image and class; the boxes of an image must follow
+        each other. `where` names the file and the entry.
         """
         if image != self.image:
             self.image, self.boxes = image, set()
@@ -76,14 +76,14 @@ class BoxCheck:
         self.first.setdefault(problem, where)
 
     def notes(self) -> tuple[str, ...]:
-        """A line on each kind of problem that there was."""
+        """A line on each kind of problem so far."""
         return tuple(
             f"{count:,} boxes {problem}; the first is {self.first[problem]}"
             for problem, count in sorted(self.problems.items(), reverse=True)
         )
 
 
-NO_LABEL = -1  # the class that an image without labels counts for where splits are taken
+NO_LABEL = -1  # the class of an image without labels when splits are taken
 
 # Names of splits in folders, tables, shards and datasets.
 TRAIN, VAL, TEST = ("train", "training"), ("val", "valid", "validation"), ("test", "testing")
@@ -115,14 +115,14 @@ class Listing:
     splits: Mapping[str, list[Sample]]  # "train", and "val" and "test" where the data have them
     file: Callable[[str], Path | bytes]  # name -> the file of an image, or its bytes
     val_name: str = "val"  # what the data call the validation split
-    columns: tuple[str, ...] = ()  # of the data, where they have columns
-    # name -> value in the column that the rule names as the group, if there is such a column
+    columns: tuple[str, ...] = ()  # titles of the data's columns, if any
+    # name -> value in the column that `SplitRule.group` names; None without such a column
     groups: Mapping[str, str] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()  # what a user should know of the data, a line each
 
     @property
     def samples(self) -> list[Sample]:
-        """Those of all splits."""
+        """The samples of all splits."""
         return [sample for samples in self.splits.values() for sample in samples]
 
 
@@ -135,14 +135,14 @@ def sorted_classes(classes: Iterable[str]) -> tuple[str, ...]:
 
 
 def labels_of(target: Any) -> tuple[int, ...]:
-    """The classes that a sample counts for: one, all its labels or objects', or `NO_LABEL`."""
+    """The classes of a sample: one, all its labels, the classes of its objects, or `NO_LABEL`."""
     if isinstance(target, Objects):
         target = tuple(sorted({*target.labels}))
     return (target or (NO_LABEL,)) if isinstance(target, tuple) else (target,)
 
 
 def target_text(classes: Sequence[str], target: Any) -> str:
-    """The class names of a sample, for a line."""
+    """The class names of a sample, for messages."""
     names = [repr(classes[label]) for label in labels_of(target) if label != NO_LABEL]
     return " with ".join(names) or "no class"
 
@@ -160,7 +160,7 @@ def fraction(name: str) -> float:
 
 
 def near_names(path: Path, names: Iterable[str] | None = None) -> str:
-    """ "did you mean ...?" with similar `names`, by default those beside `path`; "" without any."""
+    """ "did you mean ...?" with similar `names`, by default of files beside `path`; else ""."""
     if names is None:
         names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     close = [repr(str(path.with_name(name))) for name in get_close_matches(path.name, names)]
@@ -168,28 +168,28 @@ def near_names(path: Path, names: Iterable[str] | None = None) -> str:
 
 
 def check_classes(where: str, classes: Sequence[str], hint: str) -> None:
-    """Raises ValueError where there is one class only; `where` begins the message."""
+    """Raise ValueError if there is only one class; `where` begins the message."""
     if len(classes) == 1:
         raise ValueError(f"{where} has one class only, {classes[0]!r}: {hint}")
 
 
-MANY_CLASSES = 25_000  # of fewer images; ImageNet-21k has 21,841
+MANY_CLASSES = 25_000  # more need as many images; ImageNet-21k has 21,841
 
 
 def check_class_count(where: str, classes: int, images: int) -> None:
-    """Raises ValueError for more classes than a network could learn of these images.
+    """Raise ValueError for more classes than a network could learn from these images.
 
-    A small file may claim millions, and a network has outputs for all of them.
+    A small file may claim millions of classes, and the network would have an output for each.
     """
     if classes > max(MANY_CLASSES, images):
         raise ValueError(
-            f"{where} names {classes:,} classes for {images:,} images: leave out those that no "
+            f"{where} names {classes:,} classes for {images:,} images: leave out classes that no "
             f"image has; of more than {MANY_CLASSES:,} each needs an image"
         )
 
 
 def check_once(splits: Mapping[str, Sequence[Sample]]) -> None:
-    """Raises ValueError for images in several splits."""
+    """Raise ValueError for images in several splits."""
     split_of: dict[str, str] = {}
     for split, samples in splits.items():
         both = [each.name for each in samples if split_of.setdefault(each.name, split) != split]
@@ -221,9 +221,9 @@ def read_names(path: Path) -> list[str]:
 
 
 class FileSizes:
-    """Function from names below a folder to the bytes of regular files, None where there is none.
+    """Maps names below a folder to the bytes of regular files; None for a missing file.
 
-    Each folder is listed once, so that a million names need no million calls of the system.
+    Each folder is listed once, so that a million names need no million system calls.
     """
 
     def __init__(self, root: Path):
@@ -247,15 +247,15 @@ class FileSizes:
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def picture(self, stem: str) -> tuple[str, int] | None:
-        """The name of the picture `stem` with its suffix, and its bytes; None where none is."""
+        """The name of the picture `stem` with its suffix, and its bytes; None if it is missing."""
         for suffix in (*SUFFIXES, *map(str.upper, SUFFIXES)):
             if (size := self(stem + suffix)) is not None:
                 return stem + suffix, size
         return None
 
     def entries(self, folder: Path) -> dict[str, os.DirEntry[str]] | None:
-        """What is in a folder by name; None where only the system can say it."""
-        if sys.platform != "linux":  # names may differ in case and be of one file
+        """The entries of a folder by name; None where each file must be looked up."""
+        if sys.platform != "linux":  # names that differ in case may be one file
             return None
         try:
             with os.scandir(folder) as entries:
@@ -269,21 +269,21 @@ class FileSizes:
 # ---- images whose files have the same bytes are copies
 
 
-MAX_COMPARED = 250_000  # images; of more, reading a part of each file would take minutes or hours
+MAX_COMPARED = 250_000  # images; reading a part of each of more files would take minutes or hours
 WHOLE_BYTES = 2**16  # files up to this size are read whole at once
-PROBE_BYTES = 2**12  # of larger ones, as many at the start, in the middle and at the end come first
+PROBE_BYTES = 2**12  # of larger files, read first at the start, in the middle and at the end
 
 
 class TooManyImagesError(ValueError):
-    """More images have equal sizes than are compared."""
+    """More than `MAX_COMPARED` images have a size in common with another image."""
 
 
 def find_copies(
     samples: Sequence[Sample], file: Callable[[str], Path | bytes]
 ) -> list[tuple[str, list[Sample]]]:
-    """The hash of each content that several images have, and these, in the order of `samples`.
+    """The hash of each content that several images share, and the images, in input order.
 
-    Only files of equal sizes are read. One that cannot be read has no copies.
+    Only files of equal sizes are read. A file that cannot be read has no copies.
 
     Raises TooManyImagesError.
     """
@@ -304,7 +304,7 @@ def find_copies(
 def _several(
     samples: Iterable[Sample], key: Callable[[Sample], Any]
 ) -> list[tuple[Any, list[Sample]]]:
-    """Each key that two or more samples have, and these; None is no key."""
+    """Each key that two or more samples share, and the samples; None is no key."""
     by_key: dict[Any, list[Sample]] = {}
     for sample in samples:
         if (value := key(sample)) is not None:
@@ -341,10 +341,9 @@ Copies = Mapping[str, tuple[str, ...]]
 def join_copies(listing: Listing, copies: Copies | None = None) -> tuple[Listing, Copies | None]:
     """The images with tuples of all their labels, each once in a split, and the copies.
 
-    Images with the same bytes in several classes of a split are one image, the first of them.
-    `copies` are the names by the hash of the content, as an earlier call returned them; None: files
-    of equal sizes are compared. The result has None, and a note, where there are too many to
-    compare.
+    Images with the same bytes in several classes of a split become one image, the first.
+    `copies` maps the hash of a content to names, as an earlier call returned it; None: files of
+    equal sizes are compared. If there are too many to compare, the result has None and a note.
     """
     notes = listing.notes
     if copies is None:

@@ -1,4 +1,4 @@
-"""Reads masks and depths, the maps of pictures: their values, their colours and their classes."""
+"""Reads masks and depth maps: their values, colours and classes."""
 
 import re
 import warnings
@@ -37,11 +37,11 @@ class MaskFile:
 
     root: Path
     name: str  # POSIX path below `root`
-    classes: bytes  # of each value from 0 on, `IGNORED` for those that are left out
-    colours: tuple[int, ...] = ()  # of each value, 0xRRGGBB, where the mask is in colours
+    classes: bytes  # class of each value from 0 on; `IGNORED` for values that are left out
+    colours: tuple[int, ...] = ()  # of each value, 0xRRGGBB, if the mask is in colours
 
     def read(self) -> np.ndarray:
-        """Classes from 0 on, and `IGNORED`: uint8 (H, W). 255 is `IGNORED` too.
+        """Classes from 0 on, and `IGNORED`: uint8 (H, W). The value 255 is `IGNORED` too.
 
         Raises UnreadableImage for other files, and for a value or a colour that has no class.
         """
@@ -62,7 +62,7 @@ class MaskFile:
 
 @lru_cache(2)
 def _value_of_colour(colours: tuple[int, ...]) -> np.ndarray:
-    """The index of each of all colours 0xRRGGBB among `colours`; `IGNORED` for others."""
+    """A table from every colour 0xRRGGBB to its index in `colours`, or `IGNORED`."""
     values = np.full(2**24, IGNORED, np.uint8)
     values[list(colours)] = range(len(colours))
     return values
@@ -71,7 +71,7 @@ def _value_of_colour(colours: tuple[int, ...]) -> np.ndarray:
 def _values_of_colours(pixels_hwc: np.ndarray, colours: tuple[int, ...], name: str) -> np.ndarray:
     """The index of each pixel's colour: (H, W, 3) -> uint8 (H, W). Raises UnreadableImage."""
     values, table = np.empty(pixels_hwc.shape[:2], np.uint8), _value_of_colour(colours)
-    for row, pixels in enumerate(pixels_hwc):  # the numbers of a whole mask would take 16 times it
+    for row, pixels in enumerate(pixels_hwc):  # by rows: a whole mask would need 16 times its size
         values[row] = table[pixels.astype(np.uint32) @ np.array([2**16, 2**8, 1], np.uint32)]
     if (others := values == IGNORED).any():
         rgb = " ".join(map(str, pixels_hwc[others][0]))
@@ -113,7 +113,7 @@ MapFile = MaskFile | DepthFile
 
 @contextmanager
 def _opened_png(path: Path, name: str) -> Iterator[Image.Image]:
-    """The PNG, by its header only. Every error of it becomes UnreadableImage."""
+    """Open a PNG, reading the header only. Every error about it becomes UnreadableImage."""
     try:
         with warnings.catch_warnings(), open_regular(path) as file:
             warnings.simplefilter("ignore")
@@ -127,10 +127,10 @@ def _opened_png(path: Path, name: str) -> Iterator[Image.Image]:
 
 
 def read_png(path: Path, name: str, in_colours: bool = False) -> np.ndarray:
-    """The values of a PNG as they are stored: uint8, uint16 or int32 (H, W).
+    """The stored values of a PNG: uint8, uint16 or int32 (H, W).
 
-    With `in_colours` also those of a PNG in colours, (H, W, 3). Raises UnreadableImage, also for
-    one of several channels.
+    With `in_colours`, a PNG in colours gives (H, W, 3). Raises UnreadableImage, also for other
+    PNGs of several channels.
     """
     with _opened_png(path, name) as image:
         if image.width * image.height > 1e6 * MAX_MEGAPIXELS:
@@ -146,7 +146,7 @@ def read_png(path: Path, name: str, in_colours: bool = False) -> np.ndarray:
 
 
 def is_in_colours(path: Path) -> bool:
-    """Whether a mask is a PNG in colours, by its header; False for what is no PNG."""
+    """Whether a mask is a PNG in colours, by its header; False for other files."""
     try:
         with _opened_png(path, path.name) as image:
             return image.mode in COLOURED
@@ -165,8 +165,8 @@ VOC_CLASSES = (
     *("sheep", "sofa", "train", "tvmonitor"),
 )
 ADE_NAMES = "objectInfo150.txt"  # of ADE20K's 150 classes, in the folder of its release
-CLASS_NAMES = "classes.txt"  # a name in each line, that of value 0 first
-# Tables of colours, as CamVid, CVAT and others call theirs.
+CLASS_NAMES = "classes.txt"  # a name in each line, from value 0 on
+# File names of colour tables in CamVid, CVAT and others.
 COLOUR_TABLES = ("colours.txt", "colors.txt", "label_colors.txt", "labelmap.txt", "class_dict.csv")
 VOC_PALETTE = "voc"
 LEFT_OUT = "ignored"  # the name of values in `CLASS_NAMES` that are no class
@@ -177,7 +177,7 @@ DEPTHS = PairKind(FileKind("depth maps", (".png", ".npy")), ("depth", "depths"))
 
 
 def read_masks(root: Path) -> PairedListing:
-    """The pictures below `root` that have a mask: by VOC's lists, or by the folders of both."""
+    """The pictures below `root` that have a mask, by VOC's lists or by folders."""
     is_voc = (root / "SegmentationClass").is_dir()
     return _read_voc(root) if is_voc else read_pairs(root, MASKS)
 
@@ -186,9 +186,9 @@ def read_masks(root: Path) -> PairedListing:
 
 
 def _read_voc(root: Path) -> PairedListing:
-    """VOC's folders: lists of names in ImageSets/Segmentation, train or else trainval for training.
+    """Read VOC's lists in ImageSets/Segmentation; train, or else trainval, is for training.
 
-    Without any of these lists all masks are for training. Raises ValueError in one line.
+    Without lists all masks are for training. Raises ValueError in one line.
     """
     lists, masks = root / "ImageSets" / "Segmentation", root / "SegmentationClass"
     files = {split: lists / f"{split}.txt" for split in ("train", "trainval", "val", "test")}
@@ -227,13 +227,13 @@ def _read_voc(root: Path) -> PairedListing:
 
 @dataclass(frozen=True)
 class ColourTable:
-    """The colour of each class, of value 0 first."""
+    """The name and the colour of each class, from value 0 on."""
 
     names: tuple[str, ...]
     colours: tuple[int, ...]  # 0xRRGGBB
 
 
-ROWS_OF_COLOURS = (  # a name behind the numbers or before them, as CVAT writes it with a ":"
+ROWS_OF_COLOURS = (  # the name after the numbers, or before them, where CVAT writes a ":"
     re.compile(r"(?P<rgb>\d{1,3}(?:[\s,;]+\d{1,3}){2})[\s,;]+(?P<name>\S.*)"),
     re.compile(r"(?P<name>[^:]*[^\s,;:])[\s,;:]+(?P<rgb>\d{1,3}(?:[\s,;]+\d{1,3}){2})(?::.*)?"),
 )
@@ -242,8 +242,8 @@ ROWS_OF_COLOURS = (  # a name behind the numbers or before them, as CVAT writes 
 def read_colours(path: Path) -> ColourTable:
     """A table with a line for each class: red, green and blue from 0 to 255, and its name.
 
-    The name may be first. Lines that begin with # and a first line of titles are left out. A class
-    of the name `LEFT_OUT` is none. Raises ValueError in one line.
+    The name may be first. Lines that begin with # and a first line of titles are skipped. The name
+    `LEFT_OUT` is no class. Raises ValueError in one line.
     """
     names, colours = [], []
     for number, line in enumerate(read_text(path).splitlines(), 1):
@@ -270,7 +270,7 @@ def read_colours(path: Path) -> ColourTable:
 def voc_colours() -> ColourTable:
     """Pascal VOC's palette: bit 7 of red, green and blue are bits 0, 1 and 2 of a class, and so on.
 
-    Its border, which is no class, is of the colour of value 255.
+    The border between objects, which is no class, has the colour of value 255.
     """
 
     def colour(value: int) -> int:
@@ -285,9 +285,9 @@ def voc_colours() -> ColourTable:
 
 
 def find_colours(root: Path, folder: Path, chosen: str) -> ColourTable | None:
-    """The colours that the user chose, a file or `VOC_PALETTE`, or else those of the data, if any.
+    """The colours that the user chose, a file or `VOC_PALETTE`, else the data's table, if any.
 
-    Raises ValueError where there is no such file.
+    Raises ValueError if the chosen file is missing.
     """
     if chosen == VOC_PALETTE:
         return voc_colours()
@@ -306,9 +306,9 @@ def find_colours(root: Path, folder: Path, chosen: str) -> ColourTable | None:
 
 
 def class_names(root: Path, folder: Path) -> tuple[str, ...]:
-    """The name of each value from 0 on; () where no file says it. Raises ValueError.
+    """The name of each value from 0 on; () if no file has names. Raises ValueError.
 
-    `LEFT_OUT` is that of values that are no class. `folder` has the maps of the training.
+    Values named `LEFT_OUT` are no class. `folder` has the training maps.
     """
     for place in (folder, folder.parent, root):
         if (path := place / CLASS_NAMES).is_file():
@@ -334,7 +334,7 @@ def _ade_names(path: Path) -> tuple[str, ...]:
     """The first name of each of the 150 classes. Raises ValueError."""
     lines = read_text(path).splitlines()[1:]
     names = [line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip()]
-    # several classes have one first name, such as "screen"
+    # several classes have the same first name, such as "screen"
     return tuple(
         f"{name} {names[:index].count(name) + 1}" if name in names[:index] else name
         for index, name in enumerate(names)

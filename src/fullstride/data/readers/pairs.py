@@ -1,4 +1,4 @@
-"""Pairs each picture of a folder with the file of the same name: its mask, depths or boxes."""
+"""Pairs each picture of a folder with the mask, depths or boxes of the same name."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,37 +14,37 @@ PICTURES = ("images", "rgb", "JPEGImages")
 
 @dataclass(frozen=True)
 class PairKind:
-    """What belongs to a picture, and how the folders of these files are called."""
+    """A kind of file that belongs to a picture, and the names of the folders with such files."""
 
     files: FileKind
     folders: tuple[str, ...]
-    beside: bool = False  # whether the files may be in the folder of the pictures too
-    optional: bool = False  # whether a picture may have no file; else it is left out
+    beside: bool = False  # whether the files may also be in the folder of the pictures
+    optional: bool = False  # whether pictures without a file are kept
 
 
 class PairFolders(NamedTuple):
-    """Where the pictures of a split and their files are."""
+    """The folders of a split's pictures and of their files."""
 
-    name: str  # of the split, as the data have it
+    name: str  # of the split, in the data
     pictures: Path
     files: Path
 
 
 @dataclass(frozen=True)
 class PairedListing:
-    """Pictures as a listing, whose targets are empty, and the file of each."""
+    """Pictures as a listing with empty targets, and the file of each picture."""
 
     listing: Listing
     files: dict[str, Sample]  # picture -> name and size of its file
-    folder: Path  # of the files of the training
+    folder: Path  # of the training pictures' files
 
 
 def read_pairs(root: Path, kind: PairKind) -> PairedListing:
-    """The pictures below `root` that have a file, by their splits.
+    """The pictures below `root` that have a file, by split.
 
-    A file has the name of its picture, but for the suffix. For a split, such as train, pictures are
-    in images/train, train/images or train, and masks in masks/train or train/masks; without splits
-    they are in images and masks. `kind` has other names for masks, and `PICTURES` for images.
+    A file has the name of its picture, except the suffix. The pictures of a split, such as train,
+    are in images/train, train/images or train, and the masks in masks/train or train/masks; without
+    splits, in images and masks. `kind` has other names for masks, and `PICTURES` for images.
 
     Raises ValueError in one line.
     """
@@ -67,7 +67,7 @@ def holds_pairs(root: Path, kind: PairKind) -> bool:
 
 
 def split_folders(root: Path, kind: PairKind) -> dict[str, PairFolders]:
-    """The folders of each split; those of data without splits are for training."""
+    """The folders of each split; data without splits are for training."""
     splits = (("train", TRAIN), ("val", VAL), ("test", TEST))
     folders = {split: pair for split, words in splits if (pair := _folders(root, kind, words))}
     if not folders and (pair := _folders(root, kind, ("",))):
@@ -76,7 +76,7 @@ def split_folders(root: Path, kind: PairKind) -> dict[str, PairFolders]:
 
 
 def _folders(root: Path, kind: PairKind, words: Sequence[str]) -> PairFolders | None:
-    """The folders of a split, if there are both. A word of "" is for folders without splits."""
+    """The two folders of a split, if both exist. The word "" stands for data without splits."""
     places = [(word, *each) for word in words for each in _places(word, kind)]
     for word, pictures, files in places:
         pair = PairFolders(word, root / pictures, root / files)
@@ -86,14 +86,14 @@ def _folders(root: Path, kind: PairKind, words: Sequence[str]) -> PairFolders | 
 
 
 def _has_files(pair: PairFolders, kind: FileKind) -> bool:
-    """Whether there is a file of the kind; beside pictures not in folders below, as of classes."""
+    """Whether there is a file of the kind; beside pictures, subfolders do not count."""
     if pair.files != pair.pictures:
         return next(find_files(pair.files, kind), None) is not None
     return any(each.name.lower().endswith(kind.suffixes) for each in entries_of(pair.files))
 
 
 def _places(word: str, kind: PairKind) -> list[tuple[str, str]]:
-    """Paths below the root where pictures and files of a split may be."""
+    """The possible paths of a split's pictures and files below the root."""
     places = []
     for files, pictures in product(kind.folders, PICTURES):
         places.append((f"{pictures}/{word}", f"{files}/{word}"))
@@ -107,7 +107,7 @@ def _places(word: str, kind: PairKind) -> list[tuple[str, str]]:
 
 
 def pair_files(root: Path, folders: Mapping[str, PairFolders], kind: PairKind) -> PairedListing:
-    """The pictures of each split, with their files. Raises ValueError where none has one."""
+    """Pair the pictures of each split with their files. Raises ValueError if no picture has one."""
     splits: dict[str, list[Sample]] = {}
     files, notes, what = {}, [], kind.files.name
     for split, (_, pictures, folder) in folders.items():

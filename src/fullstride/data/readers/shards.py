@@ -1,11 +1,11 @@
 """Reads shards, tar files in webdataset's layout, with random access.
 
 A sample is `000000.jpg` beside `000000.cls`, the number of its class. `index.json`, as `fullstride
-pack` writes it, has each image's name, offset and class; without it the headers of the shards are
-read once. Nothing is extracted, so no name in a shard becomes a path.
+data pack` writes it, has each image's name, offset and class; without it the headers of the shards
+are read once. Nothing is extracted, so no name in a shard becomes a path.
 
-Where images have several labels, or none, a sample has `000000.json` with their numbers in place of
-the `.cls`, and the index is needed.
+If images have several labels, or none, a sample has `000000.json` with the numbers of its labels in
+place of the `.cls`, and the index is needed.
 """
 
 import io
@@ -37,7 +37,7 @@ from fullstride.io.console import counted
 from fullstride.io.records import Count, from_json, read_json
 from fullstride.io.writing import check_regular
 
-# ---- the samples of a tar file without an index, by its headers
+# ---- the samples of a tar file without an index, from its headers
 
 
 BLOCK = tarfile.BLOCKSIZE  # bytes; headers and data of a tar file begin at multiples of it
@@ -110,14 +110,14 @@ def scan(path: Path, *, labelled: bool = True, kind: FileKind = IMAGES) -> Shard
 
 
 def _key_and_suffix(name: str) -> tuple[str, str]:
-    """webdataset's halves of a name: up to the first dot after the folders, and the rest."""
+    """Split a name as webdataset does, at the first dot after the folders."""
     folder, slash, file = name.rpartition("/")
     stem, dot, rest = file.partition(".")
     return folder + slash + stem, (dot + rest).lower()
 
 
 def _label(descriptor: int, files: Mapping[str, tuple[int, int]]) -> str:
-    """The class in .cls, or the label in .json; "" where neither has one."""
+    """The class in .cls, or the label in .json; "" if there is neither."""
     texts = {}
     for suffix in TEXT_SUFFIXES:
         offset, size = files.get(suffix, (0, 0))
@@ -135,7 +135,7 @@ def _label(descriptor: int, files: Mapping[str, tuple[int, int]]) -> str:
 def _files(file: "_HeaderFile", path: Path) -> Iterator[tuple[str, int, int]]:
     """Name, offset and size of each regular file; links, devices and folders are skipped.
 
-    `tarfile` trusts sizes and ends at a damaged header without an error: both are checked here.
+    `tarfile` trusts sizes and silently ends at a damaged header: both are checked here.
     """
     offset = 0
     try:
@@ -165,7 +165,7 @@ def _files(file: "_HeaderFile", path: Path) -> Iterator[tuple[str, int, int]]:
                 offset = tar.offset
     except ShardError:
         raise
-    except Exception:  # of a damaged header, tarfile raises almost anything
+    except Exception:  # on a damaged header, tarfile raises almost anything
         raise _damaged(file, path, offset) from None
     if any(os.pread(file.fileno(), BLOCK, offset)) or file.size < offset + BLOCK:
         raise _damaged(file, path, offset)
@@ -184,7 +184,7 @@ def _cut_short(path: Path, reason: str) -> ShardError:
 
 
 class _Header(tarfile.TarInfo):
-    """A header whose plain form, that of nearly all images, is read in a fifth of the time."""
+    """A header whose plain form, which nearly all images have, is read in a fifth of the time."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
@@ -201,7 +201,7 @@ class _Header(tarfile.TarInfo):
 
 
 class _HeaderFile(io.FileIO):
-    """A file of which only headers and names are read, whatever size a header claims."""
+    """A file that reads only headers and names, whatever size a header claims."""
 
     def __init__(self, path: Path):
         check_regular(path)
@@ -225,7 +225,7 @@ MAX_NAMES = 100_000  # of shards that a pattern names
 
 
 def names_by_pattern(pattern: str, existing: list[str]) -> list[str]:
-    """The names of a pattern, sorted: all in its braces, and the existing ones by its wildcards."""
+    """The sorted names of a pattern: braces name all, wildcards match `existing` names."""
     names: set[str] = set()
     for each in _expand(pattern):
         wild = any(sign in each for sign in "*?[")
@@ -235,7 +235,7 @@ def names_by_pattern(pattern: str, existing: list[str]) -> list[str]:
 
 def _expand(pattern: str) -> list[str]:
     """The names of a pattern with {first..last} and {one,other}, at most MAX_NAMES."""
-    pieces = re.split(r"\{([^{}]*)\}", pattern)  # what is in braces has an odd index
+    pieces = re.split(r"\{([^{}]*)\}", pattern)  # the contents of braces have odd indices
     choices = [_words(piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
     if (count := math.prod(map(len, choices))) > MAX_NAMES:
         raise ValueError(f"{pattern!r} names {count:,} shards: use at most {MAX_NAMES:,}")
@@ -255,8 +255,8 @@ def _words(braces: str) -> list[str]:
 INDEX = "index.json"
 FORMAT: Literal["fullstride shards 1"] = "fullstride shards 1"
 MAX_INDEX_BYTES = 2**30  # ten million samples
-MAX_LABELS_PER_BYTE = 16  # of an index: images share sets of labels, so that few bytes name many
-MAX_OPEN_SHARDS = 256  # of a process; systems allow 1024 open files or fewer
+MAX_LABELS_PER_BYTE = 16  # of an index, where images share sets of labels
+MAX_OPEN_SHARDS = 256  # in a process; systems allow 1024 open files or fewer
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class Index:
     channels: int  # 1: gray, 3: RGB
     mirror: bool
     shards: Mapping[str, Shard]  # by file name
-    several_labels: bool = False  # whether an image has any number of labels
+    several_labels: bool = False  # whether images have any number of labels
 
 
 class Location(NamedTuple):
@@ -278,7 +278,7 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardReader:
-    """Function from an image's name to its bytes.
+    """Maps an image's name to its bytes.
 
     Each process opens a shard when it first reads from it. A pickled reader has no open files.
     """
@@ -311,7 +311,7 @@ class ShardReader:
 
 
 class _Descriptor:
-    """An open file. It is closed when the last thread that reads from it drops it."""
+    """An open file, which is closed when the last thread that reads from it drops it."""
 
     def __init__(self, number: int):
         self.number = number
@@ -337,7 +337,7 @@ def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[In
     Args:
         folder: The folder of the shards.
         pattern: Which shards; "" for all. `photos-{000000..000007}.tar` and `photos-{a,b}.tar` name
-            shards that must all exist, `photos-*.tar` all that match.
+            shards that must all exist, `photos-*.tar` names all matching shards.
 
     A shard is for train, val (or valid, validation) or test if one of these words is in its name,
     separated by hyphens, underscores or dots.
@@ -371,7 +371,10 @@ def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[In
 
 
 def list_shards(folder: Path, pattern: str) -> tuple[list[Member], ShardReader]:
-    """The images of all splits in the order of the shards, with or without labels; see above."""
+    """The images of all splits in the order of the shards, with or without labels.
+
+    `folder` and `pattern` are as for `read_shards`.
+    """
     _, shards = _open_shards(folder, pattern, labelled=False)
     members = [member for shard in shards.values() for member in shard.members]
     return members, _reader(folder, shards)
@@ -406,13 +409,13 @@ def _target(targets: Mapping[str, int], label: str | tuple[str, ...]) -> int | t
 
 
 def _by_split(names: list[str]) -> dict[str, list[str]]:
-    """The shards of "train" and, where there are any, of "val" and "test"."""
+    """The shards of "train" and, if there are any, of "val" and "test"."""
     groups: dict[str, list[str]] = {}
     for name in names:
         words = re.split(r"[-_.]", name.lower())
         split = next((SPLITS[word] for word in words if word in SPLITS), "")
         groups.setdefault(split, []).append(name)
-    if len(groups) == 1:  # a word in all names distinguishes none
+    if len(groups) == 1:  # a word that all names have says nothing
         return {"train": names}
     if "" in groups:
         raise ValueError(
@@ -479,7 +482,7 @@ class _IndexFile:
     channels: Literal[1, 3]
     mirror: bool
     shards: Mapping[str, _ShardEntry]
-    # of images with several labels: the different sets of class indices
+    # the distinct sets of class indices of images with several labels
     label_sets: tuple[tuple[Count, ...], ...] = ()
 
 
@@ -532,7 +535,7 @@ def _read_index(path: Path) -> Index:
 def _read_entry(
     shard: str, entry: _ShardEntry, labels: Sequence[str | tuple[str, ...]], names: set[str]
 ) -> Shard:
-    """The samples of a shard. Adds their names to `names`."""
+    """The samples of a shard; their names are added to `names`."""
     if Path(shard).name != shard or not shard.lower().endswith(".tar"):
         raise ValueError(f"{shard!r} is not a file name that ends in .tar")
     members = []

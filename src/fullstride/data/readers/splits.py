@@ -1,4 +1,4 @@
-"""Takes splits for validation and test, by a hash of names, where data have none.
+"""Takes missing validation and test splits from the training images, by a hash of names.
 
 The papers call the validation split minival: it chooses epochs and settings, never the reported
 scores.
@@ -26,32 +26,32 @@ from fullstride.data.readers.listing import (
 )
 from fullstride.io.records import BelowOne
 
-# ---- units: images that must be in one split, as of one group, such as a patient, and copies
+# ---- units: images that must be in one split: a group, such as a patient's images, and copies
 #
-# A group is a column of a table, a level of folders, or what a pattern finds in the name.
+# A group is a value in a column, a folder, or a pattern's match in the name.
 
 
 PARENT = "parent"  # the group is the folder of the image
-ENOUGH = 3  # units of a class beyond those that must be left, from which on one is taken
+ENOUGH = 3  # one unit is taken from a class with so many more than must be left
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """Samples that are in one split."""
+    """Samples that must be in one split."""
 
-    fraction: float  # in [0, 1): the lowest are taken
+    fraction: float  # in [0, 1): the units with the lowest are taken
     samples: Sequence[Sample]
 
     @property
     def images(self) -> Counter[int]:
-        """Their number by class."""
+        """The number of samples by class."""
         return Counter(label for sample in self.samples for label in labels_of(sample.target))
 
     def stratum(self, images_of: Mapping[int, int]) -> int:
-        """The class that the unit counts for: that of most of its images.
+        """The class that the unit counts for: the most frequent class of its images.
 
-        Of several labels it is the rarest one, by the number of images of each: a frequent label is
-        in every split anyhow, and only images of rare ones must be shared out.
+        If images have several labels, the rarest label, by `images_of`: a frequent label is in
+        every split anyhow, and only images with rare labels must be shared out.
         """
         target = self.samples[0].target
         if isinstance(target, tuple):
@@ -63,13 +63,13 @@ class Unit:
 
 
 def group_keys(listing: Listing, group: str) -> dict[str, str]:
-    """The group of each image that has one, by its name.
+    """The names of images that have a group -> the group.
 
     Args:
         listing: The images.
-        group: A column of the data, a level of folders from 1 on (below the folder of the class,
-            if the names of all images begin with that), "parent", or a regular expression with one
-            group that is searched in the name.
+        group: A column of the data, a level of folders from 1 on (below the class folder, if the
+            names of all images begin with it), "parent", or a regular expression with one group
+            that is searched in the name.
 
     Raises ValueError in one line for a `group` that the data do not have.
     """
@@ -119,7 +119,7 @@ def _by_level(listing: Listing, level: str) -> dict[str, str]:
 
 
 def _class_folders(listing: Listing) -> Callable[[Sample], int]:
-    """The number of folders down to the class's: 0 unless all names begin with their class's."""
+    """A function that counts the folders down to the class folder; 0 unless all names have one."""
 
     def depth(sample: Sample) -> int:
         parts = sample.name.split("/")
@@ -134,10 +134,10 @@ def _class_folders(listing: Listing) -> Callable[[Sample], int]:
 def join_units(
     samples: Sequence[Sample], keys: Mapping[str, str], copies: Sequence[tuple[str, list[Sample]]]
 ) -> list[Unit]:
-    """The samples as units: those with one key, and copies, are together.
+    """The samples as units: samples with the same key, and copies, are together.
 
-    Its fraction is that of the first of its groups in the alphabet, else of its content's hash,
-    else of the name of its only image.
+    A unit's fraction is a hash of its alphabetically first group, else of its content's hash, else
+    of the name of its only image.
     """
     if not keys and not copies:
         return [Unit(fraction(sample.name), [sample]) for sample in samples]
@@ -171,13 +171,13 @@ def join_units(
 
 
 def take_groups(units: Sequence[Unit], share: float, leave: int) -> tuple[list[Unit], list[Unit]]:
-    """The other units, and about the `share` of each class's images.
+    """Take units with about the `share` of each class's images; returns (the others, the taken).
 
-    In the order of their hashes, a unit is taken if the shares of its classes come closer to
-    `share`. `leave` units of each class are left, for the splits that are still to be filled; of a
-    class with ENOUGH more, at least one is taken.
+    In the order of their fractions, a unit is taken if the shares of its classes come closer to
+    `share`. `leave` units of each class are left for other splits; at least one unit is taken of a
+    class with ENOUGH more.
 
-    Raises ValueError if none can be taken without all training images of a class.
+    Raises ValueError if taking any unit would leave a class without training images.
     """
     ordered = sorted(units, key=lambda unit: unit.fraction)
     counts = {unit: unit.images for unit in ordered}
@@ -191,7 +191,7 @@ def take_groups(units: Sequence[Unit], share: float, leave: int) -> tuple[list[U
     taken: set[Unit] = set()
 
     def change(unit: Unit) -> float:
-        """Of the relative differences from the wanted numbers; below 0 where they get smaller."""
+        """The change of the relative distances to the wanted numbers; below 0 if they shrink."""
         return sum(
             (abs(reached[t] + count - wanted[t]) - abs(reached[t] - wanted[t])) / wanted[t]
             for t, count in counts[unit].items()
@@ -230,19 +230,19 @@ TEST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class SplitRule:
-    """How the splits that data do not have are taken from the training images.
+    """How missing splits are taken from the training images.
 
-    A share of 0 means that there is no such split: its images are for training too, whether they
-    would be taken or are a split of the data.
+    A share of 0 means that there is no such split: its images, even a split of the data, are used
+    for training.
     """
 
-    val: BelowOne | None = None  # of the training images; None: by their number
-    test: BelowOne | None = None  # of the images; None: a tenth, but none beside a validation split
-    group: str = ""  # what images of one split have in common, see `group_keys`
+    val: BelowOne | None = None  # share of the training images; None: by their number
+    test: BelowOne | None = None  # share of the images; None: 0.1, or 0 beside a validation split
+    group: str = ""  # images of one group stay in one split, see `group_keys`
     keep_duplicates: bool = False  # whether copies of an image may be in several splits
-    # the copies that were searched for before, see `DataSet.rule`; None: they are searched for
+    # the copies of an earlier search, see `DataSet.rule`; None: search for them
     copies: Mapping[str, tuple[str, ...]] | None = None  # hash of the content -> names
-    left_out: tuple[str, ...] = ()  # images that are not used, see `DataSet.without`
+    left_out: tuple[str, ...] = ()  # unused images, see `DataSet.without`
 
     def __post_init__(self) -> None:
         for name, share in (("val", self.val), ("test", self.test)):
@@ -267,22 +267,22 @@ class Splits(NamedTuple):
 
 class TakenSplits(NamedTuple):
     splits: Splits
-    rule: SplitRule  # with the copies that were searched for
-    own: tuple[str, ...]  # the names of those that the data have, whether they are used or not
-    notes: tuple[str, ...]  # what a user should know of them, a line each
+    rule: SplitRule  # with the result of the search for copies
+    own: tuple[str, ...]  # the names of the data's own splits, used or not
+    notes: tuple[str, ...]  # what a user should know of the splits, a line each
 
 
 def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
-    """Take the splits that the data do not have from their training images.
+    """Take missing splits from the training images.
 
-    Without any, a test and a validation split are taken, both stratified by class. Beside a test,
-    the validation split is taken. Data with a validation split keep it, and there is then no test
-    unless the data have one or the rule asks for it.
+    If the data have neither, a test and a validation split are taken, both stratified by class. If
+    they have a test, a validation split is taken. Data with a validation split keep it; there is
+    then no test, unless the data have one or the rule asks for it.
 
-    Images of one group, and copies, are in one split. Splits of the data stay as they are, but
-    training images that are copies of others' are left out.
+    Images of one group, and copies, are in one split. Splits of the data stay as they are, except
+    that training images with copies in other splits are left out.
 
-    Raises ValueError in one line, OnlyCopiesError where copies leave a class no training image.
+    Raises ValueError in one line, OnlyCopiesError if copies leave a class no training image.
     """
     train, val, test = (listing.splits.get(name) for name in ("train", "val", "test"))
     assert train is not None
@@ -323,10 +323,13 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     if rule.test == 0:
         train = _ordered(listing.samples, [*splits.train, *splits.test])
         splits = Splits(train, splits.val, [])
-    return TakenSplits(splits, _with_copies(rule, copies), own, tuple(notes))
+    if not rule.keep_duplicates:
+        names = {key: tuple(sample.name for sample in same) for key, same in copies}
+        rule = replace(rule, copies=names)
+    return TakenSplits(splits, rule, own, tuple(notes))
 
 
-Copies = Sequence[tuple[str, list[Sample]]]  # the hash of a content, and the images that have it
+Copies = Sequence[tuple[str, list[Sample]]]  # the hash of a content, and the images with it
 
 
 def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
@@ -355,16 +358,10 @@ def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
     ]
 
 
-def _with_copies(rule: SplitRule, copies: Copies) -> SplitRule:
-    if rule.keep_duplicates:
-        return rule
-    return replace(rule, copies={key: tuple(s.name for s in same) for key, same in copies})
-
-
 def _without_copies(
     listing: Listing, held_out: Mapping[str, list[Sample]], copies: Copies
 ) -> tuple[list[Sample], list[str]]:
-    """The training images of which no split of `held_out` has a copy."""
+    """The training images without copies in `held_out`, and notes on the others."""
     split_of = {s.name: split for split, samples in held_out.items() for s in samples}
     left_out: dict[str, dict[str, str]] = {split: {} for split in held_out}  # copy -> original
     in_both: dict[str, str] = {}
@@ -402,7 +399,7 @@ def _classes_in(samples: Iterable[Sample]) -> set[int]:
 
 
 def _group_notes(listing: Listing, rule: SplitRule, keys: Mapping[str, str]) -> list[str]:
-    """How many groups there are, and which are in several splits of the data."""
+    """Notes on the number of groups, and on groups in several splits of the data."""
     sizes = Counter(keys.values())
     alone = sum(sample.name not in keys for sample in listing.samples)
     single = f"; {alone:,} images without one count alone" if alone else ""
@@ -421,7 +418,7 @@ def _group_notes(listing: Listing, rule: SplitRule, keys: Mapping[str, str]) -> 
 
 
 def _forced_out(classes: Sequence[str], splits: Splits, derived: Iterable[str]) -> list[str]:
-    """The classes with images enough for a split, whose groups are too few or too large for it."""
+    """Notes on classes with enough images for a split, but too few or too large groups."""
     images = Counter(t for samples in splits for s in samples for t in labels_of(s.target))
     images.pop(NO_LABEL, None)
     notes = []
@@ -437,7 +434,7 @@ def _forced_out(classes: Sequence[str], splits: Splits, derived: Iterable[str]) 
 
 
 def _ordered(samples: Iterable[Sample], chosen: Iterable[Sample]) -> list[Sample]:
-    """Those of `samples` that are in `chosen`."""
+    """The samples in `chosen`, in the order of `samples`."""
     names = {sample.name for sample in chosen}
     return [sample for sample in samples if sample.name in names]
 
@@ -449,10 +446,10 @@ def _samples(units: Iterable[Unit]) -> Iterator[Sample]:
 def _take(
     units: Sequence[Unit], share: float, start: float, leave: int, rule: SplitRule
 ) -> tuple[list[Unit], list[Unit]]:
-    """The other units and the `share` of them that is taken.
+    """Take about the `share` of `units`; returns (the others, the taken).
 
-    `start` is the lowest fraction in the pool. `leave` units of each class are left, for the splits
-    that are still to be filled. At least one unit is taken, and never all.
+    `start` is the lowest fraction in the pool. `leave` units of each class are left for other
+    splits. At least one unit is taken, and never all.
     """
     if rule.group:
         return take_groups(units, share, leave)
@@ -469,8 +466,8 @@ def _take(
 def _take_by_class(ordered: Sequence[Unit], below: float, leave: int) -> set[Unit]:
     """The units of each class with a fraction below a limit.
 
-    `leave` units of each class are left; of a class with ENOUGH more, at least one is taken. Where
-    nothing would be taken, it is the unit with the lowest fraction of the classes that have enough.
+    `leave` units of each class are left; at least one is taken of a class with ENOUGH more. If no
+    unit would be taken, the unit with the lowest fraction is, of the classes with enough units.
     """
     by_class: dict[int, list[Unit]] = {}
     images = Counter(t for unit in ordered for s in unit.samples for t in labels_of(s.target))

@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 # ---- frames of a video file, which PyAV decodes from an open file or from bytes
 #
-# A file is never opened by its name, and only in formats that hold their own pixels: playlists and
+# A file is never opened by name, and only in formats that hold their own pixels: playlists and
 # lists of files would open other files, or addresses.
 
 
-FORMATS = "mov,matroska,avi,mpeg,flv,asf"  # FFmpeg's names of these
-# Packets have the times at which their frames are shown. AVI has them where frames are shown in the
-# order in which they are stored; of MPEG files FFmpeg guesses some, and others after a jump.
+FORMATS = "mov,matroska,avi,mpeg,flv,asf"  # FFmpeg's names
+# Formats whose packets have the times at which frames are shown. AVI has them if frames are stored
+# in the order of showing; in MPEG files FFmpeg guesses some, and differently after a jump.
 TIMED = ("mov", "matroska", "flv", "asf")
 UNSHOWN = ("vp8",)  # codecs whose packets may have no frame to show
 
 MAX_FRAMES = 2**20  # of a video: ten hours
 MAX_MEGAPIXELS = 36.0  # of a frame; 8192 x 4320 has 35.4
 MAX_WAIT_S = 120.0  # to list the frames, or to decode to the next one that is needed
-# Key frames farther ahead are jumped to; the decoder has read some packets beyond a frame anyhow.
+# Key frames farther ahead are jumped to; the decoder reads some packets beyond a frame anyhow.
 MIN_JUMP = 16
 MICROSECONDS = 1e6  # in a second; FFmpeg's unit for whole files
-# what turns a frame upright, by quarter turns to the left
+# quarter turns to the left -> the operation that turns a frame upright
 TURNS = {
     1: Image.Transpose.ROTATE_90,
     2: Image.Transpose.ROTATE_180,
@@ -52,7 +52,7 @@ TURNS = {
 
 @contextmanager
 def opened(source: Path | bytes) -> Iterator[tuple["InputContainer", "VideoStream", str]]:
-    """An open file, or its bytes, with its first stream of pictures and its name."""
+    """Open a file or bytes; yields the container, the first stream of pictures and a name."""
     check_decoder()
     name = "video bytes" if isinstance(source, bytes) else str(source)
     with unreadable(name):
@@ -65,17 +65,17 @@ def opened(source: Path | bytes) -> Iterator[tuple["InputContainer", "VideoStrea
 
 
 def check_decoder() -> None:
-    """Raises ValueError where PyAV is missing."""
+    """Raise ValueError if PyAV is missing."""
     if find_spec("av") is None:
         raise ValueError("video files are decoded by PyAV: pip install 'fullstride[video]'")
 
 
 class FrameIndex(NamedTuple):
-    """When the frames of a stream are, in units of its time base."""
+    """The times of a stream's frames, in units of its time base."""
 
     times: Sequence[int]  # rising
-    # times of the key frames, rising; none: only the decoder knows the frames, so that it always
-    # begins at the first one
+    # times of the key frames, rising; (): only the decoder knows the frames, and always begins at
+    # the first
     keys: Sequence[int] = ()
 
 
@@ -90,7 +90,7 @@ def _open(file: BinaryIO, name: str) -> tuple["InputContainer", "VideoStream"]:
         "max_pixels": str(round(1e6 * MAX_MEGAPIXELS)),
     }
     try:
-        # titles in other encodings than UTF-8 are no reason against the pictures
+        # the pictures are fine even if titles are not in UTF-8
         container = av.open(file, "r", options=options, metadata_errors="replace")
     except FFmpegError as error:
         kinds = "an MP4, MOV, MKV, WebM, AVI, MPEG, FLV or WMV video"
@@ -120,7 +120,7 @@ def _open(file: BinaryIO, name: str) -> tuple["InputContainer", "VideoStream"]:
 
 
 def index_of(container: "InputContainer", stream: "VideoStream", name: str) -> FrameIndex:
-    """The times of all frames by the headers of their packets, without decoding where possible."""
+    """The times of all frames, from the headers of packets without decoding where possible."""
     deadline, context = _Deadline(name), stream.codec_context
     times, keys, ends = [], [], _Ends(container)
     trusted = context.name not in UNSHOWN and has_times(container, stream)
@@ -155,14 +155,14 @@ def index_of(container: "InputContainer", stream: "VideoStream", name: str) -> F
 
 
 def has_times(container: "InputContainer", stream: "VideoStream") -> bool:
-    """Whether packets have the times at which their frames are shown."""
+    """Whether packets have the times at which frames are shown."""
     timed = TIMED if stream.codec_context.has_b_frames else (*TIMED, "avi")
     return any(each in timed for each in container.format.name.split(","))
 
 
 @dataclass
 class _Ends:
-    """The last time of each stream so far, by which a file that is cut short is recognised."""
+    """Recognises a file that is cut short by the last time of each stream so far."""
 
     container: "InputContainer"
     last: dict[int, int] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class _Ends:
 def in_order(
     container: "InputContainer", stream: "VideoStream", name: str
 ) -> Iterator["VideoFrame"]:
-    """All frames, packet by packet, up to the end or to the place where the file breaks."""
+    """All frames, packet by packet, up to the end or to the place where the file is broken."""
     deadline, ends, count = _Deadline(name), _Ends(container), 0
     for packet in container.demux():
         deadline.check()
@@ -209,7 +209,7 @@ class FrameReader:
     name: str
 
     def read(self, numbers: Iterable[int]) -> Iterator[Image.Image]:
-        """The frames of rising numbers; others are decoded only where these depend on them."""
+        """The frames `numbers`, which rise; other frames are decoded only if these need them."""
         wanted = list(numbers)
         if not wanted:
             return
@@ -230,13 +230,13 @@ class FrameReader:
                     return
                 if done > before:
                     key = self._key(wanted[done])
-                elif key:  # after some key frames, the first frames need what was before
+                elif key:  # the first frames after some key frames need frames before
                     key = 0
                 else:
                     raise UnreadableImage(self.name, self._at(wanted[done], "cannot be decoded"))
 
     def _key(self, number: int) -> int:
-        """The index of the last key frame up to a frame; 0 where there is none."""
+        """The index of the last key frame up to a frame; 0 if there is none."""
         return max(0, bisect_right(self.index.keys, self.index.times[number]) - 1)
 
     def _at(self, number: int, what: str) -> str:
@@ -245,7 +245,7 @@ class FrameReader:
     def _decode(
         self, key: int, wanted: Sequence[int], needed: Collection[int]
     ) -> Iterator["VideoFrame"]:
-        """The frames `wanted` from a key frame on, up to one that does not come, or a jump."""
+        """The frames `wanted` from a key frame on, until one is missing or a jump is faster."""
         times, keys = self.index
         deadline, position = _Deadline(self.name), 0
         self._seek(key)
@@ -272,7 +272,7 @@ class FrameReader:
             self.container.seek(0)
 
     def _frames(self, needed: Collection[int]) -> Iterator["VideoFrame"]:
-        """The frames from here on, less those that neither are needed nor serve another frame."""
+        """The frames from here on, except unneeded frames that no other frame refers to."""
         context = self.stream.codec_context
         for packet in self.container.demux(self.stream):
             unused = packet.pts is not None and packet.pts not in needed
@@ -283,9 +283,9 @@ class FrameReader:
 
 
 class Pictures:
-    """Function from a decoded frame to RGB, upright.
+    """Converts decoded frames to upright RGB.
 
-    It keeps libswscale's tables, which take longer to compute than a frame to convert.
+    Keeps libswscale's tables, which take longer to compute than converting a frame.
     """
 
     def __init__(self) -> None:
@@ -294,7 +294,7 @@ class Pictures:
         self.reformatter = VideoReformatter()
 
     def __call__(self, frame: "VideoFrame") -> Image.Image:
-        # RGB of four bytes would be faster, but libswscale leaves out columns of some widths
+        # RGB of four bytes would be faster, but libswscale omits columns at some widths
         rgb = self.reformatter.reformat(frame, format="rgb24", threads=1)
         picture = Image.fromarray(rgb.to_ndarray())
         turn = TURNS.get(round(frame.rotation / 90) % 4)
@@ -323,7 +323,7 @@ def check_size(name: str, size: Size, first: Size | None) -> Size:
 
 
 class _Deadline:
-    """The time after which waiting for a frame ends."""
+    """The time at which waiting for a frame ends."""
 
     def __init__(self, name: str):
         self.name, self.end = name, time.monotonic() + MAX_WAIT_S
@@ -337,14 +337,14 @@ class _Deadline:
 
 @contextmanager
 def unreadable(name: str, before: str = "") -> Iterator[None]:
-    """Any error of a broken file as UnreadableImage; FFmpeg and PyAV raise many kinds."""
+    """Turn any error into UnreadableImage; FFmpeg and PyAV raise many kinds on a broken file."""
     try:
         yield
     except UnreadableImage:
         raise
     except Exception as error:
         text = getattr(error, "strerror", None) or str(error)
-        if text.startswith(f"{name} "):  # of `open_regular`
+        if text.startswith(f"{name} "):  # from `open_regular`
             text = f"it{text.removeprefix(name)}"
         reason = " ".join(text.split()) or type(error).__name__
         raise UnreadableImage(name, f"{before}{reason}") from error
@@ -356,12 +356,12 @@ SUFFIXES += (".wmv",)
 
 @dataclass(frozen=True)
 class Video:
-    """An open video: how many frames it has, when they are, and a function that decodes them."""
+    """An open video: the number and the times of its frames, and a function that decodes them."""
 
     frames: int  # two or more
-    rate: float | None  # frames per second, on average; None for a folder, which does not say it
+    rate: float | None  # frames per second, on average; None for a folder
     times: tuple[float, ...] | None  # seconds of each frame after the first; None for a folder
-    # rising numbers of frames, from 0 -> the frames, upright, of one size, "L" or "RGB"; lazily
+    # rising numbers of frames from 0 -> the frames, upright, of one size, "L" or "RGB"; lazily
     read: Callable[[Iterable[int]], Iterator[Image.Image]]
 
 
@@ -372,12 +372,12 @@ class TimedFrame(NamedTuple):
 
 @contextmanager
 def open_video(source: Path | bytes | np.ndarray) -> Iterator[Video]:
-    """A video file, its bytes, a folder of frames in natural order, or uint8 (T, H, W, C).
+    """Open a video file, its bytes, a folder of frames in natural order, or uint8 (T, H, W, C).
 
-    Frames are counted in the order in which they are shown, whatever the time between them.
+    Frames are counted in the order of showing, whatever the time between them.
 
-    Raises UnreadableImage, here or where frames are read, for what is no video, broken, cut short,
-    without pictures, larger than the limits above, or shorter than two frames.
+    Raises UnreadableImage, here or when frames are read, if the source is no video, broken, cut
+    short, without pictures, larger than the limits above, or shorter than two frames.
     """
     if isinstance(source, np.ndarray):
         check_frames("array", len(source))
@@ -403,8 +403,8 @@ def open_video(source: Path | bytes | np.ndarray) -> Iterator[Video]:
 def timed_frames(source: Path | bytes) -> Iterator[TimedFrame]:
     """All frames of a video file, or its bytes, in order, each decoded once.
 
-    Nothing is read ahead, so that of a broken file the frames before that place are yielded. Raises
-    UnreadableImage there, and for what `open_video` refuses.
+    Nothing is read ahead: the frames before the broken place of a file are yielded. Raises
+    UnreadableImage there, and for sources that `open_video` refuses.
     """
     if isinstance(source, Path) and source.is_dir():
         raise UnreadableImage(str(source), "it is a folder of frames, which have no times")
@@ -428,7 +428,7 @@ def timed_frames(source: Path | bytes) -> Iterator[TimedFrame]:
 
 @dataclass(frozen=True)
 class MiddleFrame:
-    """The frame in the middle of the video with a name, as the picture that stands for it."""
+    """Reads the middle frame of the video with a name, as a picture of it."""
 
     file: Callable[[str], Path | bytes]
 
@@ -458,9 +458,9 @@ def frame_names(folder: Path) -> list[str]:
 
 
 def frames_size(folder: Path) -> int:
-    """The bytes of the frames in a folder that can be reached; 0 where there are none."""
+    """The bytes of the readable frames in a folder; 0 if there are none."""
     size = 0
-    with suppress(OSError):  # of a folder that cannot be listed
+    with suppress(OSError):  # the folder cannot be listed
         for name in frame_names(folder):
             with suppress(OSError):  # a broken link is reported when it is read
                 size += (folder / name).stat().st_size

@@ -1,6 +1,6 @@
-"""Reads Pascal VOC's format: an XML file for each image says which objects are in it.
+"""Reads Pascal VOC's format: an XML file for each image lists the objects in the image.
 
-Its folders have lists of names; labelImg and others write the XML files beside the pictures.
+VOC's folders have lists of names; labelImg and others write the XML files beside the pictures.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ class VocObject(NamedTuple):
 
 
 class VocImage(NamedTuple):
-    """An image as its annotation describes it."""
+    """An image with the content of its annotation."""
 
     name: str  # below the root
     size: int  # bytes
@@ -52,7 +52,7 @@ class VocImage(NamedTuple):
 
 
 def voc_folders(where: Path) -> list[Path]:
-    """The folders in Pascal VOC's layout: `where` itself, or those one or two levels below it."""
+    """The folders in Pascal VOC's layout: `where` itself, or folders one or two levels below."""
     for pattern in ("", "*/", "*/*/"):
         folders = where.glob(f"{pattern}{ANNOTATIONS}") if pattern else [where / ANNOTATIONS]
         both = (each for each in folders if each.is_dir() and (each.parent / IMAGES).is_dir())
@@ -66,8 +66,8 @@ def read_voc(root: Path, folders: Sequence[Path]) -> Listing:
     """The images of `folders` below `root`, with `Objects` as targets.
 
     The lists in ImageSets/Main say the splits: train.txt, val.txt and test.txt, where trainval.txt
-    stands for both of the first. Of several folders of which one has a test, all train and val
-    images are for training, as with VOC2007 and VOC2012. Without lists all images are.
+    stands for the first two. If one of several folders has a test, all train and val images are
+    for training, as with VOC2007 and VOC2012. Without lists all images are for training.
 
     Raises ValueError in one line that names the file and the object.
     """
@@ -86,10 +86,10 @@ def read_voc(root: Path, folders: Sequence[Path]) -> Listing:
 
 
 def read_xml_files(root: Path) -> Listing:
-    """The pictures below `root` that have an XML file of their name, beside them or in a folder.
+    """The pictures below `root` that have an XML file of the same name.
 
-    The folders are those of `read_pairs`, such as images/ and annotations/, or train/ with both.
-    Raises ValueError in one line that names the file and the object.
+    The layouts are listed in `read_pairs`: images/ and annotations/, or train/ with both, or the
+    XML files beside the pictures. Raises ValueError in one line that names the file and the object.
     """
     pairs, check = read_pairs(root, XML_FILES), BoxCheck()
     images = {
@@ -122,7 +122,7 @@ def _listing(root: Path, images: Mapping[str, Sequence[VocImage]], check: BoxChe
 
 
 def _splits(folder: Path) -> dict[str, list[str]]:
-    """The ids of the images of each split of a folder."""
+    """The image ids of each split of a folder."""
     ids = {
         name: read_names(folder / LISTS / f"{name}.txt")
         for name in ("train", "val", "trainval", "test")
@@ -138,7 +138,7 @@ def _splits(folder: Path) -> dict[str, list[str]]:
 
 
 def _joined(ids: dict[str, list[str]]) -> dict[str, list[str]]:
-    """With the images of val for training."""
+    """The splits with the images of val in train."""
     joined = {"train": [*ids.get("train", ()), *ids.get("val", ())], "test": ids.get("test", [])}
     return {split: each for split, each in joined.items() if each}
 
@@ -156,7 +156,7 @@ def _image(root: Path, folder: Path, name: str, sizes: FileSizes, check: BoxChec
 
 
 def _described(root: Path, name: str, bytes_in: int, annotation: Path, check: BoxCheck) -> VocImage:
-    """The image `name` with the objects of its annotation that are in it."""
+    """The image `name` with the objects of its annotation that are inside the image."""
     size, described = read_annotation(annotation)
     size = size or image_size(root / name)
     objects = []
@@ -185,7 +185,7 @@ def _sample(image: VocImage, indices: dict[str, int]) -> Sample:
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
-    """Entities, which can blow up a small file, are declared in a DOCTYPE only."""
+    """Refuses a DOCTYPE, which alone can declare entities: these can blow up a small file."""
 
     def doctype(self, name: str, public: str | None, system: str | None) -> None:
         raise ValueError("it has a DOCTYPE")
@@ -194,8 +194,8 @@ class _NoDoctype(ElementTree.TreeBuilder):
 def read_annotation(path: Path) -> tuple[tuple[int, int] | None, Iterator[VocObject]]:
     """The size (width, height) of the image, if the file has one, and its objects.
 
-    VOC counts pixels from 1 and includes the last one: a box of 1, 1, 1, 1 is the first pixel,
-    which is 0, 0, 1, 1 here. Raises ValueError in one line.
+    VOC counts pixels from 1 and includes the last one: its box 1, 1, 1, 1 is the first pixel,
+    0, 0, 1, 1 here. Raises ValueError in one line.
     """
     try:
         data = read_regular(path, MAX_XML_BYTES)

@@ -39,12 +39,12 @@ YAML_NAMES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 LINES = ("classes.txt", "obj.names")  # files with the name of a class in each line
 MAX_YAML_BYTES = 2**22
 TEXTS = PairKind(FileKind("text files of boxes", (".txt",)), ("labels",), optional=True)
-# beside pictures a text may be anything, such as a caption, unless there are names of classes
+# beside pictures a text may be anything, such as a caption, unless class names are given
 TEXTS_WITH_NAMES = replace(TEXTS, beside=True)
 
 
 def yolo_root(where: Path) -> Path | None:
-    """The folder of YOLO's files, which is `where` or that of the .yaml file; None without any."""
+    """The folder of YOLO's files: `where`, or the folder of the .yaml file; None without either."""
     if where.suffix.lower() in YAML_SUFFIXES and where.is_file():
         return where.parent
     if where.is_dir() and holds_pairs(where, _kind(where)):
@@ -64,10 +64,10 @@ def _kind(root: Path) -> PairKind:
 
 
 def read_yolo(where: Path, root: Path) -> Listing:
-    """The images of `yolo_root`, with `Objects` as targets; one without a file has no object.
+    """The images of `yolo_root`, with `Objects` as targets; an image without a file has no object.
 
-    The folders of the splits are those of the .yaml file if they are below the root, else those of
-    `read_pairs`. Raises ValueError in one line that names the file and the line.
+    The .yaml file names the folders of the splits if they are below the root; else they are found
+    as in `read_pairs`. Raises ValueError in one line that names the file and the line.
     """
     settings = _read_yaml(where if where.is_file() else _yaml_in(root))
     kind = _kind(root)
@@ -90,7 +90,7 @@ def read_yolo(where: Path, root: Path) -> Listing:
             if names and target.labels and max(target.labels) >= len(names):
                 raise ValueError(
                     f"{str(root / text.name if text else root)!r} has the class "
-                    f"{max(target.labels)}, and the names are those of 0 to {len(names) - 1}: add "
+                    f"{max(target.labels)}, and only 0 to {len(names) - 1} have names: add "
                     "its name"
                 )
             splits[split].append(sample._replace(target=target))
@@ -126,7 +126,7 @@ def _objects(root: Path, picture: str, text: str, check: BoxCheck) -> Objects:
 
 
 def _numbers(words: list[str], where: str) -> tuple[int, list[float]]:
-    """The class and the corners of a box or a polygon, x and y in turn. Raises ValueError."""
+    """The class, and the corners of a box or a polygon as alternating x and y. ValueError."""
     try:
         label, shares = int(words[0]), [float(word) for word in words[1:]]
     except ValueError:
@@ -143,7 +143,7 @@ def _numbers(words: list[str], where: str) -> tuple[int, list[float]]:
 
 
 def _read_yaml(path: Path | None) -> Mapping[str, Any]:
-    """The settings in a .yaml file; none without one. Raises ValueError."""
+    """The settings in a .yaml file; {} without a file. Raises ValueError."""
     if path is None:
         return {}
     try:
@@ -159,7 +159,7 @@ def _read_yaml(path: Path | None) -> Mapping[str, Any]:
 
 
 def _class_names(settings: Mapping[str, Any], where: Path, root: Path) -> tuple[str, ...]:
-    """By the .yaml file or a file of lines; () where none says them. Raises ValueError."""
+    """The class names in the .yaml file or a file of `LINES`; () without. Raises ValueError."""
     names = settings.get("names")
     if isinstance(names, dict) and {*names} == {*range(len(names))}:
         names = [names[index] for index in range(len(names))]
@@ -172,17 +172,17 @@ def _class_names(settings: Mapping[str, Any], where: Path, root: Path) -> tuple[
     is_list = isinstance(names, list) and all(isinstance(each, str | int) for each in names)
     if not is_list or len({*map(str, names)}) < len(names):
         raise ValueError(
-            f"the names of {str(where)!r} are not those of classes from 0 on, each its own: write "
-            "names: [cat, dog]"
+            f"the names of {str(where)!r} are not one distinct name for each class from 0 on: "
+            "write names: [cat, dog]"
         )
     return tuple(map(str, names))
 
 
 def _folders_in(settings: Mapping[str, Any], root: Path) -> dict[str, PairFolders]:
-    """The folders of the splits that a .yaml file names, if that of the training is below `root`.
+    """The folders of the splits in a .yaml file, if the training folder is below `root`.
 
-    As in YOLO's own code the files of images/train are in labels/train. Exported files may name
-    folders of the machine where they were made: the layout then says the splits.
+    As in YOLO's own code, the files of images/train are in labels/train. Exported files may name
+    folders of another machine: the layout then says the splits.
     """
     folders: dict[str, PairFolders] = {}
     bases = [root / settings["path"]] if isinstance(settings.get("path"), str) else []
