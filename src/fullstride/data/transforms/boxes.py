@@ -1,7 +1,7 @@
-"""Views of pictures with boxes, which move with the pixels, in training at random.
+"""Views of pictures with boxes: random views for training, and the view of evaluation.
 
-A training view is one resize of a part of the picture: flips, zoom-out, crops and scale jitter are
-draws of where that part is, and pixels are read once.
+A training view is one resize of a part of the picture: flips, zoom-out, crops and scale jitter only
+draw where the part is, and pixels are read once.
 """
 
 import math
@@ -31,13 +31,13 @@ from fullstride.data.transforms.crop import (
 from fullstride.data.transforms.image_ops import KERNELS
 from fullstride.nets.preprocessing import Preprocessing
 
-MIN_SIDE = 1.0  # pixels of a clipped box in a training view, below which it is left out
-MIN_VISIBLE = 0.75  # pixels of a picture in a view, of which there is none below
-MIN_CROP_SIDE = 8  # pixels of a picture, below which IoU crops of it could be empty
+MIN_SIDE = 1.0  # pixels; clipped boxes with a smaller side in a training view are left out
+MIN_VISIBLE = 0.75  # pixels; a smaller visible part of a picture is not drawn
+MIN_CROP_SIDE = 8  # pixels; IoU crops of a smaller picture could be empty
 
 
 class Region(NamedTuple):
-    """A rectangle (left, top, width, height) in pixels of a picture, which it may exceed."""
+    """A rectangle (left, top, width, height) in pixels of a picture; it may exceed the picture."""
 
     left: float
     top: float
@@ -60,14 +60,14 @@ class BoxTrainView:
 
     The targets are a dict: `boxes` float32 (n, 4), in pixels of the view, `labels` int64 (n,),
     `difficult` bool (n,), and `scale` float32 (), pixels of the view / pixels of the picture. Boxes
-    are clipped to what is visible of the picture; objects whose centre an IoU crop cuts off, and
-    those that are below a pixel, are left out.
+    are clipped to the visible part of the picture; objects whose centre an IoU crop cuts off, and
+    objects below a pixel, are left out.
 
     The rules of flips, zoom-out, IoU crops and photometric distortion are torchvision's.
     """
 
     pre: Preprocessing
-    augmentation: Augmentation = Augmentation()  # of which `hflip_prob` is used
+    augmentation: Augmentation = Augmentation()  # only `hflip_prob` is used
     kind: Literal["flip", "ssd"] = "flip"
     jitter: tuple[float, float] = (1.0, 1.0)
     sides: tuple[int, ...] = ()  # pixels a side in the first epochs; later `pre.resolution`
@@ -99,7 +99,7 @@ class BoxTrainView:
 
 @dataclass(frozen=True)
 class BoxTestView:
-    """The view of evaluation, as `pre.fit` says, with all objects, also those outside of it."""
+    """The view of evaluation by `pre.fit`, with all objects, even outside of the view."""
 
     pre: Preprocessing
     decodes_files: ClassVar[bool] = True
@@ -120,16 +120,16 @@ class BoxTestView:
 
 @contextmanager
 def seeded(rng: np.random.Generator) -> Iterator[None]:
-    """PyTorch's global generator, which torchvision draws from, seeded by `rng`, then as before."""
+    """Seed PyTorch's global generator, which torchvision draws from, by `rng` in the body."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(rng.integers(2**62)))  # not those of GPUs
+        torch.default_generator.manual_seed(int(rng.integers(2**62)))  # not the GPUs' generators
         yield
 
 
 def as_targets(
     boxes: Tensor, target: Objects, scale: tuple[float, float], keep: Tensor
 ) -> dict[str, Tensor]:
-    """The targets of a view, of the objects in `keep`."""
+    """The targets of a view, for the objects in `keep`."""
     return {
         "boxes": boxes[keep],
         "labels": torch.tensor(target.labels, dtype=torch.long)[keep],
@@ -149,9 +149,9 @@ def mirrored(boxes: Tensor, width: float) -> Tensor:
 def ssd_region(boxes: Tensor, size: Size) -> tuple[Region, Tensor | None]:
     """The part of a picture that torchvision's zoom-out and IoU crop choose by its boxes.
 
-    With it, of each box whether its centre is inside; None where there is no crop.
+    The second result says for each box whether its centre is inside; None if there is no crop.
     """
-    from torchvision.transforms import v2  # takes seconds to import, which others need not wait for
+    from torchvision.transforms import v2  # takes seconds to import
 
     (w, h), left, top = size, 0, 0
     if torch.rand(()) < 0.5:
@@ -178,24 +178,21 @@ def _bounding_boxes(boxes: Tensor, size: Size) -> Any:
 def random_placement(
     region: Region, size: Size, side: int, jitter: tuple[float, float], flip: bool
 ) -> Placement:
-    """The region at the top left of the view, its longer side `side` pixels times a random factor.
+    """Place the region at the top left of the view, its longer side `side` times a random factor.
 
-    Of a region that is larger than the view, a random part is in it.
+    The view shows a random part of a region that is larger than the view.
     """
     low, high = jitter
     factor = low + (high - low) * torch.rand(()).item() if low < high else low
     ratio = side * factor / max(region.width, region.height)
     new_w, new_h = (max(1, math.floor(each * ratio + 0.5)) for each in region[2:])
     free_x, free_y = max(0, new_w - side), max(0, new_h - side)
-    offset = (
-        float(torch.randint(free_x + 1, ())),
-        float(torch.randint(free_y + 1, ())),
-    )
+    offset = (float(torch.randint(free_x + 1, ())), float(torch.randint(free_y + 1, ())))
     return Placement(region, (new_w / region.width, new_h / region.height), offset, flip)
 
 
 def visible_part(size: Size, place: Placement, side: int) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) in the view of what it has of the picture."""
+    """The part of the view that shows the picture: (left, top, right, bottom)."""
     edges = []
     for axis in (0, 1):
         start, length, scale = place.region[axis], place.region[2 + axis], place.scale[axis]
@@ -208,7 +205,7 @@ def visible_part(size: Size, place: Placement, side: int) -> tuple[float, float,
 
 
 def to_view(boxes: Tensor, size: Size, place: Placement, side: int) -> tuple[Tensor, Tensor]:
-    """Boxes of the mirrored picture in the view, clipped to the visible part; which are in it."""
+    """Boxes of the mirrored picture in the view, clipped to the visible part; and which are."""
     start = torch.tensor(place.region[:2] * 2)
     scale, offset = torch.tensor(place.scale * 2), torch.tensor(place.offset * 2)
     moved = (boxes - start) * scale - offset
@@ -249,8 +246,7 @@ def render(
     if distort:
         content = _distorted(content)
     whole = pad_to(content, (side, side), pre, (left, top))
-    pixels = np.array(whole)
-    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return np.array(whole).reshape(side, side, pre.channels)
 
 
 def _distorted(image: Image.Image) -> Image.Image:

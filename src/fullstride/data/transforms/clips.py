@@ -1,7 +1,7 @@
 """Views of videos: a random clip in training, and clips all over a video in evaluation.
 
-A clip is `pre.frames` frames, `pre.frame_stride` apart. A video that is shorter repeats from its
-first frame on.
+A clip is `pre.frames` frames, `pre.frame_stride` apart. A shorter video repeats from its first
+frame on.
 """
 
 from collections.abc import Callable
@@ -35,12 +35,12 @@ Starts = Literal["inclusive", "slowfast"]  # see `clip_starts`
 
 @dataclass(frozen=True)
 class ClipTrainView:
-    """A clip from a random frame on, all of whose frames have the same crop and augmentation.
+    """A clip from a random frame on, with the same crop and augmentation in all frames.
 
-    Each first frame of a clip inside of the video is equally likely. Without `short_side` the crop
-    is that of images; with it the shorter side of the video is resized to a random number of
-    pixels, and a square of `pre.resolution` pixels is cropped (the scale jitter of arXiv:1409.1556,
-    usual for videos). Operations of the augmentation are drawn once for a clip.
+    Every possible first frame is equally likely. Without `short_side` the crop is drawn as for
+    images; with it the shorter side of the video is resized to a random number of pixels, and a
+    square of `pre.resolution` pixels is cropped (the scale jitter of arXiv:1409.1556, usual for
+    videos). Operations of the augmentation are drawn once for a clip.
     """
 
     pre: Preprocessing
@@ -82,7 +82,7 @@ class ClipTrainView:
 
 @dataclass(frozen=True)
 class ClipTestView:
-    """The clip in the middle of the video, each frame as `test_view` shows it."""
+    """The clip in the middle of the video, with each frame through `test_view`."""
 
     pre: Preprocessing
 
@@ -104,9 +104,9 @@ class ClipTestView:
 class ViewsOfVideo:
     """Clips all over a video, each with crops all over its frames: uint8 (V, T, H, W, C).
 
-    V counts the crops of the first clip, then those of the second one. Three crops are at the left,
-    in the centre and at the right, or at the top, in the centre and at the bottom of a video that
-    is taller than wide, with the shorter side resized as in `test_view`.
+    V counts the crops of the first clip, then the crops of the second clip. Three crops are at the
+    left, in the centre and at the right, or at the top, in the centre and at the bottom of a video
+    that is taller than wide, with the shorter side resized as in `test_view`.
     """
 
     pre: Preprocessing
@@ -155,13 +155,13 @@ class ViewsOfVideo:
 
 
 def clip_starts(frames: int, span: int, clips: int, rule: Starts) -> list[int]:
-    """The first frames of `clips` clips all over a video of `frames`, of which each spans `span`.
+    """The first frames of `clips` clips, of `span` frames each, all over a video of `frames`.
 
     "inclusive": evenly from the first possible start to the last one, as in TensorFlow's model
     garden, vision/ops/preprocess_ops_3d.py. "slowfast": the share i / clips of the last possible
-    start, which so is not reached, as in PySlowFast, slowfast/datasets/decoder.py. Both round down.
-    A single clip starts at the first frame by both rules. A video shorter than the span has clips
-    from its first frame on.
+    start, which is never reached, as in PySlowFast, slowfast/datasets/decoder.py. Both round down.
+    By both rules a single clip starts at the first frame, and so do all clips of a video shorter
+    than the span.
     """
     last = max(0, frames - span)
     parts = max(1, clips - 1) if rule == "inclusive" else clips
@@ -169,14 +169,14 @@ def clip_starts(frames: int, span: int, clips: int, rule: Starts) -> list[int]:
 
 
 def clip_numbers(starts: list[int], pre: Preprocessing, frames: int) -> np.ndarray:
-    """The frames of clips from `starts` on, in a video of `frames` that repeats: int (clips, T)."""
+    """The frames of clips from `starts` on, in a repeating video of `frames`: int (clips, T)."""
     return (np.array(starts)[:, None] + np.arange(pre.frames) * pre.frame_stride) % frames
 
 
 def jittered_box(
     share: float, size: Size, augmentation: Augmentation, rng: np.random.Generator
 ) -> Box:
-    """A random square, `share` of the shorter side of `size` a side, inside of the frame."""
+    """A random square inside the frame, with sides of `share` times the shorter side of `size`."""
     side = share * min(size)
     left, top = ((each - side) * rng.random() for each in size)
     return left, top, min(left + side, size[0]), min(top + side, size[1])
@@ -190,7 +190,7 @@ def _free(frames: int, pre: Preprocessing) -> int:
 def _pixels(
     video: Video, numbers: np.ndarray, view: Callable[[Image.Image], np.ndarray]
 ) -> np.ndarray:
-    """The frames `numbers` (clips, T) through `view`, (crops, H, W, C): (clips, crops, T, H, W, C).
+    """Apply `view`, frame -> (crops, H, W, C), to `numbers` (clips, T): (clips, crops, T, H, W, C).
 
     Each frame is decoded once, and only its views are held.
     """

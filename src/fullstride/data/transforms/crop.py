@@ -17,10 +17,10 @@ from fullstride.data.transforms.policies import erase_at_random, policies_of
 from fullstride.data.transforms.settings import Augmentation
 from fullstride.nets.preprocessing import Kernel, Preprocessing
 
-# ---- where in the view a pixel of the picture is: every fit scales along each axis and moves
+# ---- the position of a picture's pixels in the view: every fit scales along each axis and moves
 
 
-STRIDE = 32  # of the deepest maps: sides of views with boxes or maps are multiples of it
+STRIDE = 32  # of the deepest maps; sides of views with boxes or maps are multiples
 
 
 class Geometry(NamedTuple):
@@ -41,21 +41,19 @@ class Geometry(NamedTuple):
 
 
 def resized_size(size: tuple[int, int], pre: Preprocessing) -> tuple[int, int]:
-    """The size (width, height) that the whole picture of `size` is resized to, before the crop."""
+    """The size (width, height) of a whole picture of `size` after the resize, before the crop."""
     (w, h), side = size, pre.resolution
     if pre.fit == "squish":
         return side, side
     if pre.fit == "pad":
-        longer = max(w, h)
-        return max(1, math.floor(side * w / longer + 0.5)), max(
-            1, math.floor(side * h / longer + 0.5)
-        )
+        w, h = (max(1, math.floor(side * each / max(size) + 0.5)) for each in size)
+        return w, h
     shorter = math.floor(side / pre.crop)
     return (shorter, int(shorter * h / w)) if w <= h else (int(shorter * w / h), shorter)
 
 
 def view_geometry(size: tuple[int, int], pre: Preprocessing) -> Geometry:
-    """Where the view of evaluation, `test_view`, has the pixels of a picture of `size` (w, h)."""
+    """The geometry of `test_view` for a picture of `size` (w, h)."""
     new_w, new_h = resized_size(size, pre)
     left, top = view_offset((new_w, new_h), pre)
     return Geometry(new_w / size[0], new_h / size[1], left, top)
@@ -70,7 +68,7 @@ def view_offset(resized: tuple[int, int], pre: Preprocessing) -> tuple[int, int]
 
 
 def check_sides(sides: Iterable[int]) -> None:
-    """Raises ValueError for a side of a view that the maps of a network do not divide."""
+    """Raise ValueError for a side of a view that is not a multiple of `STRIDE`."""
     for side in sides:
         if side % STRIDE:
             raise ValueError(
@@ -80,28 +78,25 @@ def check_sides(sides: Iterable[int]) -> None:
 
 
 def check_decoder(decoder: str) -> None:
-    """Raises ValueError for a decoder whose transforms move no targets."""
+    """Raise ValueError for a decoder whose transforms cannot move targets."""
     if decoder != "pillow":
         raise ValueError(
             f"recipe.decoder {decoder} cannot move boxes or maps with the pixels: use pillow"
         )
 
 
-# The most pixels of a whole resized or padded image. Very long and thin ones are cropped before
-# they are resized; others are reduced before they are padded.
+# The most pixels of a whole resized or padded image. Larger images, which are very long and thin,
+# are cropped before they are resized, or reduced before they are padded.
 MAX_PIXELS = 64 * 2**20
-# With `Preprocessing.draft`: pixels of a box in a JPEG that is decoded at a fraction of its size /
-# pixels that the box is resized to, along a side, at least. With exactly as many, photographs are
-# 47 and 51 dB from the whole image on average (docs/log.md); two kernels are 43 dB apart.
+# With `Preprocessing.draft`: the least pixels of a box in a JPEG decoded at a fraction of its size
+# / pixels of the resized box, along a side. At these limits, photographs are on average 47 and 51
+# dB from the whole image (docs/log.md); two kernels are 43 dB apart.
 TRAINING_OVERSAMPLING, TEST_OVERSAMPLING = 2.0, 3.0
 
 Decoder = Literal["pillow", "opencv"]
 Sides = tuple[int, ...]  # pixels a side in the first epochs, for resolutions that grow
-Source = Image.Image | Path | bytes  # a decoded image, or a file of one: its path or its bytes
-
-
-# draws the box of a crop in an image of some size
-RandomBox = Callable[[Size, Augmentation, np.random.Generator], Box]
+Source = Image.Image | Path | bytes  # a decoded image, or the path or the bytes of a file
+RandomBox = Callable[[Size, Augmentation, np.random.Generator], Box]  # draws the box of a crop
 
 
 def random_crop_box(
@@ -109,8 +104,8 @@ def random_crop_box(
 ) -> Box:
     """(left, top, right, bottom) of torchvision's RandomResizedCrop, in fractions of pixels.
 
-    With whole pixels small images would have a handful of different crops. A crop that is larger
-    than the image contains it.
+    With whole pixels small images would have few different crops. A crop that is larger than the
+    image contains the image.
     """
     w, h = size
     (least, most), (low, high) = augmentation.scale, augmentation.ratio
@@ -121,7 +116,7 @@ def random_crop_box(
         if most > 1 or (width <= w and height <= h):
             left, top = (free * rng.random() for free in (w - width, h - height))
             right, bottom = left + width, top + height
-            # rounding must not reach over the border, which Pillow refuses
+            # rounding must not exceed the border, which Pillow refuses
             return (
                 left,
                 top,
@@ -171,12 +166,12 @@ def test_view(
     pre: Preprocessing,
     max_memory_mib: float | None = None,  # noqa: PT028
 ) -> np.ndarray:
-    """The image squished or padded to a square, or its center crop, as `pre.fit` says.
+    """The image squished or padded to a square, or its center crop, by `pre.fit`: uint8 (H, W, C).
 
-    Returns uint8 (H, W, C); `view_geometry` says where in it the pixels of the image are. The
-    center crop is torchvision's Resize and CenterCrop, with floor(resolution / crop) as the shorter
-    side, as in timm. Raises UnreadableImage for a file that cannot be decoded.
-    `max_memory_mib` limits the memory of a file with `pre.draft`, see `decode_crop`.
+    `view_geometry` says where the pixels of the image are. The center crop is torchvision's Resize
+    and CenterCrop, with floor(resolution / crop) as the shorter side, as in timm. Raises
+    UnreadableImage for a file that cannot be decoded. `max_memory_mib` limits the memory of a file
+    with `pre.draft`, see `decode_crop`.
     """
     side = pre.resolution
 
@@ -205,7 +200,7 @@ def opened(
     oversampling: float,
     max_memory_mib: float | None = None,
 ) -> tuple[Image.Image, Crop]:
-    """An image, decoded as `pre.draft` says, and the crop in it that `choose` makes of its size."""
+    """Open an image, by `pre.draft`; also returns the crop that `choose` makes of its size."""
     if isinstance(source, Image.Image):
         return source, choose(source.size)
     if not pre.draft:
@@ -241,16 +236,16 @@ def to_input(pixels_nhwc: Tensor, pre: Preprocessing) -> Tensor:
 
 
 def draw_kernel(pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator) -> Kernel:
-    """The interpolation of a training view's resize: the network's, or one of timm's "random"."""
+    """The interpolation of a training view: the network's, or a random one, as timm's "random"."""
     return ("bilinear", "bicubic")[rng.integers(2)] if augmentation.random_kernel else pre.kernel
 
 
 def _padded(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
-    """The image with black around it, so that `box` is inside, and the box in the result."""
+    """Pad the image with black so that `box` is inside; also returns the box in the result."""
     (w, h), (left, top, right, bottom) = image.size, box
     outside = math.ceil(max(-left, -top, right - w, bottom - h, 0))
     if (w + 2 * outside) * (h + 2 * outside) > MAX_PIXELS and outside:
-        # of a long and thin image this would be many times its pixels
+        # for a long and thin image this would be many times its pixels
         image, box = _reduced(image, box)
         left, top = math.floor(box[0]), math.floor(box[1])
         image = image.crop((left, top, math.ceil(box[2]), math.ceil(box[3])))
@@ -261,7 +256,7 @@ def _padded(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
 
 
 def _reduced(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
-    """The part inside `box`, by a whole factor smaller, so that the box has few pixels."""
+    """The part inside `box`, reduced by a whole factor so that the box has few pixels."""
     left, top, right, bottom = box
     factor = math.ceil(math.sqrt((right - left) * (bottom - top) / MAX_PIXELS))
     x, y = max(0, math.floor(left)), max(0, math.floor(top))
@@ -278,18 +273,13 @@ def _reduced(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
 def pad_to(
     image: Image.Image, size: Size, pre: Preprocessing, at: tuple[int, int] = (0, 0)
 ) -> Image.Image:
-    """The image inside one of `size`, with its corner `at` there, and the mean colour around."""
+    """The image on a background of `size` in the mean colour, with its corner `at`."""
     whole = Image.new(image.mode, size, pre.fill if pre.channels > 1 else pre.fill[0])
     whole.paste(image, at)
     return whole
 
 
-def _resized(
-    image: Image.Image,
-    size: tuple[int, int],
-    pre: Preprocessing,
-    box: Box,
-) -> Image.Image:
+def _resized(image: Image.Image, size: Size, pre: Preprocessing, box: Box) -> Image.Image:
     return in_mode(image, pre.channels).resize(size, KERNELS[pre.kernel], box)
 
 

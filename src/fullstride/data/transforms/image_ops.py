@@ -1,8 +1,8 @@
 """The operations of augmentation policies, each defined once for Pillow's images and for arrays.
 
-An image is Pillow's, of mode "L" or "RGB", or uint8 (H, W) or (H, W, 3). What the two compute in
-different ways are the functions with `singledispatch`: Pillow's ways are here, and those of OpenCV
-in `opencv.py`, which must be imported for arrays.
+An image is Pillow's, of mode "L" or "RGB", or uint8 (H, W) or (H, W, 3). Functions with
+`singledispatch` compute the two in different ways: with Pillow here, and with OpenCV in
+`opencv.py`, which must be imported for arrays.
 
 Geometric operations fill with middle gray and take the nearest pixel, both as in TensorFlow's code
 (tensorflow/tpu, models/official/efficientnet/autoaugment.py), unless their `Sampling` says
@@ -23,10 +23,10 @@ Patch = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 
 class Sampling(NamedTuple):
-    """How a geometric operation reads between pixels, and what it sets outside of the image."""
+    """The interpolation of a geometric operation, and the colour outside of the image."""
 
     kernel: Literal["nearest", "bilinear", "bicubic"] = "nearest"
-    fill: tuple[int, int, int] = (GRAY, GRAY, GRAY)  # red, green, blue; of gray images: their mean
+    fill: tuple[int, int, int] = (GRAY, GRAY, GRAY)  # red, green, blue; their mean for gray images
 
     def color(self, channels: int) -> tuple[int, ...]:
         return self.fill if channels == 3 else (round(sum(self.fill) / 3),) * channels
@@ -38,7 +38,7 @@ KERNELS = {
 }
 
 
-# ---- what Pillow and OpenCV compute in different ways
+# ---- operations that Pillow and OpenCV compute in different ways
 
 
 @singledispatch
@@ -54,7 +54,7 @@ def mean_gray(image: Any) -> int:
 
 @singledispatch
 def affine(image: Any, matrix: tuple[float, ...], sampling: Sampling) -> Any:
-    """The result's pixel (x, y) is the one at (ax + by + c, dx + ey + f), from pixels' corners."""
+    """Pixel (x, y) of the result is input pixel (ax + by + c, dx + ey + f), from pixel corners."""
     kind, kernel = Image.Transform.AFFINE, KERNELS[sampling.kernel]
     return image.transform(image.size, kind, matrix, kernel, fillcolor=_fill(image, sampling))
 
@@ -85,7 +85,7 @@ def equalize(image: Any) -> Any:
 
 @singledispatch
 def colour(image: Any, factor: float) -> Any:
-    """0: gray, 1: unchanged, above 1: stronger; `contrast` and others have factors alike."""
+    """0: gray, 1: unchanged, above 1: stronger; the factors of `contrast` and others are alike."""
     return ImageEnhance.Color(image).enhance(factor)
 
 
@@ -133,10 +133,10 @@ def contrast(image: Any, factor: float) -> Any:
 
 
 def contrast_to_size(image: Any, factor: float) -> Any:
-    """Contrast as TensorFlow's code computes it, relative to pixels / 256 in place of their mean.
+    """Contrast as in TensorFlow's code, relative to the number of pixels / 256, not to the mean.
 
-    It sums the counts of the histogram and not the values. The gray is 100 for 160 x 160 pixels,
-    196 for 224 x 224, and white from 256 x 256.
+    The code sums the counts of the histogram and not the values. The gray is 100 for 160 x 160
+    pixels, 196 for 224 x 224, and white from 256 x 256.
     """
     width, height = size_of(image)
     return by_table(image, _from(min(255, width * height // 256), factor))
@@ -152,7 +152,7 @@ def size_of(image: Any) -> Size:
     return image.size if isinstance(image, Image.Image) else image.shape[1::-1]
 
 
-# ---- operations on places
+# ---- geometric operations
 
 
 def shear_x(image: Any, slope: float, sampling: Sampling = TENSORFLOW) -> Any:
@@ -166,22 +166,22 @@ def shear_y(image: Any, slope: float, sampling: Sampling = TENSORFLOW) -> Any:
 
 
 def translate_x(image: Any, share: float, sampling: Sampling = TENSORFLOW) -> Any:
-    """Move to the left by a share of the width; in whole pixels where the nearest one is taken."""
+    """Move to the left by a share of the width; by whole pixels with the kernel nearest."""
     return shift_x(image, share * size_of(image)[0], sampling)
 
 
 def translate_y(image: Any, share: float, sampling: Sampling = TENSORFLOW) -> Any:
-    """Move up by a share of the height; in whole pixels where the nearest one is taken."""
+    """Move up by a share of the height; by whole pixels with the kernel nearest."""
     return shift_y(image, share * size_of(image)[1], sampling)
 
 
 def shift_x(image: Any, pixels: float, sampling: Sampling = TENSORFLOW) -> Any:
-    """Move to the left by `pixels`; by whole ones where the nearest one is taken."""
+    """Move to the left by `pixels`; by whole pixels with the kernel nearest."""
     return affine(image, (1, 0, _whole(pixels, sampling), 0, 1, 0), sampling)
 
 
 def shift_y(image: Any, pixels: float, sampling: Sampling = TENSORFLOW) -> Any:
-    """Move up by `pixels`; by whole ones where the nearest one is taken."""
+    """Move up by `pixels`; by whole pixels with the kernel nearest."""
     return affine(image, (1, 0, 0, 0, 1, _whole(pixels, sampling)), sampling)
 
 

@@ -1,4 +1,4 @@
-"""Views of pictures with a map, which both go through one geometry."""
+"""Views of pictures with a mask or depth map, which share one geometry."""
 
 from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
@@ -19,28 +19,28 @@ from fullstride.data.transforms.crop import (
 from fullstride.data.transforms.image_ops import KERNELS
 from fullstride.nets.preprocessing import Preprocessing
 
-# What moves or replaces pixels in a way that maps do not follow.
+# Settings that move or replace pixels in a way that maps do not follow.
 NOT_FOR_MAPS = ("rotation_degrees", "auto_augment", "trivial_augment", "rand_layers", "cutout")
 NOT_FOR_MAPS += ("random_erasing_prob", "random_kernel")
 
 
 class Window(NamedTuple):
-    """A part of a picture that is resized to `new`, from pixel `left`, `top` of that on."""
+    """A part of a resized picture."""
 
     size: Size  # of the picture
-    new: Size
-    left: int
+    new: Size  # of the resized picture
+    left: int  # the first pixel of the part in the resized picture
     top: int
-    seen: Size  # pixels of `new` that are in the view, at its top left
+    seen: Size  # of the part, which is at the top left of the view
 
 
 @dataclass(frozen=True)
 class MaskTrainView:
     """Scale jitter, a random crop or padding at the right and below, and a horizontal flip.
 
-    The longer side is resized to the view's, times a factor that is drawn uniformly. Pixels of the
-    picture are resized by the network's interpolation, and those of the map are the nearest ones.
-    Of `augmentation` only the flip is used.
+    The longer side is resized to the view's, times a factor that is drawn uniformly. The picture is
+    resized by the network's interpolation, and the map takes the nearest values. Only the flip of
+    `augmentation` is used.
     """
 
     pre: Preprocessing
@@ -48,7 +48,7 @@ class MaskTrainView:
     jitter: tuple[float, float] = (1.0, 1.0)  # the least and the largest factor
     sides: tuple[int, ...] = ()  # pixels a side in the first epochs; later `pre.resolution`
     outside: float = 255  # the map's value where there is no picture
-    divides: bool = False  # the map's values by the factor, as enlarged pictures look nearer
+    divides: bool = False  # divide the map's values by the factor: enlarged pictures look nearer
 
     decodes_files: ClassVar[bool] = False
 
@@ -82,7 +82,7 @@ class MaskTrainView:
 
 @dataclass(frozen=True)
 class MaskTestView:
-    """The pixels of `test_view`, and the map's nearest ones."""
+    """The pixels of `test_view`, and the nearest values of the map."""
 
     pre: Preprocessing
     outside: float = 255  # the map's value where there is no picture
@@ -105,7 +105,7 @@ class MaskTestView:
 
 
 def read_map(target: MapFile, size: Size) -> np.ndarray:
-    """The values (H, W) of the map of a picture of `size`. Raises UnreadableImage for others."""
+    """The map (H, W) of a picture of `size`. Raises UnreadableImage for another size."""
     values = target.read()
     if values.shape[::-1] != size:
         (h, w), (width, height) = values.shape, size
@@ -116,7 +116,7 @@ def read_map(target: MapFile, size: Size) -> np.ndarray:
 
 
 def draw_window(size: Size, side: int, zoom: float, rng: np.random.Generator) -> Window:
-    """A random part of the picture whose longer side is `zoom` times `side`."""
+    """A random window of `side` pixels in the picture resized to a longer side of `zoom * side`."""
     factor = zoom * side / max(size)
     new_w, new_h = (max(1, round(each * factor)) for each in size)
     left, top = (int(rng.integers(max(new - side, 0) + 1)) for new in (new_w, new_h))
@@ -149,9 +149,9 @@ def window_map(values: np.ndarray, window: Window, side: int, outside: float) ->
 def nearest(
     values: np.ndarray, rows: np.ndarray, columns: np.ndarray, outside: float
 ) -> np.ndarray:
-    """Values (H, W) at the points of a grid, in pixels from the upper left corner.
+    """The values (H, W) at a grid of points, in pixels from the upper left corner.
 
-    (len(rows), len(columns)), with `outside` for points that are not on the map.
+    Returns (len(rows), len(columns)), with `outside` for points that are not on the map.
     """
     h, w = values.shape
     y, x = np.floor(rows).astype(int), np.floor(columns).astype(int)

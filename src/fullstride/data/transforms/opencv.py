@@ -1,8 +1,8 @@
-"""Decodes and augments training images in half of the time, by simplejpeg and OpenCV.
+"""Decodes and augments training images in half the time, by simplejpeg and OpenCV.
 
-The random draws are those of `crop.py`, so both decoders have the same crop and operations; their
-pixels differ slightly, within the bounds of tests/data/test_fast.py. For training only: evaluation
-always uses Pillow.
+The random draws are the same as in `crop.py`, and so are crop and operations; pixels differ
+slightly, within the bounds of tests/data/test_fast.py. For training only: evaluation always uses
+Pillow.
 
 Needs the extra `fast`.
 """
@@ -31,7 +31,7 @@ from fullstride.data.transforms.image_ops import TENSORFLOW, Sampling
 from fullstride.data.transforms.policies import erase_at_random, policies_of
 from fullstride.nets.preprocessing import Preprocessing
 
-# ---- the operations of augmentation policies: what OpenCV computes in its own way
+# ---- the operations of augmentation policies that OpenCV computes in its own way
 
 
 KERNELS = {"nearest": cv2.INTER_NEAREST, "bilinear": cv2.INTER_LINEAR, "bicubic": cv2.INTER_CUBIC}
@@ -71,7 +71,7 @@ def _auto_contrast(pixels: np.ndarray) -> np.ndarray:
 
 @op.equalize.register
 def _equalize(pixels: np.ndarray) -> np.ndarray:
-    """Pillow's rule: the count of the brightest value is left out, so that it stays brightest."""
+    """By Pillow's rule the count of the brightest value is left out, so that it stays brightest."""
 
     def table(counts: np.ndarray) -> np.ndarray:
         used = counts.nonzero()[0]
@@ -128,7 +128,7 @@ def _rotation(pixels: np.ndarray, degrees: float) -> np.ndarray:
 def _affine(pixels: np.ndarray, matrix: tuple[float, ...], sampling: Sampling) -> np.ndarray:
     a, b, c, d, e, f = matrix
     if (a, b, d, e) != (1, 0, 0, 1) or c != int(c) or f != int(f):
-        # Pillow's coordinates are those of the pixels' corners
+        # Pillow's coordinates are of pixel corners
         return _moved(
             pixels,
             np.array([[a, b, c + (a - 1) / 2 + b / 2], [d, e, f + d / 2 + (e - 1) / 2]]),
@@ -144,7 +144,7 @@ def _affine(pixels: np.ndarray, matrix: tuple[float, ...], sampling: Sampling) -
 
 
 def _moved(pixels: np.ndarray, matrix: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Warp by `matrix`, from pixels of the result to those of the input."""
+    """Warp by `matrix`, from pixels of the result to pixels of the input."""
     h, w = pixels.shape[:2]
     # As in Pillow, pixels near the border are not blended with the fill.
     mode = cv2.BORDER_CONSTANT if sampling.kernel == "nearest" else cv2.BORDER_REPLICATE
@@ -168,15 +168,15 @@ def _color(pixels: np.ndarray, sampling: Sampling) -> tuple[int, ...]:
 
 cv2.setNumThreads(1)  # the loader's workers share the cores
 
-SMOOTH_ABOVE, AREA_ABOVE = 1.4, 2.0  # factor by which a side shrinks
-# Weights of 3 neighbours, before a linear resize that would skip pixels. Between these two factors
-# this is nearer to Pillow's antialiasing than INTER_AREA, 46 and 42 dB at 1.6, in a third of its
+SMOOTH_ABOVE, AREA_ABOVE = 1.4, 2.0  # factors by which a side shrinks
+# Weights of 3 neighbours, before a linear resize that would skip pixels. Between the two factors
+# this is nearer to Pillow's antialiasing than INTER_AREA, 46 and 42 dB at 1.6, in a third of the
 # time (measured).
 SMOOTHING, AS_IS = np.array([1, 4, 1], np.float32) / 6, np.ones(1, np.float32)
-# A crop of this many pixels a side is rounded to whole ones: a resize takes half of a warp's time.
+# A crop of this many pixels a side is rounded to whole pixels: a resize takes half a warp's time.
 ROUND_ABOVE = 64
-FACTORS = (8, 4, 2)  # by which the decoder shrinks in less time; its others take longer (measured)
-ROWS_BELOW = 4  # decoded below a crop: the colours of its last row depend on them
+FACTORS = (8, 4, 2)  # the decoder saves time with these, and not with its others (measured)
+ROWS_BELOW = 4  # decoded below a crop, as the colours of its last row depend on them
 
 # Bytes of a JPEG, ITU-T T.81
 START, END = b"\xff\xd8\xff", b"\xff\xd9"
@@ -201,7 +201,7 @@ def fast_train_view(
 ) -> np.ndarray:
     """`train_view` of an image or of a file: uint8 (H, W, C).
 
-    The interpolation is that of `resized`; `pre.kernel` is ignored. Raises UnreadableImage.
+    `resized` interpolates; `pre.kernel` is ignored. Raises UnreadableImage.
     """
     side = pre.resolution
 
@@ -221,7 +221,7 @@ def fast_train_view(
     else:
         image, (box, _) = opened(source, pre, choose, TRAINING_OVERSAMPLING)
         pixels = np.asarray(in_mode(image, pre.channels))
-    draw_kernel(pre, augmentation, rng)  # as Pillow's view draws one
+    draw_kernel(pre, augmentation, rng)  # keeps the draws equal to Pillow's
     pixels = resized(pixels, box, side)
     if augmentation.rotation_degrees:
         degrees = rng.uniform(-augmentation.rotation_degrees, augmentation.rotation_degrees)
@@ -236,7 +236,7 @@ def fast_train_view(
 
 
 def find_jpeg(data: bytes) -> Jpeg | None:
-    """None for all other files, which `decode` reads or refuses."""
+    """The JPEG in `data`; None for any other file, which `decode` reads or refuses."""
     if not (data.startswith(START) and data.endswith(END)):
         return None
     try:
@@ -252,27 +252,22 @@ def find_jpeg(data: bytes) -> Jpeg | None:
 
 
 def read_jpeg(jpeg: Jpeg, channels: int, *, factor: int = 1, rows: int | None = None) -> np.ndarray:
-    """uint8 (H, W, 3) or (H, W) of the first `rows`, or of all, with each side divided by `factor`.
+    """Decode the first `rows`, or all, with sides divided by `factor`: uint8 (H, W, 3) or (H, W).
 
     `factor` is 1, 2, 4 or 8. In a sequential file the rows below are not decoded: with a lower
     height in the header the decoder ignores the rest of the file. A file with a broken middle is
-    then read, as by Pillow.
+    then read, as Pillow does.
     """
     data, h = jpeg.data, jpeg.height
     if rows is not None and jpeg.height_at and rows + ROWS_BELOW * factor < h:
         h = rows + ROWS_BELOW * factor
         data = b"".join((data[: jpeg.height_at], h.to_bytes(2), data[jpeg.height_at + 2 :]))
-    # simplejpeg shrinks only with all three
-    least = (
-        {"min_height": h // factor, "min_width": jpeg.width // factor, "min_factor": factor}
-        if factor > 1
-        else {}
-    )
+    least = {}
+    if factor > 1:  # simplejpeg shrinks only with all three
+        least = {"min_height": h // factor, "min_width": jpeg.width // factor, "min_factor": factor}
     try:
-        strict = h == jpeg.height
-        pixels = simplejpeg.decode_jpeg(
-            data, "GRAY" if channels == 1 else "RGB", strict=strict, **least
-        )
+        space = "GRAY" if channels == 1 else "RGB"
+        pixels = simplejpeg.decode_jpeg(data, space, strict=h == jpeg.height, **least)
     except ValueError:
         image = decode(jpeg.data, channels)  # raises the same errors for broken files
         return np.asarray(image.resize((-(-jpeg.width // factor), -(-jpeg.height // factor))))
@@ -280,7 +275,7 @@ def read_jpeg(jpeg: Jpeg, channels: int, *, factor: int = 1, rows: int | None = 
 
 
 def resized(pixels: np.ndarray, box: Box, side: int) -> np.ndarray:
-    """The crop (left, top, right, bottom), in fractions of pixels, as a square; black outside."""
+    """Resize the crop (left, top, right, bottom), in fractions of pixels; black outside."""
     h, w = pixels.shape[:2]
     left, top, right, bottom = box
     outside = math.ceil(max(-left, -top, right - w, bottom - h, 0))
@@ -299,7 +294,7 @@ def resized(pixels: np.ndarray, box: Box, side: int) -> np.ndarray:
         return cv2.resize(_smoothed(part, x, y), (side, side), interpolation=cv2.INTER_LINEAR)
     first_x, first_y = max(math.floor(left) - 2, 0), max(math.floor(top) - 2, 0)
     part = _smoothed(pixels[first_y : math.ceil(bottom) + 2, first_x : math.ceil(right) + 2], x, y)
-    # the center of the square's first pixel is half a step inside of the crop
+    # the center of the result's first pixel is half a step inside the crop
     matrix = np.array([[x, 0, left - first_x + x / 2 - 0.5], [0, y, top - first_y + y / 2 - 0.5]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(part, matrix, (side, side), flags=flags, borderMode=cv2.BORDER_REPLICATE)
@@ -314,7 +309,7 @@ def _smoothed(pixels: np.ndarray, x: float, y: float) -> np.ndarray:
 
 
 def _height_at(data: bytes) -> int | None:
-    """The byte of the height, 0 for a progressive JPEG, None for an image that is not upright.
+    """The byte of the height; 0 for a progressive JPEG, None for an image that is not upright.
 
     Walks the segments before the scan by their lengths.
     """
@@ -331,7 +326,7 @@ def _height_at(data: bytes) -> int | None:
         elif kind in OTHER_FRAMES:
             height_at = 0
         at += 2 + length
-    # a scan of fewer channels than the image is followed by another
+    # a scan of fewer channels than the image is followed by another scan
     if height_at and data[at + 4] != data[height_at + 4]:
         return 0
     return height_at

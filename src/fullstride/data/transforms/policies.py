@@ -1,18 +1,18 @@
 """Augmentation policies: RandAugment, AutoAugment, TrivialAugment, Cutout and random erasing.
 
-A policy is a function of an image, Pillow's or an array, and a random generator. All but random
-erasing draw a list of operations with their values.
+A policy is a function of an image, Pillow's or an array, and a random generator. All policies
+except random erasing draw a list of operations with their values.
 
-The level is the strength of an operation: 0 is the identity for most, 10 is TensorFlow's maximum,
-30 is ours. Values follow from levels by TensorFlow's rules, unless a rule names another source
-(tensorflow/tpu, models/official/efficientnet/autoaugment.py), since ResNet-RS was trained with
-them. Some of these weaken as the level rises: posterize keeps 4 bits at level 10 and 1 bit at 2.5.
-Those of `INCREASING` strengthen, by timm's rules (timm/data/auto_augment.py, "inc1").
+The level is the strength of an operation: 0 is the identity for most operations, 10 is TensorFlow's
+maximum, 30 is ours. Values follow from levels by TensorFlow's rules (tensorflow/tpu,
+models/official/efficientnet/autoaugment.py), which ResNet-RS was trained with, unless a rule names
+another source. Some operations weaken as the level rises: posterize keeps 4 bits at level 10 and 1
+bit at 2.5. In `INCREASING` they strengthen, by timm's rules (timm/data/auto_augment.py, "inc1").
 
 RandAugment has three forms:
 
 - `relative`: TensorFlow's 16 operations, with distances in shares of the side.
-- `tpu`: what TensorFlow's code computes. Distances are in pixels at any resolution, the threshold
+- `tpu`: as TensorFlow's code computes. Distances are in pixels at any resolution, the threshold
   of solarize is a uint8, and contrast is relative to the number of pixels.
 - `timm`: 15 operations, without Cutout. Levels are at most 10, empty pixels get ImageNet's mean,
   and each geometric operation draws bilinear or bicubic interpolation.
@@ -61,7 +61,7 @@ def _signed(full: float) -> Rule:
 
 
 def _placed(size: Callable[[float], float]) -> Rule:
-    """A size by the level, and a random place."""
+    """A size that depends on the level, and a random position."""
     return lambda level, rng: (size(level), rng.random(), rng.random())
 
 
@@ -78,7 +78,7 @@ def _interpolated(rule: Rule) -> Rule:
 
 # from 0.1 to 1.9 at level 10; around level 5 nothing changes
 _factor = _value(lambda level: 0.1 + 1.8 * level / 10)
-# In TensorFlow's order. Its translation at level 10 is 100 pixels of 224; here a share of the side.
+# In TensorFlow's order; its translation at level 10, 100 pixels of 224, is a share of the side.
 RULES: dict[Operation, Rule] = {
     **dict.fromkeys((op.auto_contrast, op.equalize, op.invert), _nothing),
     op.rotate: _signed(30),
@@ -103,7 +103,7 @@ INCREASING = RULES | RISING
 # 4 to 8 bits, the range of AutoAugment's Table 6 (arXiv:1805.09501)
 PAPER = RULES | {op.posterize: _value(lambda level: min(8, 4 + int(4 * level / 10)))}
 
-# What the TPU code computes: pixels of any image, and `op.contrast_to_size`.
+# The TPU code's computation: distances in pixels, and `op.contrast_to_size`.
 _TPU: dict[Operation, tuple[Operation, Rule]] = {
     # as a uint8: 256 becomes 0, which inverts all values, 384 becomes 128
     op.solarize: (op.solarize, _value(lambda level: int(256 * level / 10) % 256)),
@@ -124,11 +124,11 @@ TIMM: dict[Operation, Rule] = {
     **dict.fromkeys((op.translate_x, op.translate_y), _interpolated(_signed(0.45))),
 }
 TIMM_INCREASING = TIMM | RISING
-# The operations and rules of each form of RandAugment: as they are, and increasing.
+# The operations and rules of each form of RandAugment: the usual ones, and the increasing ones.
 FORMS = {"relative": (RULES, INCREASING), "tpu": (TPU, TPU), "timm": (TIMM, TIMM_INCREASING)}
 
 # TrivialAugment's wide space (arXiv:2103.10158) as in torchvision, whose recipes fill with black
-# and interpolate bilinearly: by strength from 0 to 1. Those with a sign get a random one.
+# and interpolate bilinearly: operation -> (whether the sign is random, values by strength 0 to 1).
 BLACK = Sampling("bilinear", (0, 0, 0))
 Strength = Callable[[float], tuple[Any, ...]]
 WIDE_BINS = 31  # strengths
@@ -197,7 +197,7 @@ class Policy:
 class RandAugment(Policy):
     """`layers` operations with equal probability, all at one level (arXiv:1909.13719)."""
 
-    form: RandForm = "relative"  # which operations, and what their levels mean
+    form: RandForm = "relative"  # which operations, and the meaning of their levels
     layers: int = 2
     magnitude: float = 10  # level from 0 to 30; 10 is full
     increasing: bool = False  # the strength of every operation rises with the level
@@ -252,7 +252,7 @@ class TrivialAugment(Policy):
 class Cutout(Policy):
     """A gray patch with a random center (arXiv:1708.04552)."""
 
-    side: float  # of the patch / that of the image
+    side: float  # of the patch / side of the image
 
     def draw(self, rng: np.random.Generator) -> list[Step]:
         return [(op.cutout, (self.side, rng.random(), rng.random()))]
@@ -276,7 +276,7 @@ def policies_of(augmentation: Augmentation) -> list[Policy]:
 # ---- random erasing, of arrays
 
 ERASED_AREA = (0.02, 1 / 3)  # least and largest share of the image
-ERASED_RATIO = (0.3, 3.3)  # least and largest height / width, drawn by its logarithm
+ERASED_RATIO = (0.3, 3.3)  # least and largest height / width; the logarithm is drawn uniformly
 
 
 def erase_at_random(

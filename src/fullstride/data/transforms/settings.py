@@ -50,7 +50,7 @@ class Augmentation:
 
 
 def check_augmentation(settings: Any, prefix: str = "") -> None:
-    """Raises ValueError for numbers out of their bounds, and for what excludes each other."""
+    """Raise ValueError for numbers out of bounds, and for settings that exclude each other."""
     check_bounds(settings, prefix)
     check_name(f"{prefix}rand_form", settings.rand_form, get_args(RandForm))
     check_name(f"{prefix}random_erasing_fill", settings.random_erasing_fill, get_args(Fill))
