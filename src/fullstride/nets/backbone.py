@@ -7,13 +7,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-DropBy = Literal["block", "stage"]  # what stochastic depth drops at once
+DropBy = Literal["block", "stage"]  # the unit that shares a rate of stochastic depth
 
 
 class Masks(NamedTuple):
     """The random masks of one training step. None: nothing is dropped."""
 
-    # of stochastic depth, for every block (N, 1, 1, 1), or (N, 1, 1, 1, 1) of clips
+    # of stochastic depth, for every block (N, 1, 1, 1), or (N, 1, 1, 1, 1) for clips
     branches: tuple[Tensor | None, ...]
     pooled: Tensor | None  # of dropout, (N, channels of the global average)
 
@@ -40,7 +40,7 @@ class Spec(Protocol):
 
 
 def input_shape(spec: Spec, resolution: int | None = None) -> tuple[int, ...]:
-    """The shape of one input: (C, H, W), or (C, T, H, W) of a network of clips.
+    """The shape of one input: (C, H, W), or (C, T, H, W) for a network of clips.
 
     H and W are `resolution`, by default the network's own.
     """
@@ -55,12 +55,12 @@ def batch_shape(net: nn.Module, batch: int, in_channels: int, resolution: int) -
 
 
 def pixel_sizes(frames: int, side: int) -> tuple[int, ...]:
-    """(H, W), or (T, H, W) of clips of so many frames."""
+    """(H, W), or (T, H, W) for clips with T = `frames`."""
     return (frames, side, side) if frames else (side, side)
 
 
 def channels_last(dims: int) -> torch.memory_format:
-    """The memory format of batches of 4 or 5 dimensions with a pixel's channels side by side."""
+    """The channels-last memory format of batches with 4 or 5 dimensions."""
     return torch.channels_last_3d if dims == 5 else torch.channels_last
 
 
@@ -71,7 +71,7 @@ def input_text(spec: Spec) -> str:
 
 
 class EmbeddingHead(nn.Module):
-    """A task's head over the input of the classifier, (N, C), in place of the maps."""
+    """A task's head that takes the classifier's input, (N, C), in place of the maps."""
 
 
 class Backbone(nn.Module, ABC):
@@ -79,23 +79,23 @@ class Backbone(nn.Module, ABC):
 
     Networks of clips take (N, in_channels, T, H, W), and their maps have T as well.
 
-    `channels` and `strides` describe what `features` returns. With a `task_head`, a module over
-    these maps or, if it is an `EmbeddingHead`, over `embed`, `forward` returns what that makes of
-    them in place of logits.
+    `channels` and `strides` describe the maps of `features`. With a `task_head`, `forward` returns
+    the head's output in place of logits; the head takes the maps or, if it is an `EmbeddingHead`,
+    the result of `embed`.
     """
 
     spec: Spec
     classifier: str  # path of the linear layer that gives the logits
     task_head: nn.Module | None
     root = ""  # path of the module that holds stem, stages and head; "" is the network itself
-    is_fused = False  # whether it trains by the operators of `nets.fused`
+    is_fused = False  # whether the network trains by the operators of `nets.fused`
 
     def __init__(self) -> None:
         super().__init__()
         self.register_module("task_head", None)
 
     def __repr__(self) -> str:
-        """One line; `print` shows the tree of modules, as of any module of PyTorch."""
+        """One line; `print` shows the tree of modules, as for any PyTorch module."""
         spec, count = self.spec, sum(parameter.numel() for parameter in self.parameters())
         return (
             f"{type(self).__name__}({count:,} parameters, {input_text(spec)}, "
@@ -106,7 +106,7 @@ class Backbone(nn.Module, ABC):
 
     @property
     def classifiers(self) -> tuple[str, ...]:
-        """The paths of all layers that give logits; some networks average those of two."""
+        """The paths of all layers that give logits; some networks average two classifiers."""
         return (self.classifier,)
 
     @property
@@ -126,7 +126,7 @@ class Backbone(nn.Module, ABC):
         """The input of the classifier before dropout: (N, C)."""
 
     def head_input(self, x: Tensor, masks: Masks | None = None) -> Tensor | tuple[Tensor, ...]:
-        """What `task_head` takes: the maps, or the embedding for an `EmbeddingHead`."""
+        """The input of `task_head`: the maps, or the embedding for an `EmbeddingHead`."""
         if isinstance(self.task_head, EmbeddingHead):
             return self.embed(x, masks)
         return self.features(x)
@@ -139,12 +139,12 @@ class Backbone(nn.Module, ABC):
     def features(self, x: Tensor, out_indices: Sequence[int] | None = None) -> tuple[Tensor, ...]:
         """The last map at every stride, each (N, channels[i], H / strides[i], W / strides[i]).
 
-        With `out_indices` only those of these i, from the largest map to the smallest, as timm's
-        `features_only` has them; negative ones count from the last. Raises ValueError for others.
+        `out_indices` selects maps i, from the largest to the smallest, as timm's `features_only`
+        does; negative indices count from the last map. Raises ValueError for other indices.
         """
 
     def map_numbers(self, out_indices: Sequence[int] | None) -> Sequence[int]:
-        """The numbers of the maps that `features` returns, in its order."""
+        """The indices of the maps that `features` returns, in order."""
         count = len(self.strides)
         if out_indices is None:
             return range(count)
@@ -165,8 +165,8 @@ class Backbone(nn.Module, ABC):
     def layer_numbers(self, *, coarse: bool = False) -> dict[str, int]:
         """The layer of each parameter, by name: 0 is the stem, the highest number the classifier.
 
-        Layers are blocks, or stages if `coarse`. What follows the last block, but for the
-        classifier, is of its layer.
+        Layers are blocks, or stages if `coarse`. Modules between the last block and the classifier
+        belong to the last block's layer.
         """
 
     def draw(self, images: int) -> Masks | None:
@@ -175,12 +175,12 @@ class Backbone(nn.Module, ABC):
 
     @property
     def custom_operators(self) -> Any:
-        """The operators of `nets.fused` for the compiler; None for PyTorch's own alone."""
+        """The operators of `nets.fused` for the compiler; None if all are PyTorch's own."""
         return None
 
     def saved_tensor_choices(self) -> list[str]:
-        """Per batch norm, the tensors that it saves for the backward pass; empty unless fused."""
+        """The tensors that each batch norm saves for the backward pass; [] unless fused."""
         return []
 
     def restore_saved_tensor_choices(self, choices: Sequence[str]) -> None:
-        """Set what `saved_tensor_choices` returned, so that a resumed epoch rounds as it began."""
+        """Restore a result of `saved_tensor_choices`, so that a resumed epoch rounds equally."""

@@ -1,4 +1,4 @@
-"""Holds the stems of the networks, their residual blocks, and how their weights begin."""
+"""Holds the stems of the networks, the residual blocks, and the initialisation of weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +25,11 @@ from fullstride.nets.layers import (
 class Style:
     """The options that all blocks of one network share."""
 
-    slope: float = 0.0  # for negative values, of the activations inside a block; 0 is ReLU
-    stem_slope: float = 0.0  # the same in the stem
+    slope: float = 0.0  # negative slope of the activations inside a block; 0 is ReLU
+    stem_slope: float = 0.0  # negative slope in the stem
     blur: bool = False  # downsample by a `BlurPool` after the convolution, not by its stride
     average_shortcut: bool = False  # downsample the shortcut by an average pool, not by a stride
-    # Frames that the stem's first convolution sees; 0: of images. Blocks have their stage's.
+    # Frames in the stem's first convolution; 0: images. For a block, its stage's `time_kernel`.
     time_kernel: Annotated[int, Bounds(ge=0, le=255)] = 0
     time_stride: Annotated[int, Bounds(ge=1, le=2)] = 1  # of the stem's first convolution
     self_gate: bool = False  # a `SelfGate` in the last block of each stage
@@ -43,7 +43,7 @@ class Style:
 
     @property
     def within_frame(self) -> int:
-        """The time kernel of convolutions that see one frame at a time; 0 for images."""
+        """The time kernel of convolutions within one frame: 1 for clips, 0 for images."""
         return int(self.clips)
 
 
@@ -69,8 +69,8 @@ class Block(nn.Module):
     The shortcut is the identity, or a 1 x 1 convolution where the shape changes. `mask`,
     (N, 1, 1, 1), scales the branch of each image: stochastic depth (arXiv:1603.09382).
 
-    In networks of clips, the first convolution has `style.time_kernel` frames, all others one, and
-    the number of frames stays.
+    In networks of clips, the kernel of the first convolution has `style.time_kernel` frames, all
+    other kernels have one, and the number of frames stays.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ def shortcut(c_in: int, c_out: int, stride: int, style: Style) -> nn.Module:
 
 
 class Basic(Block):
-    """k x k -> k x k: dense and wide, for the early stages. Without SE it is GENet's XX block."""
+    """k x k -> k x k: dense and wide, for the early stages. GENet's XX block, if without SE."""
 
     def parts(self, c_in, c_out, inner, kernel, stride, groups, se, style):
         down = partial(ConvNorm, stride=stride, groups=groups, slope=style.slope, blur=style.blur)
@@ -155,8 +155,7 @@ class Bottleneck(Block):
 class Stem(nn.Module):
     """The first layers of a network: (N, in_channels, H, W) -> (N, width, H/stride, W/stride).
 
-    Those that take clips have `style.time_kernel` frames and `style.time_stride` in their first
-    convolution.
+    For clips, the first convolution has `style.time_kernel` frames and `style.time_stride`.
     """
 
     stride: int
@@ -253,14 +252,14 @@ class SpaceToDepthStem(Stem):
         return self.conv(self.fold(x))
 
 
-# ---- initialisation by the rule of each paper, or of its code
+# ---- initialisation by the rule of each paper or its code
 
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def init_resnet(net: nn.Module) -> None:
-    """Convolutions N(0, 2 / fan_out), all else with PyTorch's default.
+    """Convolutions N(0, 2 / fan_out), everything else by PyTorch's default.
 
     Source: arXiv:1502.01852, with fan_out as in the authors' and in torchvision's code.
     """
@@ -324,13 +323,13 @@ def zero_biases(net: nn.Module) -> None:
             nn.init.zeros_(layer.bias)
 
 
-# ---- the form that ships, with branches merged that only training needs
+# ---- the form for shipping, where branches that only training needs are merged
 
-METHODS = ("fuse", "reparameterize", "switch_to_deploy")  # of timm's modules, which merge them
+METHODS = ("fuse", "reparameterize", "switch_to_deploy")  # timm's modules merge branches by these
 
 
 def has_branches(net: nn.Module) -> bool:
-    """Whether timm has another form of one of its modules for inference, as of MobileOne's."""
+    """Whether one of timm's modules has another form for inference, as MobileOne's modules do."""
     return any(
         type(module).__module__.startswith("timm.") and any(hasattr(module, m) for m in METHODS)
         for module in net.modules()
@@ -339,10 +338,10 @@ def has_branches(net: nn.Module) -> bool:
 
 @torch.no_grad()
 def merge_branches(net: nn.Module) -> nn.Module:
-    """The network as it ships, changed in place; it is in evaluation mode and computes the same.
+    """Put the network in evaluation mode and merge branches in place; it computes the same.
 
     Parallel convolutions with their batch norms become one (RepVGG, arXiv:2101.03697), as do
-    classifiers of a distillation that are averaged. Others than timm's networks stay as they are.
+    averaged classifiers of a distillation. Networks that are not timm's stay as they are.
     """
     net.eval()
     if not has_branches(net):
@@ -355,7 +354,7 @@ def merge_branches(net: nn.Module) -> nn.Module:
 
 @contextmanager
 def creating_like(weight: torch.Tensor) -> Iterator[None]:
-    """timm's modules create the merged layers on the default device and in the default type."""
+    """Make the device and type of `weight` the defaults, which timm's merged layers have."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(weight.dtype)
     try:

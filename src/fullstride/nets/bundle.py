@@ -29,7 +29,7 @@ from fullstride.nets.weights.reader import read_flat
 FORMAT = 1
 HINT = "give the folder of a bundle or of a run"
 METADATA, WEIGHTS = "bundle.json", "weights.safetensors"
-FILE_LIMITS = {METADATA: MAX_JSON_BYTES, WEIGHTS: UNPACKED_LIMIT}  # bytes of those of others
+FILE_LIMITS = {METADATA: MAX_JSON_BYTES, WEIGHTS: UNPACKED_LIMIT}  # bytes, of downloaded files
 OUTPUT = Output(
     "a bundle",
     "",
@@ -40,24 +40,24 @@ OUTPUT = Output(
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What bundles and exported files say of their network."""
+    """The metadata that bundles and exported files have of their network."""
 
-    name: str  # in tables: that of the network, or one that the user chose
+    name: str  # in tables: the name of the network, or one that the user chose
     classes: tuple[str, ...]  # in the order of the outputs
-    preprocessing: Preprocessing  # of its images
+    preprocessing: Preprocessing  # of images
     scores: Mapping[str, Any]  # split -> score -> value
     source: str = ""  # where the weights come from
-    licence: str = ""  # of the weights, by its authors' name; "" if unknown
+    licence: str = ""  # of the weights, in the authors' words; "" if unknown
     task: str = "classify"  # name of the task that the network was trained for
-    temperature: Positive = 1.0  # that logits are divided by, see `Classify.temperature`
-    mirror: bool = True  # whether the mirror image of a picture is of the same class
-    # what else was fitted on the validation split, see `Task.fit`; the task checks it
+    temperature: Positive = 1.0  # divisor of the logits, see `Classify.temperature`
+    mirror: bool = True  # whether the mirror image of a picture has the same class
+    # further values fitted on the validation split, see `Task.fit`; the task checks them
     task_state: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata(About):
-    """The content of `bundle.json`. The fields are those of `Bundle`."""
+    """The content of `bundle.json`, whose fields are as in `Bundle`."""
 
     format: Literal[1]
     spec: Mapping[str, Any]  # of `NetSpec`, or {"timm": ...} of `TimmSpec`
@@ -72,7 +72,7 @@ FIELDS = [each.name for each in fields(Metadata) if each.name not in ("format", 
 
 
 def check_scores(scores: Mapping[str, Any]) -> None:
-    """Raise ValueError unless `scores` has numbers by split and name; reasons are by image."""
+    """Raise ValueError unless `scores` has numbers by split and name; "skipped" is an object."""
     for split, values in scores.items():
         if not isinstance(values, Mapping):
             raise ValueError(f"scores of {shortened(split)} are {shortened(values)}: use an object")
@@ -85,7 +85,7 @@ def check_scores(scores: Mapping[str, Any]) -> None:
 
 
 def find_score(scores: Mapping[str, Any], split: str, name: str, where: str) -> float:
-    """A score of a split. Raises ValueError where it is missing or not finite."""
+    """A score of a split. Raises ValueError if it is missing or not finite."""
     value = scores.get(split, {}).get(name)
     if value is None or not math.isfinite(value):
         raise ValueError(f"{where} has no score {name} of the {split} split: train it to its end")
@@ -93,7 +93,7 @@ def find_score(scores: Mapping[str, Any], split: str, name: str, where: str) -> 
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """The content of `bundle.json`. Raises ValueError, in one line, where it is none."""
+    """The content of `bundle.json`. Raises ValueError in one line."""
     path = folder / METADATA
     data = read_json(path, HINT)
     version = data.get("format", FORMAT) if isinstance(data, dict) else FORMAT
@@ -135,23 +135,23 @@ class Bundle(About):
 
     @property
     def has_class_names(self) -> bool:
-        """Whether `classes` are names: numbers are, if the network was trained on them."""
+        """Whether `classes` are names; numbers are names if the network was trained on them."""
         numbers = tuple(map(str, range(len(self.classes))))
         return bool(self.recipe) or self.classes != numbers
 
     @property
     def may_mirror(self) -> bool:
-        """Whether mirror images are of the same class, by the data and by the recipe."""
+        """Whether mirror images have the same class, by the data and by the recipe."""
         return self.mirror and self.recipe.get("hflip_prob", 0.5) != 0
 
     def score(self, split: str, name: str) -> float:
-        """A score of a split. Raises ValueError where it is missing or not finite."""
+        """A score of a split. Raises ValueError if it is missing or not finite."""
         return find_score(self.scores, split, name, self.name)
 
     def save(self, folder: str | Path) -> None:
         """Write the folder atomically, in place of an earlier bundle.
 
-        Raises ValueError, and leaves it as it is, for a folder with other files.
+        Raises ValueError for a folder with other files, which stays as it is.
         """
         metadata = Metadata(
             format=FORMAT,
@@ -166,7 +166,7 @@ class Bundle(About):
             }
             save_file(state, temporary / WEIGHTS)
             content = asdict(metadata)
-            if not self.task_state:  # readable by versions before it
+            if not self.task_state:
                 del content["task_state"]
             (temporary / METADATA).write_text(json.dumps(content, indent=1))
 
@@ -174,7 +174,7 @@ class Bundle(About):
     def load(
         folder: str | Path, head: Callable[[Metadata, Backbone], nn.Module | None] = no_head
     ) -> "Bundle":
-        """The bundle in `folder`. `head` builds the `task_head` of a network by its metadata.
+        """The bundle in `folder`. `head` builds the network's `task_head` from the metadata.
 
         Raises ValueError, in one line, for a folder that is not a complete bundle.
         """
@@ -197,7 +197,7 @@ def build(spec: NetSpec | TimmSpec) -> Backbone:
 
 
 def spec_from_json(data: Any, where: str) -> NetSpec | TimmSpec:
-    """What `to_json` of either spec wrote. Raises ValueError in one line that begins `where`."""
+    """Read the JSON of either spec. Raises ValueError in one line that begins with `where`."""
     if isinstance(data, Mapping) and "timm" in data:
         timm = records.from_json(TimmSpec, data["timm"], where)
         return timm_spec(**{name: getattr(timm, name) for name in data["timm"]})
@@ -205,7 +205,7 @@ def spec_from_json(data: Any, where: str) -> NetSpec | TimmSpec:
 
 
 def read_spec(path: Path) -> NetSpec | TimmSpec:
-    """The spec in a JSON file: of `to_json`, or in a `bundle.json` or `run.json`."""
+    """The spec in a JSON file, written by `to_json` or a part of a `bundle.json` or `run.json`."""
     data = read_json(path, "give the JSON file of a network's spec, or a name")
     where = str(path)
     if isinstance(data, Mapping) and "spec" in data:
@@ -216,7 +216,7 @@ def read_spec(path: Path) -> NetSpec | TimmSpec:
 def load_network(
     spec_data: Mapping[str, Any], weights: Path, head: Callable[[Backbone], nn.Module | None]
 ) -> Backbone:
-    """The network of a bundle's spec. Shapes are compared before memory is allocated for it."""
+    """The network of a bundle's spec. Shapes are compared before memory is allocated."""
     spec = spec_from_json(spec_data, "bundle.json: spec")
 
     def with_head(spec: NetSpec | TimmSpec) -> Backbone:
@@ -238,9 +238,9 @@ def load_network(
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
-    """Copy every weight whose name and shape agree; returns the names of the others in `target`.
+    """Copy every weight whose name and shape agree; returns the other names in `target`.
 
-    Kernels of a network of images are inflated for one of clips, see `inflated`.
+    Kernels of a network of images are inflated for a network of clips, see `inflated`.
     """
     old = target.state_dict()
     state = inflated(source.state_dict(), old)
@@ -253,7 +253,7 @@ def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
 
 
 def reorder_outputs(net: Backbone, outputs: Sequence[int]) -> None:
-    """Put the outputs of a linear classifier in the order of `outputs`, their indices before."""
+    """Reorder the outputs of a linear classifier: new output i is the old `outputs[i]`."""
     classifier = dict(net.named_modules()).get(net.classifier)
     if isinstance(classifier, nn.Linear):
         for parameter in classifier.parameters():

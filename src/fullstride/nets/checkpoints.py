@@ -30,18 +30,18 @@ __all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "load", 
 
 
 class Loaded(NamedTuple):
-    """The network in a file of weights, and what is known of it."""
+    """The network in a file of weights, and facts about the file."""
 
     net: Network
     name: str  # of the network; "" where a spec was given
-    release: ReleasedFile | None  # the released file that it is, by name and shape
-    notes: tuple[str, ...]  # what was chosen without being asked for, a line each
+    release: ReleasedFile | None  # the released file with this name and these shapes
+    notes: tuple[str, ...]  # the automatic choices, a line each
 
 
 def load(path: str | Path, name: str | NetSpec | None = None) -> Network:
     """The network in a released file of any format; `name`: the network that it must hold.
 
-    If a checkpoint has raw and averaged weights, the averaged ones are taken.
+    If a checkpoint has raw and averaged weights, the averaged weights are taken.
     """
     return load_with_notes(path, name).net
 
@@ -49,7 +49,7 @@ def load(path: str | Path, name: str | NetSpec | None = None) -> Network:
 def load_with_notes(
     path: str | Path, name: str | NetSpec | None = None, kind: WeightsKind = "averaged"
 ) -> Loaded:
-    """`load`, of the averaged or the raw weights, with what is known of the file."""
+    """`load` the averaged or the raw weights, with facts about the file."""
     weights = read_wrapped(path, kind)
     release = named = by_name(Path(path))
     try:
@@ -75,7 +75,7 @@ def load_with_notes(
 def load_timm(
     path: str | Path, name: str, kind: WeightsKind = "averaged"
 ) -> tuple[TimmNetwork, tuple[str, ...]]:
-    """The weights of timm's network `name` in a file, with its classes, and notes as `Loaded` has.
+    """timm's network `name` with the weights and the classes of a file, and notes as in `Loaded`.
 
     Raises ValueError, with the differences, for weights of another network.
     """
@@ -117,22 +117,22 @@ def wrapper_notes(weights: Unwrapped) -> Iterator[str]:
 def notes(weights: Unwrapped, match: Match, named: ReleasedFile | None) -> Iterator[str]:
     yield from wrapper_notes(weights)
     if named and named.network != match.name:
-        yield f"the weights are taken as those of {match.name}, by its name it is {named.network}"
+        yield f"the weights are taken for {match.name}, by the name of the file {named.network}"
     elif match.others:
         names = " and ".join(match.others)
-        yield f"the weights are taken as those of {match.name}, and fit {names}: --network chooses"
+        yield f"the weights are taken for {match.name}, and fit {names}: --network chooses"
 
 
 def from_timm(state: State, name: str | NetSpec) -> State:
-    """A state dict by timm's names, or by torchvision's of a ResNet, renamed to fullstride's.
+    """Rename a state dict with timm's names, or torchvision's of a ResNet, to fullstride's names.
 
-    A state dict by fullstride's names is returned unchanged.
+    A state dict with fullstride's names is returned unchanged.
     """
     return convert(state, name, ("timm", "fullstride"))[1]
 
 
 def from_official(path: str | Path | State, name: str | NetSpec) -> State:
-    """The authors' weights of TResNet or GENet. Those that timm has converted are not changed."""
+    """The authors' weights of TResNet or GENet; weights that timm converted stay unchanged."""
     state = read(path) if isinstance(path, str | Path) else path
     return convert(state, name, ("official", "timm", "fullstride"))[1]
 
@@ -143,10 +143,10 @@ def from_tf(
     *,
     ema: bool = True,
 ) -> State:
-    """The TensorFlow 1 variables of ResNet-RS by name, in an `.npz` file or a dict.
+    """The weights of ResNet-RS from TensorFlow 1 variables by name, in an `.npz` file or a dict.
 
-    `ema` selects the averaged copies of all variables, those of the batch-norm statistics
-    included; `ema=False` selects the plain variables.
+    `ema` selects the averaged copies of all variables, including the batch-norm statistics;
+    `ema=False` selects the plain variables.
     """
     if isinstance(path_or_arrays, str | Path):
         state = read(path_or_arrays)

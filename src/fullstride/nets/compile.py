@@ -38,12 +38,12 @@ class Compiled(NamedTuple):
 
 @dataclass(frozen=True)
 class CustomOperators:
-    """What the partitioner needs to know about operators that are not PyTorch's own.
+    """The partitioner's knowledge of operators that are not PyTorch's own.
 
-    `is_cheap` says whether one may be computed twice. `residual_blocks` maps the end of every
-    residual block to the end of the block that is its identity shortcut (None: no such block).
-    `rewrite` changes the joint graph before it is cut, given the results that are checkpoints.
-    `source` is the file of these functions, a part of the cache key.
+    `is_cheap` says whether an operator may be computed twice. `residual_blocks` maps the end of
+    every residual block to the end of the block that is its identity shortcut (None: no such
+    block). `rewrite` changes the joint graph before it is cut, given the results that are
+    checkpoints. `source` is the file of these functions, a part of the cache key.
     """
 
     is_cheap: Callable[[Node], bool]
@@ -68,8 +68,8 @@ def compile_for_training(
     Args:
         net: A network in training mode.
         recompute: False: let torch.compile decide what is saved.
-        dynamic: As of torch.compile; False makes one graph for each input size.
-        operators: `net.custom_operators`. Operators that they do not list are never computed twice.
+        dynamic: As in torch.compile; False makes one graph for each input size.
+        operators: `net.custom_operators`. All other custom operators are never computed twice.
     """
     device = next(net.parameters()).device
     reason = why_not_recompute(device) if recompute else "recomputation was not requested"
@@ -87,8 +87,7 @@ def recompute_options(operators: CustomOperators | None = None) -> dict[str, Any
 
 
 class RecomputePartitioner(CustomPartitionerFn):
-    """Cuts the joint graph into forward and backward pass so that few tensors are saved between the
-    two."""
+    """Cuts the joint graph into forward and backward pass so that few tensors are saved."""
 
     def __init__(self, operators: CustomOperators | None = None):
         self.operators = operators
@@ -112,8 +111,7 @@ class RecomputePartitioner(CustomPartitionerFn):
             return min_cut_rematerialization_partition(gm, joint_inputs, **settings)
 
     def is_expensive(self, node: Node) -> bool:
-        """Whether an operator must not be computed twice, for a reason that PyTorch's partitioner
-        does not know."""
+        """Whether a custom operator must not be computed twice; PyTorch's own never count."""
         assert isinstance(node.target, OpOverload)
         if node.target.namespace in ("aten", "prims"):
             return False
@@ -124,11 +122,10 @@ class RecomputePartitioner(CustomPartitionerFn):
 
 
 def checkpoints(graph: Graph, operators: CustomOperators | None = None) -> list[Node]:
-    """The block results to save: every `CHECKPOINT_EVERY`-th in each row of blocks with identity
-    shortcuts.
+    """Every `CHECKPOINT_EVERY`-th block result in a row of blocks with identity shortcuts: saved.
 
-    The result of such a block is cheap to recompute from the one before. Without checkpoints, the
-    backward pass would recompute the last one from all the others and hold them in memory at once.
+    The result of such a block is cheap to recompute from the result before. Without checkpoints,
+    the backward pass would recompute the last result from all others and hold them in memory.
     """
     previous = {**residual_blocks(graph), **(operators.residual_blocks(graph) if operators else {})}
     position: dict[Node, int] = {}  # in its row, from 0
@@ -140,8 +137,10 @@ def checkpoints(graph: Graph, operators: CustomOperators | None = None) -> list[
 
 
 def residual_blocks(graph: Graph) -> dict[Node, Node | None]:
-    """The end relu(branch + shortcut) of each residual block -> the end that is its identity
-    shortcut, if any."""
+    """The end relu(branch + shortcut) of each residual block -> the end of its identity shortcut.
+
+    The value is None where the shortcut is no earlier block.
+    """
     ends: dict[Node, Node | None] = {}
     for node in graph.nodes:
         total = without_casts(node.args[0]) if node.target is torch.ops.aten.relu.default else None
@@ -161,8 +160,7 @@ def without_casts(node: Node) -> Node:
 
 
 class Probe(nn.Module):
-    """A block with stochastic depth, dropout, and a convolution in whose weight the result is
-    linear."""
+    """A block with stochastic depth and dropout; the result is linear in the last weight."""
 
     def __init__(self):
         super().__init__()
@@ -176,15 +174,14 @@ class Probe(nn.Module):
     def forward(
         self, x: Tensor, weights: Tensor, masks: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Draws its own masks where none are given."""
+        """Draws masks if none are given."""
         path, dropout = self.draw(x) if masks is None else masks
         return (self.last((x + self.branch(x).relu() * path).relu() * dropout) * weights).sum()
 
 
 @cache
 def why_not_recompute(device: torch.device) -> str:
-    """The reason why a network must not be compiled with recomputation on `device`; "" where it
-    may.
+    """The reason not to compile with recomputation on `device`; "" if there is none.
 
     Compiles a probe and checks its gradient, which takes seconds, once in a process.
     """
@@ -209,11 +206,10 @@ def gradient_error(
     *,
     draws: Literal["inside", "outside"] = "outside",
 ) -> float:
-    """The relative error of a compiled `Probe`'s gradient, with masks drawn inside or outside of
-    its graph.
+    """The relative error of a compiled `Probe`'s gradient; `draws`: where masks are drawn.
 
-    A result that is linear in a weight equals that weight times its gradient. With masks from
-    outside, two compiled steps are also compared with an eager one. Computed in float64, so that
+    A result that is linear in a weight equals the weight times its gradient. With masks from
+    outside the graph, two compiled steps are also compared with an eager one. In float64, so that
     rounding cannot be confused with an error.
     """
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():

@@ -1,4 +1,4 @@
-"""How a network computes: the form of a training step, and the names of precisions.
+"""Describes the form of a training step, and names precisions.
 
 Apart from `nets.compile`, whose imports take seconds.
 """
@@ -13,12 +13,12 @@ Efficiency = Literal["plain", "fused", "plain_compiled", "fused_compiled"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingForm:
-    """What changes the tensors that a training step of a network saves for its backward pass."""
+    """The settings that change the tensors saved for the backward pass."""
 
     efficiency: Efficiency = "plain"
-    int8: bool = False  # batch-norm inputs as int8, where the efficiency is a fused one
+    int8: bool = False  # batch-norm inputs as int8, with a fused efficiency
     padded: bool = False  # channels padded to multiples of 8
-    drop_path: float = 0.0  # as of `Backbone.regularise`
+    drop_path: float = 0.0  # as in `Backbone.regularise`
     drop_path_by: Literal["block", "stage"] = "block"
     dropout: float = 0.0
 
@@ -28,7 +28,7 @@ PLAIN = TrainingForm()
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingStep:
-    """How a step trains a network, as a recipe says."""
+    """The settings of a recipe for one training step."""
 
     resolution: int | None = None  # pixels a side; None: the network's own
     precision: str = "bf16"
@@ -46,10 +46,10 @@ def is_compiled(efficiency: str) -> bool:
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]  # that exported files compute in
 
-# PyTorch's names, which are read too, and stand in the files of measurements.
+# PyTorch's names, which are accepted too, and are in the files of measurements.
 SPELLINGS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def short_precision(name: str) -> str:
-    """float32 -> fp32; a name that is short already stays."""
+    """float32 -> fp32; a short name stays."""
     return SPELLINGS.get(name, name)

@@ -1,6 +1,6 @@
 """Reaches the optional room `nets.fused`, which nothing else imports.
 
-Without it a network trains by PyTorch's modules, and what only the room can do is refused.
+Without it networks train by PyTorch's modules, and the fused and padded forms are refused.
 """
 
 from importlib import import_module
@@ -26,7 +26,7 @@ def fused(
 ) -> Network:
     """Let `net` train by memory-efficient operators, in place (see `nets.fused.network.to_fused`).
 
-    Raises ValueError for a network that is not one of this package; `name` is for its message.
+    Raises ValueError for a network from elsewhere; `name` is for the message.
     """
     if not isinstance(net, Network) or net.spec.frames:
         raise ValueError(
@@ -37,7 +37,7 @@ def fused(
 
 
 def is_available(net: nn.Module) -> bool:
-    """Whether `fused` takes this network: one of this package for images, with the room there."""
+    """Whether `fused` takes this network: this package's, for images, and the room is there."""
     takes_images = isinstance(net, Network) and not net.spec.frames
     return takes_images and find_spec(FUSED) is not None
 
@@ -59,12 +59,12 @@ def padded(net: nn.Module, name: str = "this network") -> Network:
 
 
 def unpadded(net: Backbone, spec: Any) -> Backbone:
-    """The network of `spec`, of which `net` is a padded form; `net` itself where it fits."""
+    """The network of `spec` from its padded form `net`; `net` itself if it has that spec."""
     return net if net.spec == spec else fused_module("padding").unpadded(net, spec)
 
 
 def fused_module(name: str) -> ModuleType:
-    """The module `nets.fused.<name>`. Raises ValueError where the room is not installed."""
+    """The module `nets.fused.<name>`. Raises ValueError if the room is not installed."""
     try:
         return import_module(f"{FUSED}.{name}")
     except ModuleNotFoundError as error:

@@ -1,8 +1,8 @@
 """Layers of the networks: convolution with batch norm, squeeze-and-excitation, downsampling.
 
 Letters of the shapes, here and in every docstring: N images, C channels, H x W pixels, K classes,
-and N clips of T frames. Layers of networks of clips have the paths and the shapes of those of
-images, with T before H and W.
+and N clips of T frames. Layers for clips have the same paths and shapes as layers for images, with
+T before H and W.
 """
 
 from collections import OrderedDict
@@ -27,11 +27,12 @@ class ConvNorm(nn.Module):
     a `BlurPool` after the activation does the downsampling: TResNet's anti-aliasing
     (arXiv:2003.13630), after arXiv:1904.11486.
 
-    With `time_kernel`, clips: (N, C_in, T, H, W) -> (N, C_out, T/time_stride, H/stride, W/stride),
-    by kernels of so many frames; `stride` may be (time_stride, stride).
+    With `time_kernel`, the frames in a kernel, it takes clips:
+    (N, C_in, T, H, W) -> (N, C_out, T/time_stride, H/stride, W/stride); `stride` may be
+    (time_stride, stride).
     """
 
-    # of three dimensions for clips, which fused operators do not take
+    # Conv3d and BatchNorm3d for clips, which fused operators do not take
     conv: nn.Conv2d
     norm: nn.BatchNorm2d
 
@@ -70,7 +71,7 @@ class ConvNorm(nn.Module):
 class SqueezeExcite(nn.Module):
     """Squeeze-and-excitation, a gate on each channel: (N, C, H, W) -> (N, C, H, W).
 
-    It costs little arithmetic but reads the map twice, so on a GPU it suits small maps.
+    The gate costs little arithmetic but reads the map twice, so on a GPU it suits small maps.
     Source: arXiv:1709.01507; with biases, as in the code of TResNet and ResNet-RS.
     """
 
@@ -116,7 +117,7 @@ class BlurPool(nn.Module):
     def __init__(self, channels: int):
         super().__init__()
         line = torch.tensor([1.0, 2.0, 1.0]) / 4
-        # Not in the state dict: it is a constant, and the released weights lack it.
+        # A constant, which the released weights lack: not in the state dict.
         self.register_buffer(
             "filter", torch.outer(line, line).expand(channels, 1, 3, 3).clone(), persistent=False
         )
@@ -159,7 +160,7 @@ class SpaceToDepth(nn.Module):
 def average_pool(stride: int, *, clips: bool = False) -> nn.Module:
     """The 2 x 2 average before a projection: odd sides round up, padding is not counted.
 
-    Frames of clips stay apart.
+    Frames of clips are pooled separately.
     Source: ResNet-D, arXiv:1812.01187, in the form that TResNet and ResNet-RS use.
     """
     if stride == 1:
@@ -170,7 +171,7 @@ def average_pool(stride: int, *, clips: bool = False) -> nn.Module:
 
 
 def max_pool(*, clips: bool) -> nn.Module:
-    """The 3 x 3 maximum of stride 2 of a stem. Frames of clips stay apart."""
+    """A stem's 3 x 3 maximum of stride 2. Frames of clips are pooled separately."""
     return nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1)) if clips else nn.MaxPool2d(3, 2, 1)
 
 
@@ -208,12 +209,12 @@ def named(*parts: tuple[str, nn.Module]) -> nn.Sequential:
     return nn.Sequential(OrderedDict(parts))
 
 
-# Input channels in a block of oneDNN's kernels with AVX-512; with AVX2 there are 8.
+# Input channels in a block of oneDNN's kernels with AVX-512; 8 with AVX2.
 ONEDNN_BLOCK = 16
 
 
 class SubsampledConv2d(nn.Conv2d):
-    """A 1 x 1 convolution with a stride, as one without over every `stride`-th pixel.
+    """A 1 x 1 convolution with a stride, computed without a stride on every `stride`-th pixel.
 
     (N, C_in, H, W) -> (N, C_out, H/stride, W/stride), the same function as `nn.Conv2d`.
     """
@@ -227,10 +228,10 @@ class SubsampledConv2d(nn.Conv2d):
 def avoid_strided_pointwise(net: nn.Module) -> None:
     """Let the 1 x 1 convolutions of `net` that have a stride and few channels train on a CPU.
 
-    In place, with the same weights. Where maps are channels last, oneDNN's gradient of such a
-    weight writes beyond its memory if there are fewer input channels than `ONEDNN_BLOCK`
-    (github.com/uxlfoundation/oneDNN/issues/6035): GENet-light, whose stem has 13, ends with a
-    segmentation fault from 160 pixels on.
+    In place, with the same weights. With channels-last maps, oneDNN's gradient of such a weight
+    writes beyond its memory if there are fewer input channels than `ONEDNN_BLOCK`
+    (github.com/uxlfoundation/oneDNN/issues/6035): GENet-light, whose stem has 13 channels, ends
+    with a segmentation fault from 160 pixels on.
     """
     for module in net.modules():
         if (

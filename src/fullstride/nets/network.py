@@ -14,7 +14,7 @@ from fullstride.nets.spec import NetSpec, Stage
 class Network(Backbone):
     """The stem, stages and head of `spec`: (N, in_channels, H, W) -> (N, K) logits. Any H and W.
 
-    With `spec.frames`, the network takes clips, (N, in_channels, T, H, W) of any T.
+    With `spec.frames`, the network takes clips, (N, in_channels, T, H, W) with any T.
 
     Examples:
         >>> import torch
@@ -88,10 +88,7 @@ class Network(Backbone):
         return {name: number(name) for name, _ in self.named_parameters()}
 
     def draw(self, images: int) -> Masks:
-        """Masks for one step of `images` images, from PyTorch's generator of the device.
-
-        Values are 0, or 1 / (1 - rate).
-        """
+        """Masks with the values 0 and 1 / (1 - rate), from PyTorch's generator of the device."""
         weight = self.head.fc.weight
 
         def mask(rate: float, *shape: int) -> Tensor | None:
@@ -107,8 +104,8 @@ class Network(Backbone):
     def forward(self, x: Tensor, masks: Masks | None = None) -> Tensor:
         """Logits (N, K). In training, masks are drawn if none are passed.
 
-        They are an input so that they can be drawn outside of a compiled network: a compiler that
-        recomputes activations would draw other ones.
+        Masks are an input so that they can be drawn outside of a compiled network: a compiler that
+        recomputes activations would draw other masks.
         """
         if self.task_head is not None:
             return self.task_head(self.head_input(x, masks))
@@ -135,7 +132,7 @@ class Network(Backbone):
         return x, masks.pooled
 
     def features(self, x: Tensor, out_indices: Sequence[int] | None = None) -> tuple[Tensor, ...]:
-        """As of `Backbone`; sizes round up, and the head's convolution is the classifier's.
+        """As in `Backbone`; sizes round up, and the head's convolution belongs to the classifier.
 
         Stages behind the last of `out_indices` are not computed.
         """

@@ -1,4 +1,4 @@
-"""Describes how images are prepared for a network; a wrong way costs accuracy without an error."""
+"""Describes how images are prepared for a network; a mistake costs accuracy without an error."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Literal, get_args
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WHITE = "white"
 MAX_FRAMES = 1024  # of a clip, and of a stride
-MAX_RESOLUTION = 4096  # one image has 200 MB in float32, and a network needs several times that
+MAX_RESOLUTION = 4096  # an image has 200 MB in float32, and a network needs several times as much
 
 Kernel = Literal["bilinear", "bicubic", "lanczos"]
 Fit = Literal["crop", "squish", "pad"]
@@ -84,7 +84,7 @@ class Preprocessing:
 
     @property
     def fill(self) -> tuple[int, ...]:
-        """The mean colour in 0..255, which the padding has."""
+        """The mean colour in 0..255, for the padding."""
         return tuple(min(255, max(0, round(255 * value))) for value in self.mean)
 
     @property
@@ -93,7 +93,7 @@ class Preprocessing:
 
 
 def check_colour(name: str, colour: str) -> None:
-    """Raises ValueError for what is no opaque colour."""
+    """Raise ValueError unless `colour` is an opaque colour."""
     if colour == WHITE:  # so that a default needs no import of Pillow
         return
     from PIL import ImageColor
@@ -113,9 +113,9 @@ WeightsKind = Literal["averaged", "raw"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """What is used in place of what a network's weights say, or are assumed to say."""
+    """Settings that replace the preprocessing and class names of loaded weights."""
 
-    # Pixels a side; by default those of a bundle, of a known released file, or of the family.
+    # Pixels a side; by default from the bundle, the known released file, or the family.
     resolution: int | None = None
     # Keep the aspect ratio of an image and crop its center, or resize it to a square.
     fit: Fit | None = None
@@ -125,7 +125,7 @@ class LoadOptions:
     class_names: Path | None = None
     # Which weights of a checkpoint that has both.
     weights_kind: WeightsKind = "averaged"
-    # The network of a file of weights that fits several, or timm/NAME.
+    # The network of a file of weights that fits several networks, or timm/NAME.
     network: str = ""
 
 

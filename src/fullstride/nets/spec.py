@@ -50,7 +50,7 @@ MOST_CHANNELS, MOST_BLOCKS, MOST_FRAMES = 65_536, 1_024, 1_024
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A sequence of equal blocks, of which the first changes width and resolution.
+    """A sequence of equal blocks; the first changes width and resolution.
 
     Examples:
         >>> import fullstride
@@ -68,7 +68,7 @@ class Stage:
     # channels per group of a k x k convolution; 0: all, 1: depthwise
     group_width: Count = 0
     se: SE | None = None  # squeeze-and-excitation
-    # frames that the first convolution of a block sees; 0: of a network of images
+    # frames in the first convolution of a block; 0: the network takes images
     time_kernel: Annotated[int, Bounds(ge=0, le=255)] = 0
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class Stage:
 
 
 def doubled(first: Stage, *depths: int) -> tuple[Stage, ...]:
-    """Stages of those depths like `first`, each twice as wide as the one before on half its map."""
+    """Stages of `depths` like `first`, each with twice the width and half the map of the last."""
     return tuple(
         replace(first, depth=depth, width=first.width * 2**i, stride=1 if i == 0 else 2)
         for i, depth in enumerate(depths)
@@ -131,11 +131,11 @@ class NetSpec:
     in_channels: int = 3  # of an image: 1 is gray, 3 is RGB
     classes: int = 1000  # K, the number of logits
     resolution: int = 224  # pixels a side; inputs of any size are accepted
-    # frames of a clip, of which inputs may have any number; 0: the network takes images
+    # frames of a clip, where inputs may have any number; 0: the network takes images
     frames: Annotated[int, Bounds(ge=0, le=MOST_FRAMES)] = 0
 
     def __repr__(self) -> str:
-        """The widths and depths; `to_json` has every field."""
+        """Shows widths and depths; `to_json` has every field."""
         parts = [f"{self.stem.__name__} {self.stem_width}"]
         parts += [f"{each.block.__name__} {each.depth} x {each.width}" for each in self.stages]
         return (
@@ -152,7 +152,7 @@ class NetSpec:
         self._check_frames()
 
     def _check_frames(self) -> None:
-        """Raises ValueError where some parts are of images and others of clips."""
+        """Raise ValueError if some parts are for images and others for clips."""
         check_time_kernel(self.style.time_kernel, "stem")
         kernels = [self.style.time_kernel, *(stage.time_kernel for stage in self.stages)]
         if any((kernel > 0) != (self.frames > 0) for kernel in kernels):
@@ -171,7 +171,7 @@ class NetSpec:
 
         Widths are rounded to multiples of 8 for tensor cores, and of the group width; a multiplier
         of 1 changes nothing. The minimum is one block, and one such multiple. Halves are rounded
-        up, as the widths are in TResNet's code.
+        up, as for widths in TResNet's code.
         """
         check_multiplier("width", width)
         check_multiplier("depth", depth)

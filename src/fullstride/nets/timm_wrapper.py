@@ -24,7 +24,7 @@ class TimmSpec:
     name: str
     in_channels: Size = 3
     classes: Size = 1000
-    resolution: Size = 224  # pixels a side that its weights are meant for
+    resolution: Size = 224  # pixels a side that the weights are meant for
 
     @property
     def source(self) -> str:
@@ -47,7 +47,7 @@ def timm_names() -> list[str]:
 
 
 def timm_spec(name: str, **changes: int) -> TimmSpec:
-    """The spec of timm's `name`; `name.tag` gives the resolution of those weights."""
+    """The spec of timm's `name`; `name.tag` gives the resolution of the tagged weights."""
     import timm
 
     base = name.split(".")[0]
@@ -64,7 +64,7 @@ def timm_spec(name: str, **changes: int) -> TimmSpec:
 
 
 def released(name: str):
-    """timm's `PretrainedCfg` of the weights `name` or `name.tag`; None if there are none."""
+    """timm's `PretrainedCfg` of the weights `name` or `name.tag`; None if they do not exist."""
     import timm
 
     try:
@@ -120,7 +120,7 @@ class TimmNetwork(Backbone):
 
     def logits_and_embedding(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:
         if self.training and self.dropout:
-            # Some of timm's networks apply it before the embedding and some after it.
+            # Some of timm's networks apply dropout before the embedding and some after it.
             raise ValueError(
                 f"timm/{self.spec.name} may apply dropout to its embedding: set the recipe's "
                 "dropout to 0"
@@ -133,7 +133,7 @@ class TimmNetwork(Backbone):
         return self.checked(self._parts, x)
 
     def checked(self, part: Callable[[Tensor], Any], x: Tensor) -> Any:
-        """`part` of `x`. Raises ValueError, with the sizes that work, for an image of another."""
+        """`part(x)`. Raises ValueError, with sizes that work, for images of other sizes."""
         try:
             return part(x)
         except (AssertionError, RuntimeError):
@@ -141,7 +141,7 @@ class TimmNetwork(Backbone):
             raise  # another error, such as a lack of memory
 
     def check_size(self, height: int, width: int) -> None:
-        """Raises ValueError for images that the network does not take, by their shapes alone."""
+        """Raise ValueError if the network does not take images of this size."""
         config = self.net.pretrained_cfg
         smallest = config.get("min_input_size")
         side = (smallest or config["input_size"])[-1]
@@ -153,7 +153,7 @@ class TimmNetwork(Backbone):
             )
 
     def refusal(self, height: int, width: int) -> str:
-        """timm's message for an image that it does not take, "" for any other."""
+        """timm's message for an image that it refuses; "" for an accepted size."""
         try:
             with torch.device("meta"), torch.no_grad():
                 net = created(self.spec).eval()
@@ -168,7 +168,7 @@ class TimmNetwork(Backbone):
 
     @cached_property
     def embeds(self) -> bool:
-        """Whether `_parts` gives the logits of `forward`: some methods of timm omit a norm."""
+        """Whether `_parts` gives the same logits as `forward`: some methods of timm omit a norm."""
         if not isinstance(getattr(self.net, "get_classifier", lambda: None)(), nn.Linear):
             return False
         weight, side, training = next(self.parameters()), self.spec.resolution, self.training
@@ -186,7 +186,7 @@ class TimmNetwork(Backbone):
     def regularise(
         self, *, drop_path: float = 0.0, by: DropBy = "block", dropout: float = 0.0
     ) -> None:
-        """Set the rates of timm's own layers, which draw the masks; 0 leaves timm's default."""
+        """Set the rates of timm's layers, which draw the masks; 0 leaves timm's default."""
         if by == "stage" and drop_path:
             raise ValueError(
                 f"timm/{self.spec.name} drops paths by block only: set the recipe's drop_path_by "
@@ -207,7 +207,7 @@ class TimmNetwork(Backbone):
             self.net.load_state_dict(state)
 
     def layer_numbers(self, *, coarse: bool = False) -> dict[str, int]:
-        """The layer of each parameter, by name: those of timm's own `group_matcher`."""
+        """The layer of each parameter, by name, from timm's `group_matcher`."""
         from timm.models import group_parameters
 
         if not hasattr(self.net, "group_matcher"):
@@ -242,7 +242,7 @@ class TimmNetwork(Backbone):
 
     @cached_property
     def sample(self) -> tuple[Tensor, ...]:
-        """The pyramid of a blank image, for its shapes, which timm misstates for some networks."""
+        """The pyramid of a blank image, for shapes that timm misstates for some networks."""
         weight = next(self.parameters())
         side, training = self.spec.resolution, self.training
         with torch.no_grad():
@@ -252,7 +252,7 @@ class TimmNetwork(Backbone):
 
 
 def _stride(side: int, map_side: int) -> int:
-    """176 pixels a side at stride 32 make 6, as each halving rounds up: the ratio alone is 29."""
+    """The stride of a map. Halvings round up: 176 pixels at stride 32 make 6, a ratio of 29."""
     halvings = (2**power for power in range(side.bit_length()))
     exact = (stride for stride in halvings if math.ceil(side / stride) == map_side)
     return next(exact, round(side / map_side))

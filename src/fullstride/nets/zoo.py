@@ -32,7 +32,7 @@ FRAME_STRIDE = 2  # of clips, arXiv:2103.07579 section 6.4
 
 
 def spec(name: str) -> NetSpec | TimmSpec:
-    """The spec of a network's name, or in a JSON file. Raises ValueError with near misses.
+    """The spec of a network's name, or of a JSON file. Raises ValueError with near misses.
 
     Examples:
         >>> import fullstride
@@ -49,28 +49,28 @@ def spec(name: str) -> NetSpec | TimmSpec:
 
 
 def is_spec_file(name: str) -> bool:
-    """Whether a network is named by the JSON file of its spec."""
+    """Whether `name` is the JSON file of a network's spec."""
     return name.lower().endswith(".json") and not is_repository(name)
 
 
 def has_own_spec(name: str) -> bool:
-    """Whether a name means a file, a folder, or a bundle on the hub, and not a listed network."""
+    """Whether a name means a file, a folder or a bundle on the hub, not a listed network."""
     return is_repository(name) or Path(name).exists()
 
 
 def names_weights(name: str) -> bool:
-    """Whether `load` opens what is there, by a path or on the hub, and it is not a bare spec."""
+    """Whether a name means weights for `load`, at a path or on the hub, and not a bare spec."""
     return has_own_spec(name) and not is_spec_file(name)
 
 
 def local_path(name_or_path: str | Path) -> Path:
-    """The path of what `load` opens: of `hf:USER/NAME` a folder in the hub's cache."""
+    """The local path that `load` opens; for `hf:USER/NAME` a folder in the hub's cache."""
     name = str(name_or_path)
     return repositories.fetch(name, FILE_LIMITS) if is_repository(name) else Path(name)
 
 
 def find_spec(name_or_path: str) -> NetSpec | TimmSpec:
-    """The spec of a network's name, in a JSON file, or of what `load` opens at another path."""
+    """The spec of a network's name, of a JSON file, or of weights that `load` opens."""
     if names_weights(name_or_path):
         return cast(NetSpec | TimmSpec, load(name_or_path).net.spec)
     return spec(name_or_path)
@@ -78,7 +78,7 @@ def find_spec(name_or_path: str) -> NetSpec | TimmSpec:
 
 @dataclass(frozen=True)
 class NamedNetwork:
-    """What a name or a path means, to be built with fresh weights."""
+    """The network of a name or a path, to be built with fresh weights."""
 
     name: str
     spec: NetSpec | TimmSpec
@@ -107,14 +107,14 @@ def create(
     frames: int | None = None,
     efficiency: Literal["plain", "fused"] = "plain",
 ) -> Backbone:
-    """A network with fresh weights: a name of the zoo, or any of timm's as `timm/NAME`.
+    """A network with fresh weights: a name of the zoo, or any network of timm as `timm/NAME`.
 
-    The name may also be the path of a JSON file with a spec, as `to_json` of a spec writes it.
-    `width` and `depth` multiply every width and every depth (see `NetSpec.scaled`; ours only).
-    `resolution` is the intended one, in pixels per side, and `frames` that of a network of clips;
-    other sizes work too. With `efficiency` fused, a training step saves fewer tensors (see
-    `nets.fused_form`, also for int8 activations and padded channels); training sets it as its
-    recipe says.
+    The name may also be the path of a JSON file that `to_json` of a spec wrote. `width` and
+    `depth` multiply every width and every depth (see `NetSpec.scaled`; not for timm's networks).
+    `resolution` is the intended input size, in pixels per side, and `frames` the intended length
+    of clips; other sizes work too. With `efficiency` fused, a training step saves fewer tensors
+    (see `nets.fused_form`, also for int8 activations and padded channels); in training the recipe
+    sets it.
 
     Examples:
         >>> import torch
@@ -154,11 +154,11 @@ def load(
     The argument is the folder of a bundle or of a run, a bundle on the Hugging Face hub as
     `hf:USER/NAME`, a file of released weights, a name in `weights.hub.HUB`, such a name with timm's
     tag (`tresnet_m.miil_in1k_448`), or `timm/NAME`. Names are looked up in the hub's cache, then on
-    the hub; a bundle is the latest one of its repository, or that of `hf:USER/NAME@REVISION`.
-    `name` is the network of a file whose weights fit several, or are timm's. `head` builds the head
-    of a task, see `Bundle.load`; `fullstride.tasks.load` knows those of all tasks. What a file of
-    weights does not say, and is assumed, is a line on the standard error stream; `options` replace
-    it. Raises ValueError in one line.
+    the hub; a bundle is the latest in its repository, unless `hf:USER/NAME@REVISION` selects one.
+    `name` is the network of a file whose weights fit several networks, or are timm's. `head` builds
+    the head of a task, see `Bundle.load`; `fullstride.tasks.load` knows the heads of all tasks.
+    Assumptions about a file of weights are printed on the standard error stream, and `options`
+    replace them. Raises ValueError in one line.
 
     Examples:
         >>> import fullstride
@@ -192,7 +192,7 @@ def load(
 def load_repository(
     name: str, head: Callable[[Metadata, Backbone], nn.Module | None] = no_head
 ) -> Bundle:
-    """The bundle `hf:USER/NAME`. Raises ValueError, in one line that has this name."""
+    """The bundle `hf:USER/NAME`. Raises ValueError, in one line with this name."""
     folder = local_path(name)
     try:
         return Bundle.load(folder, head)
@@ -203,7 +203,7 @@ def load_repository(
 def load_released(name: str) -> Bundle:
     """The weights of a name in `weights.hub.HUB`, of `NAME.TAG`, or of `timm/NAME`.
 
-    Raises ValueError where there are none, and where neither the cache nor the hub has them.
+    Raises ValueError if they do not exist, or if neither the cache nor the hub has them.
     """
     model = hub.timm_name(name)
     config = hub.hub_config(model)
@@ -228,7 +228,7 @@ def load_released(name: str) -> Bundle:
 
 
 def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
-    """The network in a file of weights, with the preprocessing of its authors or of its family."""
+    """The network in a file of weights, with the preprocessing of its authors or its family."""
     name = name or options.network
     open_file = timm_file if name.startswith("timm/") else known_file
     opened = open_file(path, name, options)
@@ -241,7 +241,7 @@ def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
 
 
 class Opened(NamedTuple):
-    """A file of weights as a bundle, and what to say of it."""
+    """A file of weights as a bundle, and notes for the user."""
 
     bundle: Bundle
     network: str
@@ -253,7 +253,7 @@ ASSUMED = "assumed: --resolution, --fit and --crop change it"
 
 
 def known_file(path: Path, name: str, options: LoadOptions) -> Opened:
-    """A file of weights of a network that the zoo lists; `name`: of which, "" to find it."""
+    """A file of weights of a listed network; `name`: the network, "" to find it."""
     loaded = checkpoints.load_with_notes(path, name or None, options.weights_kind)
     release, spec = loaded.release, loaded.net.spec
     pre, origin = family_preprocessing(spec), ASSUMED
@@ -288,7 +288,7 @@ def timm_file(path: Path, name: str, options: LoadOptions) -> Opened:
 
 
 def with_options(bundle: Bundle, options: LoadOptions) -> Bundle:
-    """The bundle with the preprocessing and the class names that `options` give."""
+    """The bundle with the preprocessing and the class names in `options`."""
     names = ("resolution", "fit", "crop")
     changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     pre = replace(bundle.preprocessing, **changes)
@@ -308,10 +308,9 @@ def measurable(
 ) -> dict[str, Backbone]:
     """Networks to be measured on the same input: runs and bundles, and names with fresh weights.
 
-    `others` are the input channels of other modules that are measured, by name; `head` builds the
-    heads of bundles, see `load`. Names are built for
-    the channels of the first of `others`, else of the first folder. Raises ValueError if these
-    differ.
+    `others` maps names of other measured modules to input channels; `head` builds the heads of
+    bundles, see `load`. Names are built for the channels of the first of `others`, else of the
+    first folder. Raises ValueError if these differ.
     """
     folders = {name: load(name, head=head).net for name in names if names_weights(name)}
     channels = {**(others or {}), **{name: net.spec.in_channels for name, net in folders.items()}}
@@ -323,7 +322,7 @@ def measurable(
 
 
 def family_preprocessing(spec: Spec) -> Preprocessing:
-    """The paper's preprocessing of a network; of others ImageNet's mean and standard deviation.
+    """The preprocessing of a network's paper, by default ImageNet's mean and standard deviation.
 
     Clips, and images without three channels, are scaled to 0..1 only.
     """

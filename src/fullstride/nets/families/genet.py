@@ -15,7 +15,7 @@ PAPER = "arXiv:2006.14090 Table 2"
 def genet(
     resolution: int, stem: int, head: int, *sizes: tuple[int, int], source: str = PAPER
 ) -> NetSpec:
-    """The five stages the paper's search settled on; `sizes` are their (depth, width)."""
+    """The five stages that the paper's search found; `sizes` are (depth, width) of each."""
     (d1, w1), (d2, w2), (d3, w3), (d4, w4), (d5, w5) = sizes
     return NetSpec(
         source=source,
@@ -71,7 +71,7 @@ SPECS["profilingnet_132"] = NetSpec(
     init=init_genet,
 )
 
-# The super-blocks that Table 6 calls X, B and D, with the inferred kernels and ratios.
+# The super-blocks X, B and D of Table 6, with inferred kernels and ratios.
 MASTERNET_STAGES = {
     "X": Stage(block=Basic, depth=1, width=1, kernel=5),
     "B": Stage(block=Bottleneck, depth=1, width=4, kernel=5, ratio=1 / 4),
@@ -82,7 +82,7 @@ MASTERNET_STAGES = {
 def masternet(row: int, letters: str, *sizes: tuple[int, int, int]) -> NetSpec:
     """A network that the authors designed by hand before their search.
 
-    `sizes` are (depth, width, stride) of its super-blocks. The paper prints neither kernels nor
+    `sizes` are (depth, width, stride) of the super-blocks. The paper prints neither kernels nor
     ratios. Inferred: 5 x 5 inside, a 3 x 3 stem and a 1 x 1 head, ratio 1/4 in bottlenecks and 6
     in depthwise blocks.
     """
@@ -100,9 +100,9 @@ def masternet(row: int, letters: str, *sizes: tuple[int, int, int]) -> NetSpec:
     )
 
 
-# Table 6 in its order, by top-1. Eight networks are printed twice, with other borders between
-# their super-blocks: rows 1 and 6, 2 and 3, 5 and 7, 8 and 10, 9 and 11, 12 and 13, 15 and 19, 18
-# and 20. Their accuracies differ by 0.1 to 0.6 points, which is the noise of training.
+# Table 6 in its order, by top-1. Eight networks are printed twice, with super-blocks divided
+# differently: rows 1 and 6, 2 and 3, 5 and 7, 8 and 10, 9 and 11, 12 and 13, 15 and 19, 18 and 20.
+# Their accuracies differ by 0.1 to 0.6 points, which is the noise of training.
 MASTERNETS = (
     masternet(1, "XXBDD", (1, 64, 2), (4, 96, 2), (8, 512, 2), (4, 320, 2), (2, 320, 1)),
     masternet(2, "XXDDD", (1, 48, 2), (4, 64, 2), (8, 160, 2), (4, 320, 2), (2, 320, 1)),

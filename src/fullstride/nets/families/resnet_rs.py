@@ -53,5 +53,5 @@ SCALED_LAYERS = (26, 50, 101, 152, 200, 270, 300, 350, 400, 420)
 
 
 def of_layers(layers: int) -> NetSpec:
-    """The ResNet-RS of so many layers, one of `SCALED_LAYERS`."""
+    """The ResNet-RS with `layers` layers, one of `SCALED_LAYERS`."""
     return resnet_rs(STUDY, 160, 2, 2, 2, 2) if layers == 26 else SPECS[f"resnet_rs_{layers}"]

@@ -1,10 +1,10 @@
 """TResNet: High Performance GPU-Dedicated Architecture, arXiv:2003.13630.
 
-Every pixel kept and folded into channels at the start, basic blocks early and bottlenecks late,
+All pixels are folded into channels at the start; basic blocks early and bottlenecks late,
 squeeze-and-excitation where maps are small, anti-aliased strides.
 
-Source of the numbers: the authors' code, Alibaba-MIIL/TResNet@aea5f0f. Where the paper differs the
-code and the released weights are followed: the stem is 3 x 3 and TResNet-XL starts with
+Source of the numbers: the authors' code, Alibaba-MIIL/TResNet@aea5f0f. Where the paper differs,
+the code and the released weights count: the stem is 3 x 3 and TResNet-XL starts with
 int(64 * 1.3) = 83 channels, not 84.
 """
 
@@ -44,8 +44,8 @@ def tresnet(source: str, width: int, d1: int, d2: int, d3: int, d4: int) -> NetS
 def tresnet_v2(source: str, width: int, *depths: int) -> NetSpec:
     """Bottlenecks in all stages. ImageNet-21K Pretraining for the Masses, arXiv:2104.10972.
 
-    Slopes as in that repository and its weights. The TResNet repository's own V2, of which it
-    released weights for Stanford Cars, has 1e-6 everywhere.
+    Slopes as in that paper's repository and weights. The TResNet repository has its own V2, with
+    weights for Stanford Cars and slopes of 1e-6 everywhere.
     """
     se = SE(at="inner", ratio=1 / 2, least=64)
     first = Stage(block=Bottleneck, depth=1, width=4 * width, ratio=1 / 4, se=se)
@@ -71,7 +71,7 @@ SPECS = {
     "tresnet_l": tresnet(PAPER, int(64 * 1.2), 4, 5, 18, 3),
     "tresnet_xl": tresnet(PAPER, int(64 * 1.3), 4, 5, 24, 3),
     "tresnet_v2_l": V2_L,
-    # The V2 of the TResNet repository, for the classes and the resolution of its weights.
+    # The V2 of the TResNet repository, with the classes and the resolution of the weights.
     "tresnet_v2_l_cars": replace(
         V2_L,
         source="arXiv:2003.13630 and Alibaba-MIIL/TResNet@aea5f0f, tresnet_l_v2",

@@ -1,7 +1,7 @@
 """3D ResNet-50 and 3D ResNet-RS: networks of clips, arXiv:2103.07579 section 6.4 and Table 6.
 
-Each residual block looks across frames in its first convolution, in the last two stages only; the
-stem halves their number. Source of the numbers, which the paper does not print: the code of both
+The stem halves the number of frames; in the last two stages, the first convolution of each residual
+block looks across frames. Source of the numbers, which the paper does not print: the code of both
 networks in tensorflow/models, official/projects/video_ssl (CVRL, arXiv:2008.03800) and
 official/vision (resnet_3d and resnet_3d_rs), with the recipe k400_resnet3drs_50_tpu.yaml.
 """
@@ -33,11 +33,11 @@ def video(
         base: A ResNet or ResNet-RS.
         source: Where the numbers come from.
         stem: `PoolStem` (7 x 7) or `DeepStem` (ResNet-D's); both end in a max-pool.
-        se_ratio: Of squeeze-and-excitation at the end of each branch; 0: none. 1/4 in the recipe's
-            file, 1/5 in the code without one.
+        se_ratio: The ratio of squeeze-and-excitation at the end of each branch; 0: none. 1/4 in the
+            recipe's file, 1/5 in the code without a recipe.
         style: Frames of the stem's first convolution and its stride in time. `self_gate` is the
-            code's default for ResNet-RS, of which the paper has no word. Table 6 names ResNet-D,
-            but the code has its stem only, and no `average_shortcut`.
+            code's default for ResNet-RS; the paper does not mention it. Table 6 names ResNet-D,
+            but the code has only its stem, and no `average_shortcut`.
         time_kernels: Frames of the first convolution of each block, by stage.
     """
     se = SE(at="out", ratio=se_ratio) if se_ratio else None
@@ -64,9 +64,9 @@ def video_rs(base: NetSpec) -> NetSpec:
 
 
 def without_time(spec: NetSpec) -> NetSpec:
-    """The network of the same clips whose kernels have one frame each.
+    """The network for the same clips with kernels of one frame each.
 
-    It sees the frames as a set: their order changes nothing but where the strides begin.
+    It sees the frames as a set: their order matters only for the strides.
     """
     stages: tuple[Stage, ...] = tuple(replace(stage, time_kernel=1) for stage in spec.stages)
     return replace(spec, stages=stages, style=replace(spec.style, time_kernel=1))
