@@ -19,7 +19,7 @@ from fullstride.measure.workload import Precision
 from fullstride.nets.backbone import Backbone, batch_shape
 from fullstride.nets.network import Network
 
-# Fraction of all modules. A child that holds more is not a stage: its children are stages.
+# Fraction of all modules. The children of a child that holds more are stages, not the child.
 MAX_STAGE_SHARE = 0.8
 
 
@@ -46,7 +46,7 @@ def stages(net: nn.Module) -> dict[str, list[nn.Module]]:
 
 
 def top_level(net: nn.Module, limit: float, prefix: str = "") -> dict[str, nn.Module]:
-    """The children by path; in place of one with children and over `limit` modules, its own."""
+    """The children by path; a child with over `limit` modules is replaced by its own children."""
     modules: dict[str, nn.Module] = {}
     for name, child in net.named_children():
         large = [*child.children()] and len([*child.modules()]) > limit
@@ -55,7 +55,7 @@ def top_level(net: nn.Module, limit: float, prefix: str = "") -> dict[str, nn.Mo
     return modules
 
 
-# Images of two batches. Bytes that grow from one to the other are per image, others are fixed.
+# Images of two batches. Bytes that grow with the batch are per image, others are fixed.
 FEW, MORE = 2, 4
 
 
@@ -64,9 +64,10 @@ class ActivationBytes:
     """The saved tensors of one training step, without weights and running statistics."""
 
     bytes_per_image: int
-    # Bytes per image by stage; their sum is the total. A tensor of two stages counts for the first.
+    # Bytes per image by stage, with the sum `bytes_per_image`. A tensor of two stages counts for
+    # the first.
     by_stage: dict[str, int]
-    by_layer: dict[str, int]  # the same by the path of the innermost module, "" for the loss
+    by_layer: dict[str, int]  # bytes per image by path of the innermost module, "" for the loss
     fixed_bytes: int  # for any batch: weights cast to the precision
     largest_map: int  # elements per image of the largest saved tensor
     resolution: int  # pixels per side
@@ -74,7 +75,7 @@ class ActivationBytes:
 
 
 class SavedStorage(NamedTuple):
-    """A storage that autograd saves, and where it is saved first."""
+    """A storage that autograd saves, with the place where it is first saved."""
 
     stage: str
     layer: str
@@ -95,13 +96,13 @@ def activation_bytes(
     Args:
         net: A network, or the function that builds it.
         resolution: Pixels per side.
-        precision: Of autocast.
+        precision: The precision of autocast.
         in_channels: Channels of an image.
-        device: Whose autocast rules apply. A GPU need not be present.
+        device: Which device's autocast rules apply. A GPU need not be present.
 
     Raises ValueError for images that the network does not accept.
     """
-    # On the meta device: in training mode, a fused network reads its weights.
+    # On the meta device, because a fused network reads its weights in training mode.
     net = on_meta(net).train()
     size = resolution, precision, in_channels, device
     pairs = list(
@@ -160,7 +161,7 @@ def saved_storages(
 
 @contextmanager
 def autocast(device: str, precision: Precision) -> Iterator[None]:
-    """`torch.autocast`, also for a GPU that is not present, where it would be off."""
+    """`torch.autocast` that also works for a GPU that is not present."""
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     try:
         torch.set_autocast_enabled(device, precision != "float32")

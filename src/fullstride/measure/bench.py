@@ -1,7 +1,7 @@
-"""Measures throughput and latency by a named protocol, several networks in turn.
+"""Measures throughput and latency of several networks in turn by a named protocol.
 
-Networks are timed one after the other inside every round: a machine that slows down does so for all
-of them, and the ratio of two networks stays reliable. Results are medians with a spread.
+Every round times all networks one after the other, so that a slower machine slows all of them and
+the ratio of two networks stays reliable. Results are medians with a spread.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,20 +53,20 @@ from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """How networks are measured, by any protocol. Mappings are by the network's name."""
+    """How networks are measured, by any protocol. The keys of mappings are network names."""
 
     in_channels: int = 3
     precision: Precision = "float32"  # true float32: TF32, PyTorch's default, is off
     layout: Layout = "nchw"
     compiled: bool = False
-    efficiency: Mapping[str, Efficiency] = field(default_factory=dict)  # of training; else plain
-    # Pixels a side where they are not the protocol's; for protocols that give the batch only.
+    efficiency: Mapping[str, Efficiency] = field(default_factory=dict)  # training only; else plain
+    # Pixels a side where they differ from the protocol's; only for protocols with a given batch.
     resolutions: Mapping[str, int] = field(default_factory=dict)
     # CPU threads; None: torch's setting. On a shared machine use one: a thread that waits for a
     # core delays all others, and a small network can take a hundred times as long.
     threads: int | None = None
     reference: str | None = None  # the network that ratios are relative to
-    memory_gib: float | None = None  # of a GPU, or of the CPU in the search for a batch
+    memory_gib: float | None = None  # limit of a GPU, or of the CPU in the search for a batch
 
     def step(self, name: str) -> StepOptions:
         return StepOptions(
@@ -86,7 +86,7 @@ def find_batches(
     device: torch.device,
     options: BenchOptions = DEFAULTS,
 ) -> dict[str, int]:
-    """The batch of each network for a protocol that fits it to memory.
+    """Find each network's batch for a protocol that fits the batch to memory.
 
     "filled": the largest batch that trains; "halved": the first of `protocol.batch`, its half, ...
     that trains.
@@ -111,7 +111,10 @@ def halving(probe: Callable[[int], Probe], batch: int) -> Iterator[Probe]:
 
 
 def timed_batch(protocol: Protocol, largest: int | None) -> int:
-    """The batch to time: the protocol's, or FILLED of the `largest` that trains, in eights."""
+    """The batch to time: the protocol's, or FILLED x `largest`, the largest batch that trains.
+
+    The latter is rounded down to a multiple of 8.
+    """
     if protocol.fit == "given" or largest is None:
         return protocol.batch
     batch = max(1, int(FILLED * largest)) if protocol.fit == "filled" else largest
@@ -151,7 +154,7 @@ def lack_of_memory(protocol: Protocol) -> AbstractContextManager[None]:
 
 @contextmanager
 def bounded(device: torch.device, memory_gib: float | None) -> Iterator[None]:
-    """Limit the memory of a GPU. The CPU's is limited in the processes that search a batch only."""
+    """Limit the memory of a GPU; CPU memory is limited only in processes that search a batch."""
     if device.type == "cpu" or memory_gib is None:
         yield
         return
@@ -225,7 +228,7 @@ def bench(
 def prepare(
     net: nn.Module, protocol: Protocol, device: torch.device, in_channels: int, options: StepOptions
 ) -> tuple[Step, float | None]:
-    """A step of the network that has run once, and its peak memory in MiB on a GPU."""
+    """Run a step of the network once; return the step and its peak memory in MiB on a GPU."""
 
     def step(images: int) -> Step:
         size = images, protocol.resolution, device, in_channels
@@ -243,7 +246,7 @@ def bench_all(
     device: torch.device | str = "cpu",
     options: BenchOptions = DEFAULTS,
 ) -> Iterator[list[Measurement]]:
-    """`bench` for each part of a named protocol, with one search for the batches."""
+    """Yield `bench` of each part of a named protocol, with one search for the batches."""
     batches = None
     for protocol in protocols:
         check_possible(protocol, find_device(device), options)
@@ -273,7 +276,7 @@ def check_possible(protocol: Protocol, device: torch.device, options: BenchOptio
 def check_networks(
     nets: Mapping[str, nn.Module], protocol: Protocol, options: BenchOptions
 ) -> None:
-    """Raise ValueError for a network without the efficiency, and for a missing reference."""
+    """Raise ValueError for an efficiency that a network lacks, and for a missing reference."""
     for name, net in nets.items():
         form = options.step(name).efficiency
         if form != "plain" and protocol.work == "inference":
@@ -289,7 +292,7 @@ def check_networks(
 
 
 def is_alone(protocol: Protocol) -> bool:
-    """Whether networks are on the GPU only while they are timed: a full GPU has room for one."""
+    """Whether each network is on the GPU only while it is timed: a full GPU has room for one."""
     return protocol.fit != "given"
 
 
@@ -299,11 +302,11 @@ class Series:
 
     step: Callable[[], object]  # processes one batch that is on the device
     batch: int
-    calls: int = 1  # of a round
+    calls: int = 1  # per round
     samples: list[float] = field(default_factory=list)  # see `Measurement`
     images_per_s: list[float] = field(default_factory=list)  # of each round
     cpu_ms: list[float] = field(default_factory=list)  # per image, of each round
-    environment: Environment | None = None  # of the last round
+    environment: Environment | None = None  # during the last round
 
     def add(self, seconds: Sequence[float], cpu_s: float, waits: bool) -> None:
         images = self.calls * self.batch
@@ -318,7 +321,7 @@ def measure_all(
     device: torch.device | str = "cpu",
     options: BenchOptions = DEFAULTS,
 ) -> list[Measurement]:
-    """Time each step, which processes one batch already on `device`, in turn inside every round."""
+    """Time all steps in turn in every round; a step processes one batch already on `device`."""
     device = find_device(device)
     timed = timed_each if protocol.waits else timed_calls
     all_series = {
@@ -384,7 +387,7 @@ def measurement(
 def environment_under_load(
     step: Callable[[], object], calls: int, device: torch.device
 ) -> Environment:
-    """The environment; of a GPU while it computes, since an idle one has other clocks."""
+    """The environment; a GPU is read while it computes, since an idle GPU has other clocks."""
     if device.type == "cpu":
         return Environment.here(device)
     with ThreadPoolExecutor(1) as pool:

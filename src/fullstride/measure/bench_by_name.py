@@ -1,4 +1,4 @@
-"""Finds the networks and the protocols that a benchmark by names compares."""
+"""Finds the networks and protocols of a benchmark by their names."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,19 +38,19 @@ BENCH = BenchSettings()
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is to be measured, and how."""
+    """The networks to measure, and how."""
 
-    nets: Mapping[str, nn.Module]  # in the order in which they are measured
-    protocols: Mapping[str, Sequence[Protocol]]  # the parts of each, which are never compared
+    nets: Mapping[str, nn.Module]  # in the order of measuring
+    protocols: Mapping[str, Sequence[Protocol]]  # parts by name; parts are never compared
     device: torch.device
     precision: Precision | None  # None: each protocol's own
     options: BenchOptions
 
     def run(self) -> Iterator[list[list[Measurement]]]:
-        """Measure; yields the parts of each protocol.
+        """Measure, and yield the parts of each protocol.
 
-        Where the rounds of a network spread by more than `BUSY`, a protocol is measured once more,
-        and the quieter of the two is the result.
+        If the rounds of a network spread by more than `BUSY`, the protocol is measured once more,
+        and the quieter measurement is the result.
         """
         for parts in self.protocols.values():
             rows = self.measure(parts)
@@ -110,7 +110,7 @@ def plan(
 
 
 def find_protocols(settings: BenchSettings) -> dict[str, list[Protocol]]:
-    """The parts of each protocol; only those that train where the efficiency is not plain."""
+    """The parts of each protocol; only training parts where the efficiency is not plain."""
     efficiency = settings.efficiency
     parts = {name: list(find_protocol(name)) for name in settings.protocol or DEFAULT_PROTOCOLS}
     if settings.call_batch is not None and "throughput" not in parts:
@@ -136,10 +136,10 @@ def find_networks(
     settings: BenchSettings,
     head: Callable[[Any, Backbone], nn.Module | None],
 ) -> tuple[dict[str, nn.Module], int, BenchOptions]:
-    """The reference as it is, and the models in the form in which they are to be measured.
+    """Find the reference, unchanged, and the models in the form to measure.
 
-    Returns them in the order in which they are measured, the resolution of the first model, and how
-    they are measured.
+    Returns the networks in the order of measuring, the resolution of the first model, and the
+    options.
     """
     efficiency = settings.efficiency
     names = list(dict.fromkeys([*filter(None, [reference]), *models]))

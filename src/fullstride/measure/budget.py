@@ -1,4 +1,4 @@
-"""Defines the limit of a network's time per image, and the choice of the best within it."""
+"""Defines a limit on a network's time per image, and the choice of the best item within it."""
 
 import math
 import time
@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 from fullstride.io.records import check_range
 
-MOST_IMAGES = 65_536  # of a call
-HERE = "here"  # the name of the device of this machine, on which times are measured
+MOST_IMAGES = 65_536  # per call
+HERE = "here"  # the name of this machine's device, on which times are measured
 SSH = "ssh://"
 
 
 def is_elsewhere(target: str) -> bool:
-    """Whether a target is another machine, where times are measured: an address or a command.
+    """Whether a target is another machine to measure on: an address or a command.
 
-    All others are this machine, or a profile by which times are estimated.
+    Any other target is this machine, or a profile that estimates times.
     """
     words = target.split()
     is_command = len(words) > 1 or Path(target).name.startswith("python")
@@ -26,14 +26,14 @@ def is_elsewhere(target: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """A limit of the time of one call, divided by the images of the call.
+    """A limit on the time of one call divided by its number of images.
 
-    `choose`, `estimate` and `export` mean this by milliseconds per image. Raises ValueError for a
-    time that is not above 0 and a batch below 1.
+    `choose`, `estimate` and `export` call this milliseconds per image. Raises ValueError for a time
+    not above 0 and for a batch below 1.
     """
 
     ms_per_image: float
-    batch: int = 1  # images of a call
+    batch: int = 1  # images per call
     device: str = ""  # where the network runs, in words
     precision: str = ""
 
@@ -57,7 +57,7 @@ class Budget:
         return replace(self, device=device, precision=precision)
 
     def to_dict(self) -> dict[str, Any]:
-        """As in JSON."""
+        """Convert to JSON values."""
         return {
             "budget_ms": self.ms_per_image,
             "images_per_s": self.images_per_s,
@@ -68,7 +68,7 @@ class Budget:
 
 
 def conditions(batch: int, device: str, precision: str) -> str:
-    """Batch, device and precision, as every answer repeats them."""
+    """Batch, device and precision as text for every answer."""
     return ", ".join(filter(None, (f"batch {batch}", device, precision)))
 
 
@@ -92,14 +92,14 @@ def find_budget(
     if budget_ms is None:
         if batch != 1:
             raise ValueError(
-                f"--call-batch {batch} is that of a budget: give --budget-ms or --images-per-s too"
+                f"--call-batch {batch} belongs to a budget: give --budget-ms or --images-per-s too"
             )
         return None
     return Budget(ms_per_image=budget_ms, batch=batch)
 
 
 def time_limit_s(hours: float | None, minutes: float | None) -> float | None:
-    """The seconds that `hours` and `minutes` allow together; None where neither is given.
+    """The sum of `hours` and `minutes` in seconds; None where neither is given.
 
     Raises ValueError for a time that is not above 0.
     """
@@ -112,13 +112,13 @@ def time_limit_s(hours: float | None, minutes: float | None) -> float | None:
 
 
 def deadline_s(hours: float | None, minutes: float | None) -> float | None:
-    """When a limit of so much time that begins now ends, by `time.perf_counter`."""
+    """The end of a time limit that begins now, by `time.perf_counter`; None without a limit."""
     limit_s = time_limit_s(hours, minutes)
     return limit_s and time.perf_counter() + limit_s
 
 
 def required_budget(budget_ms: float | None, images_per_s: float | None, batch: int = 1) -> Budget:
-    """`find_budget` where there must be one. Raises ValueError for neither time nor rate."""
+    """`find_budget` that raises ValueError for neither time nor rate."""
     budget = find_budget(budget_ms, images_per_s, batch)
     if budget is None:
         raise ValueError(
@@ -143,12 +143,12 @@ def ties(items: Sequence[T], value: Number[T]) -> list[T]:
 
 
 def best(items: Sequence[T], ms: Number[T], value: Number[T]) -> T | None:
-    """The item with the highest value, of equal ones the fastest; None if there are no items."""
+    """The item with the highest value, and the fastest among ties; None if there are no items."""
     return min(ties(items, value), key=ms, default=None)
 
 
 def pareto_front(items: Iterable[T], cost: Number[T], value: Number[T]) -> list[T]:
-    """Those that are better than all of lower cost, the cheapest first; of equals the first."""
+    """Items with a higher value than all cheaper items, cheapest first; the first among equals."""
     front: list[T] = []
     for item in sorted(items, key=lambda item: (cost(item), -value(item))):
         if not front or value(item) > value(front[-1]):

@@ -1,4 +1,4 @@
-"""Counts the bytes that a compiled training step saves for its backward pass; nothing is run."""
+"""Counts the bytes that a compiled training step would save for its backward pass."""
 
 import copy
 from typing import Any
@@ -12,17 +12,17 @@ from fullstride.measure.workload import Precision, compiling
 from fullstride.nets.backbone import Backbone, batch_shape
 from fullstride.nets.compile import CustomOperators, RecomputePartitioner
 
-# Images. A tensor counts as one of the batch where its first dimension has this size.
+# Images. A tensor whose first dimension has this size counts as a tensor of the batch.
 BATCH = 7
 CONVOLUTIONS = ("aten::convolution", "fullstride::conv", "fullstride::pool")
 
 
 class Counted(Exception):  # noqa: N818
-    """Ends a compilation when its saved tensors have been counted."""
+    """Ends a compilation once its saved tensors are counted."""
 
 
 class CountingPartitioner(RecomputePartitioner):
-    """Counts the bytes that are saved between the two passes and ends the compilation there."""
+    """Counts the bytes saved between the two passes, then ends the compilation."""
 
     def __init__(self, recompute: bool, operators: CustomOperators | None):
         super().__init__(operators)
@@ -41,7 +41,7 @@ class CountingPartitioner(RecomputePartitioner):
         raise Counted
 
     def uuid(self) -> None:
-        """None, so that nothing is cached for other compilations, nor taken from their cache."""
+        """None disables the compilation cache."""
 
 
 def size_bytes(node: Node) -> int:
@@ -65,11 +65,11 @@ def compiled_bytes(
     *,
     recompute: bool = True,
 ) -> int:
-    """Bytes per image that a compiled training step saves, with the image and without weights.
+    """Count the bytes per image that a compiled training step saves, with the image, not weights.
 
-    With recomputation as in training, or as PyTorch's default partitioner cuts the graph. Counted
-    on the graph for the CPU, of a network whose parameters have `precision` too; half a minute for
-    a large one. Temporary tensors within either pass are not counted.
+    `recompute`: as in training; otherwise PyTorch's default partitioner cuts the graph. The graph
+    is the CPU's, with parameters in `precision`; a large network takes half a minute. Temporary
+    tensors within either pass are not counted.
     """
     dtype = getattr(torch, precision)
     net = copy.deepcopy(net).to("cpu", dtype).train()
@@ -83,7 +83,7 @@ def compiled_bytes(
         try:
             shape = batch_shape(net, BATCH, in_channels, resolution)
             call(torch.empty(shape, dtype=dtype), *masks)
-        except RuntimeError:  # torch wraps the exception that ended it
+        except RuntimeError:  # torch wraps `Counted`
             if partitioner.bytes_per_image is None:
                 raise
     assert partitioner.bytes_per_image is not None

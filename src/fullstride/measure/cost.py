@@ -1,7 +1,7 @@
-"""Counts the parameters, multiply-adds and bytes of a named network, as a whole and by stage.
+"""Counts the parameters, multiply-adds and bytes of a named network in total and by stage.
 
-`python -m fullstride.measure.cost` computes the table of `fullstride zoo` again after a family was
-added or changed: building and tracing all networks takes half a minute.
+`python -m fullstride.measure.cost` updates the table of `fullstride zoo` after a change of a
+family: building and tracing all networks takes half a minute.
 """
 
 import csv
@@ -47,19 +47,19 @@ OUTPUT = Output("the table of networks", ".csv", begins_with(b"name,params,macs"
 class OperatorCost:
     """The cost of one image in one operator, as eager PyTorch runs it: nothing is fused."""
 
-    stage: str  # of `activation_bytes.stages`
-    module: str  # path of the innermost module that runs it
-    kind: str  # of `operators.OPERATOR_KINDS`
+    stage: str  # a key of `activation_bytes.stages`
+    module: str  # path of the innermost module that runs the operator
+    kind: str  # one of `operators.OPERATOR_KINDS`
     macs: int  # multiply-adds
     activations: int  # output elements of a convolution or linear layer
-    read_bytes: int  # of activations
+    read_bytes: int  # activations
     written_bytes: int
     weight_bytes: int  # parameters and statistics, read once for all images of a batch
 
 
 @dataclass(frozen=True)
 class StageCost:
-    """The cost of one image in one stage. The stages add up to `cost` of the network."""
+    """The cost of one image in one stage. The sum over stages is the `cost` of the network."""
 
     stage: str
     params: int  # a parameter that two stages share counts for the first
@@ -71,7 +71,7 @@ class StageCost:
 def stage_costs(
     net: Net, resolution: int, precision: Precision = "float16", in_channels: int = 3
 ) -> list[StageCost]:
-    """One row per stage, in order. It runs on the meta device, so that nothing is computed."""
+    """Return one row per stage, in order. Runs on the meta device, so nothing is computed."""
     net = on_meta(net)
     params: dict[str, int] = {}
     counted: set[int] = set()
@@ -89,9 +89,9 @@ def stage_costs(
 def operator_costs(
     net: Net, resolution: int, precision: Precision = "float16", in_channels: int = 3
 ) -> list[OperatorCost]:
-    """One row per operator that touches memory, in order, as if all tensors were of `precision`.
+    """Return one row per operator that touches memory, in order, with all tensors in `precision`.
 
-    Raises ValueError for an image that the network does not take.
+    Raises ValueError for an image that the network does not accept.
     """
     size = getattr(torch, precision).itemsize
     tracer = trace(net, resolution, in_channels, stages)
@@ -107,20 +107,18 @@ def operator_costs(
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkCost:
-    """The cost of one image, or clip."""
+    """The cost of one image or clip."""
 
     name: str
-    source: str  # of the network's specification
-    frames: int  # of a clip; 0: of images
+    source: str  # where the network's specification comes from
+    frames: int  # of a clip; 0 for images
     resolution: int  # pixels a side
     precision: Precision
     whole: Cost
     stages: tuple[StageCost, ...]
     layers: tuple[LayerCost, ...]
-    saved: (
-        ActivationBytes | None
-    )  # tensors that a training step saves for backward; None if not asked for
-    other_bytes: dict[str, int]  # that the same step saves per image in other forms, by their name
+    saved: ActivationBytes | None  # by a training step for its backward pass; None if not asked for
+    other_bytes: dict[str, int]  # saved bytes per image of other forms of the step, by form
 
     @property
     def sum(self) -> StageCost:
@@ -143,14 +141,13 @@ def network_cost(
     training: bool = False,
     form: TrainingForm = PLAIN,
 ) -> NetworkCost:
-    """The cost of a network of the zoo, `timm/NAME`, what `zoo.load` opens at a path, or another.
+    """Count the cost of a named network: from the zoo, `timm/NAME`, or a path for `zoo.load`.
 
-    With the head of a task, that is counted with what it computes of the maps, and layers that are
-    not used then are left out.
+    The head of a task counts, and layers that it does not use are left out.
 
-    `resolution` is by default the network's own. With `training` also the bytes of a training step
-    on a GPU: of the network with plain and with fused modules, and in `form` if that is a compiled
-    one. Nothing is computed. Raises ValueError for a name or a resolution that is not possible.
+    `resolution` defaults to the network's own. `training` adds the bytes of a training step on a
+    GPU, with plain modules, with fused modules, and in `form` if that is compiled. Nothing is
+    computed. Raises ValueError for an unknown name or an impossible resolution.
     """
     network = zoo.find_network(network) if isinstance(network, str) else network
     name, spec = network.name, network.spec
@@ -198,7 +195,7 @@ def network_cost(
 
 
 def derive(names: Iterable[str] = SPECS) -> Iterator[tables.ListedNetwork]:
-    """The rows of networks by name, each at its own resolution."""
+    """Yield the table's rows of networks by name, each at its own resolution."""
     for name in names:
         spec = SPECS[name]
         total = cost(partial(Network, spec), spec.resolution, spec.in_channels)
@@ -208,7 +205,7 @@ def derive(names: Iterable[str] = SPECS) -> Iterator[tables.ListedNetwork]:
 
 
 def main() -> None:
-    """Write the table of the package."""
+    """Write the package's table of networks."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(tables.ListedNetwork._fields)

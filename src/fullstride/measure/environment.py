@@ -13,28 +13,28 @@ from typing import Any
 import torch
 from torch import device as torch_device  # the field `torch` hides the module inside the class
 
-COMMAND_S = 5  # git and nvidia-smi may hang on a faulty machine, which must not stop a measurement
+COMMAND_S = 5  # limit for git and nvidia-smi, which may hang on a faulty machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The machine and the software that a number depends on. `asdict` of it is JSON."""
+    """The machine and software that a number depends on. `asdict` makes it JSON."""
 
     device: str  # "AMD EPYC 7B13", "NVIDIA H200"
     threads: int  # of torch on the CPU
     os: str
     python: str
     torch: str
-    cuda: str | None  # that torch was built for; None on the CPU
+    cuda: str | None  # version that torch was built for; None on the CPU
     driver: str | None  # of the GPU; None on the CPU
-    fullstride: str | None  # version; None where the package is not installed
-    commit: str | None  # of the checkout, with "+" if a tracked file was changed; None outside one
+    fullstride: str | None  # version; None if the package is not installed
+    commit: str | None  # of the checkout, with "+" for changed tracked files; None without one
     date: str  # UTC
-    timm: str | None = None  # versions, None where they are not installed
+    timm: str | None = None  # version; None if not installed
     triton: str | None = None
-    # The state of a GPU; None on the CPU and where nvidia-smi has no value.
+    # The state of a GPU; None on the CPU and if nvidia-smi has no value.
     cudnn: str | None = None
-    clock_mhz: float | None = None  # of its cores, at the time
+    clock_mhz: float | None = None  # clock of the cores at the time
     clock_max_mhz: float | None = None
     memory_clock_mhz: float | None = None
     power_cap_w: float | None = None
@@ -64,7 +64,7 @@ class Environment:
 
 
 def find_device(device: torch.device | str) -> torch.device:
-    """The device of a name. Raises ValueError, which names one that exists, if it is not here."""
+    """Find a device by name. Raises ValueError, which names an existing device, if it is absent."""
     try:
         place = torch.device(device)
     except RuntimeError:
@@ -88,7 +88,7 @@ def choose_device(device: str) -> torch.device:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether the device is a GPU that computes in bf16 by its hardware."""
+    """Whether the device is a GPU with bf16 in hardware."""
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -109,7 +109,7 @@ def driver() -> str | None:
     return text.partition("\n")[0] or None
 
 
-# Field -> nvidia-smi's name. Older drivers have OLD_NAME for the mask of reasons.
+# Field -> nvidia-smi's name. Older drivers call the mask of reasons OLD_NAME.
 GPU_QUERY = {
     "clock_mhz": "clocks.sm",
     "clock_max_mhz": "clocks.max.sm",
@@ -133,7 +133,7 @@ REASONS = {  # nvml.h, nvmlClocksEventReason*
 
 
 def gpu_state(uuid: str) -> dict[str, Any]:
-    """The fields of a GPU that change under load; empty if nvidia-smi does not answer."""
+    """The fields of a GPU that change under load; {} if nvidia-smi does not answer."""
     gpu = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     for reasons in (GPU_QUERY["held_back_by"], OLD_NAME):
         query = ",".join([*list(GPU_QUERY.values())[:-1], reasons])
@@ -187,8 +187,8 @@ def commit(package: Path) -> str | None:
 
 
 def output(*command: str, folder: Path | None = None) -> str:
-    """The output of a command; "" if it does not exist, fails or takes too long."""
-    # With these git would read another repository, as inside a hook.
+    """The output of a command; "" if the command does not exist, fails or takes too long."""
+    # With variables of a hook, git would read another repository.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Finds the largest batch that trains: predicted from saved tensors, then proven by real steps.
+"""Finds the largest batch that trains: predicts it from saved tensors, then proves it.
 
-A proof is a few optimizer steps in a fresh process, because memory is fragmented in one that ran
-out of it before. `python -m fullstride.measure.max_batch` is that process.
+A proof is a few optimizer steps in a fresh process, `python -m fullstride.measure.max_batch`,
+because a process that ran out of memory before has fragmented memory.
 """
 
 import json
@@ -42,7 +42,7 @@ from fullstride.nets.zoo import measurable
 def peak_mib(
     resident: Iterable[Tensor], call: Callable[[], object], device: torch.device
 ) -> float | None:
-    """The peak memory of `call` with its `resident` tensors; None on the CPU.
+    """Return the peak memory of `call` in MiB with its `resident` tensors; None on the CPU.
 
     Other tensors on the same GPU are not counted.
     """
@@ -56,10 +56,10 @@ def peak_mib(
 
 
 def check_fits(net: nn.Module, image: Tensor, batch: int) -> None:
-    """Raise MemoryError if inference on `batch` images like this one is not expected to fit.
+    """Raise MemoryError if inference on `batch` images is not expected to fit into CPU memory.
 
-    For the CPU only: Linux grants memory that it does not have and kills the process later, a GPU
-    raises. The estimate is the images and three times the largest layer's input and output, within
+    Linux grants memory that it does not have and kills the process later; a GPU raises an error.
+    The estimate is the images and three times the largest layer's input and output, within
     20 % of the peak of TResNet-M and -tiny, GENet-normal, ResNet-50 and ResNet-RS-50 on a CPU with
     torch 2.15.
 
@@ -101,7 +101,7 @@ def available_bytes() -> float:
 
 
 def budget_bytes(gib: float | None, device: torch.device) -> float:
-    """`gib` in bytes; None: all free memory of the device. Raises ValueError for more than that."""
+    """`gib` in bytes; None: the device's free memory. Raises ValueError for more than is free."""
     free = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
     check_gib(gib)
     if gib is not None and gib * 2**30 > free:
@@ -117,9 +117,9 @@ def check_gib(gib: float | None) -> None:
 
 
 def limit_memory(limit_bytes: float, device: torch.device) -> None:
-    """Limit this process: its whole memory of a GPU, or the CPU memory that it allocates yet.
+    """Limit this process: its total memory on a GPU, or the CPU memory that it allocates from now.
 
-    Raises ValueError where the system cannot limit the latter.
+    Raises ValueError where the system cannot limit CPU memory.
     """
     if device.type == "cuda":
         set_memory_fraction(min(1.0, limit_bytes / torch.cuda.mem_get_info(device)[1]), device)
@@ -153,12 +153,11 @@ def memory_errors(subject: str, hint: str) -> Iterator[None]:
         raise
 
 
-STEPS = 3  # after the first one
+STEPS = 3  # after the first step
 FLOAT_BYTES = 4
-USABLE = 0.97  # of a GPU's memory; fragmentation takes the rest
-WORKSPACE_BYTES = 2**30  # of convolutions on a GPU
-# Without this, glibc's heap has holes between freed maps that aligned ones of the same size do not
-# fit into.
+USABLE = 0.97  # fraction of a GPU's memory; fragmentation takes the rest
+WORKSPACE_BYTES = 2**30  # for convolutions on a GPU
+# Without this, glibc's heap has holes between freed maps, too small for aligned maps of equal size.
 MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**16), "MALLOC_ARENA_MAX": "1"}
 MAP_LIMIT = 2**31  # elements: many GPU kernels have 32-bit indices
 
@@ -179,7 +178,7 @@ class Prediction:
 
     @property
     def map_batch(self) -> int:
-        """The largest batch whose tensors all have less than 2^31 elements."""
+        """The largest batch whose tensors all have fewer than 2^31 elements."""
         return (MAP_LIMIT - 1) // max(1, self.largest_map)
 
 
@@ -196,8 +195,8 @@ def predict(
 ) -> Prediction:
     """Predict the largest batch for training steps on a GPU, which need not be present, or the CPU.
 
-    See `Step` for the arguments. With `compiled`, other networks than a `Network` are predicted as
-    eager ones.
+    See `Step` for the arguments. `compiled` only matters for a `Network`; other networks are
+    predicted as eager.
     """
     if is_fused(efficiency):
         net = fused_copy(net)
@@ -210,7 +209,7 @@ def predict(
     gpu = device == "cuda"
     weights = sum(p.numel() for p in net.parameters()) * FLOAT_BYTES
     statistics = sum(b.numel() for b in net.buffers()) * FLOAT_BYTES
-    # In float32, the image is among the saved tensors, of the first convolution.
+    # In float32, the first convolution saves the image.
     shape = batch_shape(net, 1, in_channels, resolution)
     image = math.prod(shape) * FLOAT_BYTES if precision != "float32" else 0
     return Prediction(
@@ -226,7 +225,7 @@ class Probe:
     """A few training steps at one batch."""
 
     batch: int
-    # memory: out of memory; elements: an error at a batch with tensors of 2^31 elements or more
+    # memory: out of memory; elements: any error at a batch with tensors of 2^31 elements or more
     outcome: Literal["fits", "memory", "elements"]
     peak_memory_mib: float | None = None  # GPU only
     why: str = ""
@@ -238,7 +237,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The training step that is tried in a fresh process, at any batch."""
+    """A training step to try in a fresh process, at any batch."""
 
     net: nn.Module
     resolution: int
@@ -246,10 +245,10 @@ class Trial:
     memory_bytes: float
     options: StepOptions
     in_channels: int = 3
-    map_batch: int = sys.maxsize  # above it a tensor has 2^31 elements or more
+    map_batch: int = sys.maxsize  # a larger batch has a tensor of 2^31 elements or more
 
     def probe(self, batch: int) -> Probe:
-        """Run the steps in a fresh process. Raises ValueError unless they fit or lack memory."""
+        """Run the steps in a fresh process. Raises ValueError for any error but lack of memory."""
         command = [sys.executable, "-m", "fullstride.measure.max_batch"]
         variables = {**os.environ, **MALLOC_ENVIRONMENT}
         process = subprocess.run(
@@ -268,7 +267,7 @@ class Trial:
         raise ValueError(f"training steps at batch {batch} failed: {result['error']}")
 
     def run(self, batch: int) -> Probe:
-        """Run the steps in this process, whose memory is limited from then on."""
+        """Run the steps in this process and limit its memory from then on."""
         device = find_device(self.device)
 
         def step(images: int) -> Step:
@@ -277,18 +276,18 @@ class Trial:
 
         with exact_float32():
             if device.type == "cpu":
-                step(2)()  # libraries allocate memory at their first use, for any batch
+                step(2)()  # libraries allocate memory at their first use
             limit_memory(self.memory_bytes, device)
             try:
                 work = step(batch)
-                # The first step selects algorithms of convolutions, some of which fail to allocate.
+                # The first step tries convolution algorithms, some of which fail to allocate.
                 work()
                 before = retries(device)
                 peak = peak_mib(work.resident(), lambda: [work() for _ in range(STEPS)], device)
                 if retries(device) > before:
                     return Probe(batch=batch, outcome="memory", why="the allocator retried")
             except (MemoryError, RuntimeError) as error:
-                # oneDNN's error for lack of memory; the step of two images did not raise it.
+                # oneDNN's error for lack of memory, which the step of two images did not raise.
                 onednn = device.type == "cpu" and "could not create a" in str(error)
                 if not (lacks_memory(error) or onednn):
                     raise
@@ -303,7 +302,7 @@ def retries(device: torch.device) -> int:
 def search(probe: Callable[[int], Probe], start: int) -> Iterator[Probe]:
     """Grow or shrink from `start` until one batch fits and one does not, then bisect.
 
-    The largest batch that fits is the result, a multiple of 8 or less than 8.
+    The largest batch that fits, a multiple of 8 or less than 8, is the result.
     """
     low, high, unit = 0, None, MULTIPLE
     batch, stride = max(unit, start // unit * unit), max(unit, start // 32)
@@ -326,7 +325,7 @@ def search(probe: Callable[[int], Probe], start: int) -> Iterator[Probe]:
 
 
 def largest(probes: Iterable[Probe], subject: str) -> int:
-    """The result of a search. Raises ValueError, about `subject`, where not even one image fits."""
+    """The result of a search. Raises ValueError about `subject` if not even one image fits."""
     batch = max((probe.batch for probe in probes if probe.fits), default=0)
     if not batch:
         raise ValueError(
@@ -359,8 +358,8 @@ def plan(
 ) -> Plan:
     """Predict the largest batch of a named network; see `fullstride measure capacity --help`.
 
-    With `predict_only`, a GPU need not be present. Raises ValueError, in one line, for arguments
-    that are missing or contradict each other.
+    With `predict_only`, a GPU need not be present. Raises ValueError, in one line, for missing or
+    contradictory arguments.
     """
     check_gib(memory_gib)
     absent = predict_only and device in ("auto", "cuda") and not torch.cuda.is_available()
@@ -389,7 +388,7 @@ def plan_of(
     options: StepOptions,
     in_channels: int,
 ) -> Plan:
-    """The training step of a network, and the largest batch that is predicted for it."""
+    """The training step of a network with its predicted largest batch."""
     prediction = predict(
         net,
         memory_bytes,
@@ -413,7 +412,7 @@ def plan_of(
 
 
 def check_not_compiled_twice(efficiency: Efficiency) -> None:
-    """Raise ValueError where --compiled stands beside an efficiency other than plain."""
+    """Raise ValueError for --compiled beside an efficiency other than plain."""
     if efficiency != "plain":
         raise ValueError(
             f"--compiled with --efficiency {efficiency}: use --efficiency plain_compiled or "
@@ -422,7 +421,7 @@ def check_not_compiled_twice(efficiency: Efficiency) -> None:
 
 
 def main() -> None:
-    """Run the trial on standard input, from `Trial.probe`, and print the result as JSON."""
+    """Run the trial that `Trial.probe` sends on standard input, and print the result as JSON."""
     trial, batch = pickle.load(sys.stdin.buffer)
     try:
         result = asdict(trial.run(batch))

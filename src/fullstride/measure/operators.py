@@ -1,8 +1,8 @@
-"""Defines the operators that a network runs for an image, and what each computes and moves.
+"""Defines the operators that a network runs for an image, with their arithmetic and memory traffic.
 
-`tracer.traced` records any module. Without a module, `convolution`, `linear` and `elementwise`
-build the same rows in the order of the forward pass; `merged` makes the two comparable. Nothing
-here needs PyTorch, so that tables of operators are read without its import.
+`tracer.traced` records the operators of a module. Without a module, `convolution`, `linear` and
+`elementwise` build the same rows in the order of the forward pass; `merged` makes both comparable.
+Tables of operators can be read without importing PyTorch.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,29 +17,29 @@ OPERATOR_KINDS = (
     "depthwise",  # fixed blur filters included
     "grouped",
     "linear",
-    "product",  # of two activations, as in attention
-    "batch_norm",  # right behind a convolution, into which it can be folded
-    "norm",  # batch norm anywhere else
+    "product",  # matrix product of two activations, as in attention
+    "batch_norm",  # after a convolution that it can be folded into
+    "norm",  # any other batch norm
     "group_norm",
-    "statistics",  # others that need statistics before they can begin: layer norm, softmax
-    "activation",  # element by element from one tensor
+    "statistics",  # other operators that compute statistics first: layer norm, softmax
+    "activation",  # element-wise, of one tensor
     "silu",
-    "add",  # element by element from two tensors of one size
-    "scale",  # by a smaller tensor, as in squeeze-and-excitation
+    "add",  # element-wise, of two tensors of one size
+    "scale",  # multiplication by a smaller tensor, as in squeeze-and-excitation
     "pool",  # maximum or average of neighbours, resizing
-    "reduce",  # over whole maps
+    "reduce",  # reduction of whole maps
     "copy",  # concatenation, padding, reordering
 )
 KIND = {name: number for number, name in enumerate(OPERATOR_KINDS)}
 CONVOLUTIONS = ("dense", "1x1", "depthwise", "grouped")
 PRODUCTS = (*CONVOLUTIONS, "linear", "product")
-OF_FRAMES = "conv3d"  # what networks of clips run, and those of images do not
+OF_FRAMES = "conv3d"  # networks of clips run it, networks of images do not
 CHAINED = ("batch_norm", "norm", "activation", "silu", "add", "scale")  # compilers merge these
-# Where an element-by-element operator stands. Its operand: the larger one, of two of one size the
-# one that was computed last.
-ALONE = 0  # the operand was read before, or comes from an operator of another kind than below
+# The place of an element-wise operator, by its operand: the larger input, or the later computed one
+# if both have one size.
+ALONE = 0  # the operand was read before, or comes from an operator of no kind below
 AFTER_PRODUCT = 1  # the operand comes from a convolution or a linear layer, for this reader alone
-IN_CHAIN = 2  # from another such operator, in a chain that began behind a convolution or linear
+IN_CHAIN = 2  # from another element-wise operator, in a chain that began as AFTER_PRODUCT
 IN_OTHER_CHAIN = 3  # the same, but the chain began elsewhere
 JOINING = 4  # two operands of one size come from such chains, for this reader alone
 Size = Any  # a number, or an array of them
@@ -49,7 +49,7 @@ where: Callable[..., Any] = np.where
 class OperatorRow(NamedTuple):
     """One operator, for one image."""
 
-    kind: int  # into OPERATOR_KINDS
+    kind: int  # index into OPERATOR_KINDS
     macs: float = 0  # multiply-adds
     read: float = 0  # elements of activations
     written: float = 0  # elements of activations
@@ -63,7 +63,7 @@ class OperatorRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Operators:
-    """The operators of one image through a network, as columns. Their content: `OperatorRow`."""
+    """The operators of a network for one image, as columns with the fields of `OperatorRow`."""
 
     kind: np.ndarray
     macs: np.ndarray
@@ -84,12 +84,12 @@ class Operators:
 
     @classmethod
     def of_columns(cls, table: np.ndarray) -> "Operators":
-        """The operators that `table`, (columns, operators), holds."""
+        """Build from a table of shape (columns, operators)."""
         columns = zip(COLUMNS, table, strict=True)
         return cls(*(c.astype(np.int64) if name in ("kind", "chain") else c for name, c in columns))
 
     def table(self) -> np.ndarray:
-        """(columns, operators)."""
+        """All columns: (columns, operators)."""
         return np.stack([getattr(self, name) for name in COLUMNS]).astype(np.float64)
 
     def rows(self) -> list[OperatorRow]:
@@ -109,7 +109,7 @@ class Operators:
         return float((self.weights * self.count)[products].sum())
 
     def merged(self) -> "Operators":
-        """Equal operators in one row, sorted.
+        """Merge equal operators into one row, and sort the rows.
 
         Two networks have equal merged operators exactly when they run the same operators.
         """
@@ -137,7 +137,7 @@ def convolution(
     groups: Size = 1,
     bias: bool = False,
 ) -> OperatorRow:
-    """`kernel`: weights per pair of channels (9 for 3 x 3); `pixels_in`, `pixels_out`: of maps.
+    """A convolution; `kernel`: weights per pair of channels (9 for 3 x 3); pixels are per map.
 
     A kernel smaller than the stride reads only the pixels that it uses.
     """
@@ -152,7 +152,7 @@ def convolution(
 
 
 def linear(c_in: int, c_out: int, rows: float = 1, bias: bool = True) -> OperatorRow:
-    """`rows`: vectors per image."""
+    """A linear layer; `rows`: vectors per image."""
     weights = c_in * c_out + bias * c_out
     return OperatorRow(
         KIND["linear"], rows * c_in * c_out, rows * c_in, rows * c_out, weights, c_in, c_out, 1
@@ -162,5 +162,5 @@ def linear(c_in: int, c_out: int, rows: float = 1, bias: bool = True) -> Operato
 def elementwise(
     kind: str, read: float, written: float, weights: float = 0, chain: int = ALONE
 ) -> OperatorRow:
-    """Any other operator. `weights`: of its parameters (a batch norm over C channels: 4 C)."""
+    """Any other operator; `weights`: elements of its parameters (batch norm of C channels: 4 C)."""
     return OperatorRow(KIND[kind], 0, read, written, weights, chain=chain)

@@ -1,4 +1,4 @@
-"""Defines how calls are timed: named protocols, timed calls, and the result, `Measurement`."""
+"""Defines how calls are timed: named protocols, timed calls and the result, `Measurement`."""
 
 import json
 import time
@@ -18,32 +18,32 @@ from fullstride.measure.environment import Environment
 from fullstride.measure.workload import Layout, Precision, Work
 from fullstride.nets.efficiency import Efficiency, short_precision
 
-MULTIPLE = 8  # images: the largest batch is rounded down to it, unless it is smaller
-BUSY = 0.2  # spread of rounds above which a measurement is repeated once, and reported
-MAX_RESOLUTION = 16_384  # pixels a side; activations of more fit nowhere
+MULTIPLE = 8  # images: a larger batch is rounded down to a multiple
+BUSY = 0.2  # spread of rounds above which a measurement is repeated and reported
+MAX_RESOLUTION = 16_384  # pixels a side; activations of larger images fit nowhere
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How to time. Numbers are comparable if all fields are equal."""
+    """How to time calls. Numbers are comparable if all fields are equal."""
 
     name: Literal["throughput", "online", "tresnet", "genet", "resnet_rs"]
-    batch: int  # images per call; where `fit` is not "given" each network has its own
+    batch: int  # images per call; if `fit` is not "given", each network has its own
     resolution: int = 224  # pixels a side
     warmup_s: float = 1.0  # seconds, not iterations: clocks and autotuning settle in time
     rounds: int = 20
-    round_s: float = 0.2  # of each network in each round; one call where that takes longer
+    round_s: float = 0.2  # per network and round; a round has at least one call
     work: Work = "inference"
-    # "halved": until it trains; "filled": FILLED of the largest batch that trains
+    # "halved": halve the batch until it trains; "filled": FILLED x the largest batch that trains
     fit: Literal["given", "halved", "filled"] = "given"
-    trim: float = 0.0  # fraction of the samples that `ms_per_image` omits at either end
-    memory_batch: int | None = None  # images at which memory is measured; None: those of a call
+    trim: float = 0.0  # fraction of samples that `ms_per_image` omits at either end
+    memory_batch: int | None = None  # images when memory is measured; None: `batch`
 
     def __post_init__(self) -> None:
         for name in ("batch", "resolution", "rounds"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                name = "call batch" if name == "batch" else name  # as of the flag
+                name = "call batch" if name == "batch" else name  # the flag's name
                 raise ValueError(f"{name} {value!r}: use a whole number from 1")
         if self.resolution > MAX_RESOLUTION:
             raise ValueError(f"resolution {self.resolution}: use at most {MAX_RESOLUTION} pixels")
@@ -54,27 +54,27 @@ class Protocol:
 
     @property
     def waits(self) -> bool:
-        """Whether to wait for the device after every call, or once a round after queued calls."""
+        """Whether to wait for the device after every call, not once per round of queued calls."""
         return self.name in ("online", "genet")
 
     @property
     def precision(self) -> Precision:
-        """The precision of the paper; float32 where it states none."""
+        """The paper's precision; float32 if it states none."""
         return "float16" if self.name in ("tresnet", "genet") else "float32"
 
 
-# Images per second if a next batch always waits: calls are queued, as in real use, with one wait
-# per round; waiting after every call would add the launch gap to each one.
+# Images per second when batches queue up: calls are queued, with one wait per round; a wait after
+# every call would add the launch gap to each.
 THROUGHPUT = Protocol(name="throughput", batch=64)
 
-# Latency of one image for one user: a wait after every call. p99 needs some hundred calls.
+# Latency of one image for one user: a wait after every call. p99 needs hundreds of calls.
 ONLINE = Protocol(name="online", batch=1)
 
-# Tables 1, 3, 4 and 5 of TResNet, arXiv:2003.13630: a GPU that is as full as in training.
+# Tables 1, 3, 4 and 5 of TResNet, arXiv:2003.13630: a GPU as full as in training.
 FILLED = 0.9
 TRESNET = Protocol(name="tresnet", batch=MULTIPLE, fit="filled")
 
-# Table 3 of GENet, arXiv:2006.14090: one call a round, with a wait after each.
+# Table 3 of GENet, arXiv:2006.14090: one call per round, with a wait after each.
 GENET = Protocol(name="genet", batch=1, rounds=30, round_s=1e-6, trim=0.1)
 
 # Table 7 of ResNet-RS, arXiv:2103.07579.
@@ -98,7 +98,7 @@ def find_protocol(name: str) -> tuple[Protocol, ...]:
 
 
 def warm_up(step: Callable[[], object], protocol: Protocol, device: torch.device) -> int:
-    """Run for `warmup_s`, so that clocks settle; returns the number of calls that fill a round."""
+    """Run for `warmup_s`, so that clocks settle; return the number of calls that fill a round."""
     calls, deadline = 1, time.perf_counter() + protocol.warmup_s
     while True:
         (seconds,), _ = timed_calls(step, calls, device)
@@ -110,7 +110,7 @@ def warm_up(step: Callable[[], object], protocol: Protocol, device: torch.device
 def timed_calls(
     step: Callable[[], object], calls: int, device: torch.device
 ) -> tuple[list[float], float]:
-    """Seconds of all calls together, and CPU seconds."""
+    """Run all calls with one wait; return a list of their total seconds, and CPU seconds."""
     cpu_start, start = time.process_time(), time.perf_counter()
     for _ in range(calls):
         step()
@@ -121,8 +121,8 @@ def timed_calls(
 def timed_each(
     step: Callable[[], object], calls: int, device: torch.device
 ) -> tuple[list[float], float]:
-    """Seconds of every call, and CPU seconds of all."""
-    step()  # not counted: the caches hold the data of another network
+    """Run all calls with a wait after each; return the seconds of each, and total CPU seconds."""
+    step()  # not counted: caches hold the data of another network
     wait(device)
     seconds, cpu_start = [], time.process_time()
     for _ in range(calls):
@@ -158,29 +158,29 @@ def spread(samples: Sequence[float]) -> float:
 class Measurement:
     """A result with its conditions: network, protocol and environment."""
 
-    name: str  # of the network
+    name: str  # the network's
     protocol: Protocol  # how it was timed
     images_per_s: Positive  # at the median
     spread: NonNegative  # (p90 - p10) / median of the samples; above 0.05 the machine was busy
-    ms_p50: Positive | None = None  # of a call; online only
-    ms_p90: Positive | None = None  # of a call
-    ms_p99: Positive | None = None  # of a call
+    ms_p50: Positive | None = None  # per call; online only
+    ms_p90: Positive | None = None  # per call
+    ms_p99: Positive | None = None  # per call
     ms_per_image: Positive | None = None  # trimmed mean; genet only
-    # of all threads, median over rounds: steadier than wall time; CPU only
+    # sum of all threads, median over rounds: steadier than wall time; CPU only
     cpu_ms_per_image: NonNegative | None = None
     peak_memory_mib: Positive | None = None  # weights, input and the peak of a call; GPU only
-    largest_batch: int | None = None  # that trains; tresnet only
-    memory_gib: Positive | None = None  # limit of the device memory, if there was one
+    largest_batch: int | None = None  # images per training step; tresnet only
+    memory_gib: Positive | None = None  # limit of the device memory, if any
     reference: str | None = None  # the network that `ratio` is relative to
-    # of images_per_s to the reference's, in the same round, median over rounds
+    # images_per_s / the reference's in the same round, median over rounds
     ratio: Positive | None = None
     # online and genet: ms of every call; else images/s of every round
     samples: tuple[float, ...] = field(repr=False)
     precision: Precision  # of weights and activations
     layout: Layout  # memory format: nchw, or nhwc for channels last
-    compiled: bool  # by torch.compile
-    efficiency: Efficiency = "plain"  # of training
-    runtime: str = ""  # of an exported file, with its precision; "" is PyTorch
+    compiled: bool  # with torch.compile
+    efficiency: Efficiency = "plain"  # modules of a training step
+    runtime: str = ""  # an exported file's runtime and precision; "" is PyTorch
     environment: Environment  # device, versions and commit
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ class Measurement:
 
 
 def spread_of_rounds(row: Measurement) -> float:
-    """`spread` of the rounds' medians: a call that waits for another program does not change it."""
+    """The `spread` of the rounds' medians, which a single delayed call does not change."""
     samples = np.array(row.samples)
     if len(samples) % row.protocol.rounds:
         return row.spread
@@ -223,15 +223,15 @@ MEDIANS = replace(ONLINE, rounds=8, warmup_s=0.1, round_s=0.05)  # enough calls 
 
 @dataclass(frozen=True, kw_only=True)
 class CallTime:
-    """The time of a call / its images, in ms."""
+    """The time of a call divided by its images, in ms."""
 
     ms: float  # a percentile of all calls
-    low: float  # that of nine in ten rounds is between these
+    low: float  # nine in ten rounds have a percentile from `low` to `high`
     high: float
 
 
 def call_time(row: Measurement, percentile: float = 50) -> CallTime:
-    """The time by a measurement of the online protocol."""
+    """The call time in a measurement by the online protocol."""
     rounds = np.array_split(np.array(row.samples), row.protocol.rounds)
     low, high = np.percentile([np.percentile(each, percentile) for each in rounds], (5, 95))
     ms, images = np.percentile(row.samples, percentile), row.protocol.batch
@@ -239,7 +239,7 @@ def call_time(row: Measurement, percentile: float = 50) -> CallTime:
 
 
 def shortest(earlier: Mapping[str, CallTime], later: Mapping[str, CallTime]) -> dict[str, CallTime]:
-    """The times of both, the shorter one of each name: what disturbs a call makes it longer."""
+    """The shorter time of each name, because disturbances only lengthen calls."""
     times = {**earlier}
     for name, own in later.items():
         times[name] = min(times.get(name, own), own, key=lambda each: each.ms)
@@ -249,10 +249,10 @@ def shortest(earlier: Mapping[str, CallTime], later: Mapping[str, CallTime]) -> 
 def quiet_times(
     measure: Callable[[], Sequence[Measurement]], percentile: float = 50
 ) -> dict[str, CallTime]:
-    """The times of what `measure` measures in turn, by name.
+    """Call `measure` until the machine is quiet; return the shortest time of each name.
 
-    Where the rounds of the fastest spread by more than `BUSY`, all are measured again, up to
-    `ATTEMPTS` times, and each keeps its shortest time.
+    All networks are measured again, up to `ATTEMPTS` times, while the rounds of the fastest spread
+    by more than `BUSY`.
     """
     times: dict[str, CallTime] = {}
     for _ in range(ATTEMPTS):
@@ -264,7 +264,7 @@ def quiet_times(
 
 
 def compare(one: Measurement, other: Measurement) -> float:
-    """The ratio of images per second. Raises ValueError for two with different conditions."""
+    """The ratio of images per second. Raises ValueError if the conditions differ."""
 
     def how(row: Measurement) -> dict[str, Any]:
         # A batch that was fitted to memory belongs to the network.
@@ -286,13 +286,13 @@ def compare(one: Measurement, other: Measurement) -> float:
 
 
 def save_measurements(rows: Sequence[Measurement], path: Path) -> None:
-    """All of them with their samples, as a JSON list."""
+    """Save the measurements, with their samples, as a JSON list."""
     with atomic_write(path, MEASUREMENTS) as beside:
         beside.write_text(json.dumps([asdict(row) for row in rows], indent=1))
 
 
 def read_measurements(path: Path) -> list[Measurement]:
-    """What `save_measurements` wrote. Raises ValueError, in one line, for anything else."""
+    """Read a file of `save_measurements`. Raises ValueError, in one line, for any other file."""
     rows = records.read_json(path)
     if not isinstance(rows, list):
         raise ValueError(f"{path} is not what `fullstride bench --out` writes")
@@ -300,7 +300,7 @@ def read_measurements(path: Path) -> list[Measurement]:
 
 
 def by_network(rows: Sequence[Measurement]) -> dict[str, dict[str, Measurement]]:
-    """Network -> protocol -> row. Networks of files and folders are there by their `location`."""
+    """Network -> protocol -> row. The key of a file or folder is its `location`."""
     networks: dict[str, dict[str, Measurement]] = {}
     for row in rows:
         networks.setdefault(location(row.name), {})[row.protocol.name] = row
@@ -308,5 +308,5 @@ def by_network(rows: Sequence[Measurement]) -> dict[str, dict[str, Measurement]]
 
 
 def location(word: str) -> str:
-    """The same for every spelling of a path; a name that is no path stays as it is."""
+    """The absolute path of an existing file or folder; any other name is unchanged."""
     return str(Path(word).resolve()) if Path(word).exists() else word

@@ -1,4 +1,4 @@
-"""Holds what a user asks of `fullstride bench`, without the imports of PyTorch."""
+"""Holds the options of `fullstride bench`, without importing PyTorch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,37 +11,38 @@ from fullstride.nets.efficiency import Efficiency
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
-    """What a benchmark of named networks measures, and how."""
+    """How named networks are benchmarked."""
 
-    # How networks are timed (see docs/guides/measuring.md), once for each protocol; by default
-    # online and throughput in one table.
+    # How networks are timed (see docs/guides/measuring.md); repeatable. By default online and
+    # throughput in one table.
     protocol: UseAppendAction[
         tuple[Literal["online", "throughput", "tresnet", "genet", "resnet_rs"], ...]
     ] = ()
-    # Pixels a side, the same for all; by default runs, bundles and files have their own, and other
-    # networks that of the first one. For tresnet 224, for resnet_rs that of the first one.
+    # Pixels a side, the same for all. By default runs, bundles and files have their own, and other
+    # networks the first network's; tresnet has 224, and resnet_rs the first network's for all.
     resolution: int | None = None
-    # Images of a call for throughput (64); the other protocols have their own.
+    # Images per call for throughput (64); the other protocols have their own.
     call_batch: int | None = None
-    # How often each network is timed; by default the protocol's own.
+    # Rounds, in each of which every network is timed; by default the protocol's own.
     rounds: int | None = None
     # cpu, cuda, cuda:1, or auto: cuda where there is one.
     device: str = "auto"
-    # Another machine, on which networks are measured as files: ssh://HOST, or a command that runs a
+    # Another machine to measure networks on as exported files: ssh://HOST, or a command that runs
     # Python there. See docs/guides/targets.md.
     target: str = HERE
     # By default the protocol's own; int8 is for a --target.
     precision: Literal["fp32", "bf16", "fp16", "int8"] | None = None
     # Memory format.
     layout: Literal["nchw", "nhwc"] = "nchw"
-    # Measure the networks compiled by torch.compile.
+    # Compile the networks with torch.compile.
     compiled: bool = False
-    # Modules of a training step, as in a recipe: PyTorch's or fused ones, eager or compiled with
+    # Modules of a training step, as in a recipe: plain (PyTorch's) or fused, eager or compiled with
     # recomputation.
     efficiency: Efficiency = "plain"
-    # Pad the channels of all networks but the reference to multiples of 8.
+    # Pad the channels of all networks except the reference to multiples of 8.
     padded: bool = False
-    # Use at most this much of the GPU's memory.
+    # Limit of the GPU's memory.
     memory_gib: float | None = None
-    # The network that ratios are to, or none; by default timm/resnet50 where a protocol is named.
+    # The network that ratios are relative to, or none; by default timm/resnet50 if a protocol is
+    # named.
     reference: str | None = None

@@ -45,10 +45,10 @@ COUNTED = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 class Cost:
     """The cost of one image in a whole network."""
 
-    params: int  # of all layers, without running statistics and fixed filters
-    macs: int  # of convolutions and matrix products, fixed blur filters included; FLOPs are 2 x
-    activations: int  # output elements of convolutions and linear layers; memory traffic grows so
-    resolution: int  # pixels a side of the image
+    params: int  # without running statistics and fixed filters
+    macs: int  # convolutions, with fixed blur filters, and matrix products; FLOPs are 2 x MACs
+    activations: int  # output elements of convolutions and linear layers, like memory traffic
+    resolution: int  # pixels a side
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ Net = nn.Module | Callable[[], nn.Module]  # a network, or a function that build
 
 
 def cost(net: Net, resolution: int, in_channels: int = 3) -> Cost:
-    """The cost of a network for one square image; FLOPs are 2 x MACs.
+    """Count the cost of a network for one square image; FLOPs are 2 x MACs.
 
-    It runs on the meta device, so that nothing is computed. Raises ValueError for an image that the
-    network does not take.
+    Runs on the meta device, so nothing is computed. Raises ValueError for an image that the network
+    does not accept.
 
     Examples:
         >>> import fullstride
@@ -89,10 +89,10 @@ def cost(net: Net, resolution: int, in_channels: int = 3) -> Cost:
 
 
 def layer_costs(net: Net, resolution: int, in_channels: int = 3) -> list[LayerCost]:
-    """One row per call of a convolution or linear layer, in the order of the forward pass.
+    """Return one row per call of a convolution or linear layer, in the order of the forward pass.
 
-    Their MACs add up to those of `cost` except for fixed filters (TResNet's blurs) and products of
-    two activations (attention), which are not layers.
+    `cost` also counts the MACs of fixed filters (TResNet's blurs) and of products of two
+    activations (attention), which are not layers.
     """
     net = on_meta(net)
     rows: list[LayerCost] = []
@@ -113,7 +113,7 @@ def layer_costs(net: Net, resolution: int, in_channels: int = 3) -> list[LayerCo
 
 
 def on_meta(net: Net) -> nn.Module:
-    """A copy of the network on the meta device, in evaluation mode."""
+    """Copy the network to the meta device, in evaluation mode."""
     if isinstance(net, nn.Module):
         return copy_with(net, lambda tensor: tensor.to("meta")).eval()
     with torch.device("meta"):
@@ -121,8 +121,8 @@ def on_meta(net: Net) -> nn.Module:
 
 
 def copy_with(net: nn.Module, convert: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A copy of the network with other tensors; no weight is duplicated."""
-    memo: dict[int, object] = {  # deepcopy takes tensors from it instead of copying them
+    """Copy the network with converted tensors; no weight is duplicated."""
+    memo: dict[int, object] = {  # deepcopy uses these tensors instead of copies
         id(p): nn.Parameter(convert(p), p.requires_grad) for p in net.parameters()
     }
     memo |= {id(b): convert(b) for b in net.buffers()}
@@ -134,10 +134,10 @@ def meta_image(net: nn.Module, resolution: int, in_channels: int) -> Tensor:
 
 
 def without_unused(build: Callable[[], nn.Module], resolution: int, in_channels: int) -> nn.Module:
-    """The network on the meta device, without parameters that its outputs do not depend on.
+    """Build the network on the meta device, without parameters that its outputs do not depend on.
 
-    Such are those of the classifier beside the head of a task, which files do not have. Raises
-    ValueError for an image that the network does not take.
+    Beside the head of a task, the classifier is unused, and exported files lack it. Raises
+    ValueError for an image that the network does not accept.
     """
     with torch.device("meta"):
         net = build().eval().requires_grad_()
@@ -157,7 +157,7 @@ def without_unused(build: Callable[[], nn.Module], resolution: int, in_channels:
 
 @contextmanager
 def unfit_image(image: torch.Tensor) -> Iterator[None]:
-    """Turn the error of a network that does not take `image` into a ValueError of one line."""
+    """Turn the error of a network that does not accept `image` into a ValueError of one line."""
     try:
         yield
     except (RuntimeError, AssertionError, ValueError) as error:
@@ -174,7 +174,7 @@ class Place(NamedTuple):
     module: nn.Module | None
 
 
-Location = list[Place]  # a stack; the last one is the innermost
+Location = list[Place]  # a stack; the last place is the innermost
 REST = "between stages"  # operators outside of all stages
 NOWHERE = [Place(REST, "", None)]
 
@@ -183,7 +183,7 @@ StagesOf = Callable[[nn.Module], Mapping[str, Iterable[nn.Module]]]
 
 
 def followed(net: nn.Module, stages: Mapping[str, Iterable[nn.Module]]) -> Location:
-    """The place in the network while it runs, which hooks of its modules change."""
+    """The current place in the network, which hooks on its modules update while it runs."""
     location = [Place(REST, "", net)]
     stage_of = {id(module): stage for stage, modules in stages.items() for module in modules}
 
@@ -199,7 +199,7 @@ def followed(net: nn.Module, stages: Mapping[str, Iterable[nn.Module]]) -> Locat
 def traced_with_names(
     net: Net, resolution: int, in_channels: int = 3
 ) -> tuple[Operators, frozenset[str]]:
-    """The operators of `traced`, and ATen's names of those that ran."""
+    """The operators of `traced`, and the ATen names of all operators that ran."""
     tracer = trace(net, resolution, in_channels)
     return Operators.of(tracer.rows), frozenset(tracer.names)
 
@@ -207,14 +207,14 @@ def traced_with_names(
 def traced(net: Net, resolution: int, in_channels: int = 3) -> Operators:
     """The operators of a network in evaluation mode, in order.
 
-    It runs on the meta device, so that nothing is computed. Raises ValueError for an image that the
-    network does not take.
+    Runs on the meta device, so nothing is computed. Raises ValueError for an image that the network
+    does not accept.
     """
     return traced_with_names(net, resolution, in_channels)[0]
 
 
 def trace(net: Net, resolution: int, in_channels: int, stages: StagesOf | None = None) -> "Tracer":
-    """A tracer that has seen one pass; with `stages` it knows the places of its rows."""
+    """Trace one forward pass; with `stages`, the tracer knows the places of its rows."""
     check_range("resolution", resolution, MOST_CHANNELS)
     net = on_meta(net)
     image = meta_image(net, resolution, in_channels)
@@ -225,7 +225,7 @@ def trace(net: Net, resolution: int, in_channels: int, stages: StagesOf | None =
     return tracer
 
 
-# Names of ATen operators, or how they begin.
+# Names of ATen operators, or prefixes of names.
 NORMS = (
     "native_batch_norm",
     "_native_batch_norm_legit_no_training",
@@ -249,25 +249,25 @@ class TensorState:
 
     tensor: Tensor  # a reference, so that no other tensor reuses its storage
     order: int
-    kind: str  # of the operator that computed it; "" for the image
+    kind: str  # of the operator that computed the tensor; "" for the image
     chain: int
-    read: bool = False  # by an operator
+    read: bool = False  # whether an operator has read it
 
 
 class Tracer(TorchDispatchMode):
     """Records every operator that touches memory.
 
-    Tensors are identified by their storage, so that a view is the tensor that it views. Attention
-    is one operator, as a GPU runs it: the meta device would compute all products of tokens.
+    Tensors are identified by their storage, so a view is the tensor that it views. Attention is one
+    operator, as on a GPU: the meta device would compute all products of tokens.
     """
 
     def __init__(self, image: Tensor, location: Location = NOWHERE):
         super().__init__()
         self.rows: list[OperatorRow] = []
         self.location = location
-        self.places: list[Place] = []  # of the rows
+        self.places: list[Place] = []  # one per row
         self.states = {storage(image): TensorState(image, 0, "", ALONE)}
-        # Parameters that are computed on the way must not free their storage for activations.
+        # Tensors computed from parameters must not free their storage for activations.
         self.references: list[Tensor] = []
         self.names: set[str] = set()
         self.attention = Attention(self)
@@ -327,7 +327,7 @@ class Tracer(TorchDispatchMode):
     def record(self, name: str, tensors: list[Tensor], out: Tensor, args: Any) -> None:
         images = [t for t in tensors if storage(t) in self.states]
         fixed = sum(t.numel() for t in tensors if storage(t) not in self.states)
-        if not images:  # of parameters alone: as costly for one image as for a hundred
+        if not images:  # only parameters: as costly for one image as for a hundred
             self.add(elementwise("activation", 0, 0, fixed + out.numel()))
             return
         operand = max(images, key=lambda t: (t.numel(), self.states[storage(t)].order))
@@ -405,7 +405,7 @@ class Tracer(TorchDispatchMode):
 
 
 class Attention(TorchFunctionMode):
-    """Gives calls of attention to a tracer, before PyTorch divides them into products."""
+    """Passes calls of attention to a tracer before PyTorch divides them into products."""
 
     def __init__(self, tracer: Tracer):
         super().__init__()
@@ -421,7 +421,7 @@ class Attention(TorchFunctionMode):
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among values and in lists of them."""
+    """The tensors among the values and inside lists of values."""
     lists = (value if isinstance(value, tuple | list) else [value] for value in values)
     return [t for values in lists for t in values if isinstance(t, Tensor)]
 

@@ -1,4 +1,4 @@
-"""Holds the work that is timed on one batch: inference, or a complete training step."""
+"""Defines the work timed on one batch: inference or a complete training step."""
 
 import copy
 import warnings
@@ -33,7 +33,7 @@ LR = 1e-3  # small, so that weights stay finite with random targets
 
 
 def find_precision(name: str) -> Precision:
-    """The precision of a name such as bf16 or bfloat16. Raises ValueError for any other."""
+    """Find the precision for a name such as bf16 or bfloat16. Raises ValueError for other names."""
     for precision in get_args(Precision):
         if name in (precision, short_precision(precision)):
             return precision
@@ -41,7 +41,7 @@ def find_precision(name: str) -> Precision:
 
 
 def fused_copy(net: nn.Module, name: str = "this network") -> Network:
-    """A copy in fused form, with the int8 activations of `net` if it is fused already.
+    """Copy `net` in fused form; a network that is fused already keeps its int8 activations.
 
     Raises ValueError, with `name`, for a network that has no fused form.
     """
@@ -52,7 +52,7 @@ def fused_copy(net: nn.Module, name: str = "this network") -> Network:
 
 
 def in_training_form(net: Backbone, form: TrainingForm, name: str = "this network") -> Backbone:
-    """The network as it trains: regularised, padded or fused, in place unless it is padded.
+    """Regularise, pad or fuse the network as for training, in place unless it is padded.
 
     Raises ValueError, with `name`, for a form that the network does not have.
     """
@@ -64,11 +64,11 @@ def in_training_form(net: Backbone, form: TrainingForm, name: str = "this networ
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """How a call computes."""
+    """Precision, layout and modules of a call."""
 
     precision: Precision = "float32"
     layout: Layout = "nchw"  # memory format of images and activations
-    # Use torch.compile: with recomputation for training a `Network`, else alone.
+    # Use torch.compile, with recomputation for training a `Network`.
     compiled: bool = False
     efficiency: Efficiency = "plain"  # the modules of a training step, as in a recipe
 
@@ -79,19 +79,19 @@ EAGER = StepOptions()
 class Step:
     """A call that runs a copy of a network on one batch of random images on the device.
 
-    Inference merges branches that only training needs (see `merge_branches`), and converts the
-    whole network to the precision. Training is a complete step: forward and loss, under autocast
-    for the 16-bit precisions, backward, with a gradient scaler for float16, SGD with momentum, and
+    Inference merges branches that only training needs (see `merge_branches`) and converts the whole
+    network to the precision. Training is a complete step: forward and loss, under autocast for the
+    16-bit precisions, backward, with a gradient scaler for float16, SGD with momentum, and
     gradients set to None.
 
     Args:
-        net: A network; the copy leaves it as it is.
+        net: A network, which is not changed.
         work: What a call computes.
         batch: Images.
         resolution: Pixels per side.
         device: Where to compute.
         in_channels: Channels of an image.
-        options: How it computes.
+        options: How to compute.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Step:
         if self.trains and device.type == "cpu":
             avoid_strided_pointwise(own)
         self.net = own.train(self.trains).to(device, dtype).to(memory_format=self.format)
-        # An exported file is run by its own runtime, whatever the other networks are run by.
+        # An exported file always runs in its own runtime.
         self.is_compiled = (compiled or is_compiled(efficiency)) and not hasattr(net, "runtime")
         self.recomputes = is_compiled(efficiency) or compiled and isinstance(net, Network)
         self.recomputes &= self.trains
@@ -127,7 +127,7 @@ class Step:
             device.type, enabled=self.trains and self.dtype == torch.float16
         )
         self.images: Tensor | None = self.random_images()
-        self.targets: Tensor | None = None  # drawn by the first call, which knows the classes
+        self.targets: Tensor | None = None  # the first call, which knows the classes, draws them
 
     @property
     def trains(self) -> bool:
@@ -135,7 +135,7 @@ class Step:
 
     @property
     def efficiency(self) -> Efficiency:
-        """How it trains; plain for inference and for torch.compile without recomputation."""
+        """The modules of training; plain for inference and torch.compile without recomputation."""
         if self.trains and isinstance(self.net, Backbone) and self.net.is_fused:
             return "fused_compiled" if self.recomputes else "fused"
         return "plain_compiled" if self.recomputes else "plain"
@@ -161,13 +161,13 @@ class Step:
         return images.contiguous(memory_format=self.format)
 
     def __call__(self) -> Tensor:
-        """The logits, or the loss."""
+        """Run the work; return the logits or the loss."""
         assert self.images is not None
         if self.optimizer is None:
             with torch.inference_mode():
                 return self.forward(self.images)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            # masks are drawn outside of the compiled network, as in training
+            # masks are drawn outside the compiled network, as in training
             masks = (self.net.draw(len(self.images)),) if isinstance(self.net, Backbone) else ()
             logits = self.forward(self.images, *masks).float()
             if self.targets is None:
@@ -180,7 +180,7 @@ class Step:
         return loss.detach()
 
     def state(self) -> list[Tensor]:
-        """The tensors that stay on the device between two calls, without the images."""
+        """The tensors that stay on the device between calls, without the images."""
         slots = self.optimizer.state.values() if self.optimizer else ()
         momenta = [value for slot in slots for value in slot.values() if isinstance(value, Tensor)]
         return [*self.net.parameters(), *self.net.buffers(), *momenta]
@@ -190,13 +190,13 @@ class Step:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Alone on a GPU, as the largest batch needs: the state is moved there and back."""
+        """Move the state to the GPU within the block, where the largest batch needs all memory."""
         if self.device.type == "cpu":
             yield
             return
         self.move(self.device)
         self.images = self.random_images()
-        self()  # not timed: it allocates again what the step before has freed
+        self()  # not timed: it allocates again the memory that `leave` freed
         torch.cuda.synchronize(self.device)
         try:
             yield
@@ -216,7 +216,7 @@ class Step:
 
 @contextmanager
 def compiling(compiled: bool) -> Iterator[None]:
-    """Compile many networks of one class: above its limit, torch.compile would run eagerly."""
+    """Allow many compiled networks of one class: above its limit, torch.compile runs eagerly."""
     if not compiled:
         yield
         return
@@ -227,7 +227,7 @@ def compiling(compiled: bool) -> Iterator[None]:
 
 @contextmanager
 def exact_float32() -> Iterator[None]:
-    """Without TF32, and with cuDNN's benchmark mode, which pays as shapes do not change."""
+    """Disable TF32, and enable cuDNN's benchmark mode, which pays because shapes are constant."""
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")
