@@ -340,7 +340,7 @@ def reliability_figure(calibration: Calibration) -> Figure:
                 continue
             share = 100 * correct / images
             at = (100 * probability / images, share)
-            Mark(at=at, colour=COLOURS[0], up=wilson(share, images)).draw(shares)
+            Mark(at=at, colour=COLOURS[0], up=wilson(share, images)).draw(shares, clip_on=False)
             counts.bar((number + 0.5) * width, images, 0.9 * width, color=COLOURS[0])
             where = ((number + 0.5) * width, images)
             look: Any = dict(ha="center", va="bottom", fontsize=8)
@@ -349,7 +349,7 @@ def reliability_figure(calibration: Calibration) -> Figure:
         for axes in (shares, counts):
             axes.set_xlim(0, 100)
             axes.set_xlabel("probability of the predicted class (%)")
-        shares.set_ylim(-3, 103)  # whole markers at the ends
+        shares.set_ylim(0, 100)
         shares.set_ylabel("right predictions (%)")
         counts.set_ylabel("images")
     return figure

@@ -83,7 +83,9 @@ def files_figure(
         ]
         keys += axes.plot([], [], "o", ms=11, **ring, label="ships")
         if any(point.test is not None for point in points):
-            keys += axes.plot([], [], "_", color=INK, mew=2, ms=11, label="ships, on the test")
+            bars = any(point.test_interval for point in points)
+            name = "ships, on the test" + (", 95 % interval" if bars else "")
+            keys += axes.plot([], [], "_", color=INK, mew=2, ms=11, label=name)
         limit = budget.ms_per_image
         keys.append(draw_budget(axes, limit, f"budget {limit:g} ms"))
         how: Any = dict(loc="outside right upper", fontsize=8.5, labelspacing=0.7)
