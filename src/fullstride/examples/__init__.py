@@ -3,10 +3,9 @@
     python -m fullstride.examples SCENES --count 1000 --side 96 --kind digits --one-class
     fullstride train SCENES --task detect ...
 
-The pixels are real: handwritten digits of the package, whose test was written by other people, and
-photographs of scikit-image and scikit-learn (extra `examples`). The test has other digits and other
-photographs than the training; the digits of "val" are those of validation. The kind "motion" has
-clips for the task video.
+The pixels are real: the package's handwritten digits and photographs of scikit-image and
+scikit-learn (extra `examples`). The test has other photographs than training, and digits by other
+writers; "val" has the validation digits. The kind "motion" has clips for the task video.
 """
 
 from fullstride.examples.files import COUNTS, write_motion, write_scenes

@@ -10,7 +10,7 @@ from fullstride.io.console import printable
 
 
 def main() -> None:
-    """Exits with 2 for wrong input, 1 for a failing machine."""
+    """Write the data set; exit with 2 for wrong input, 1 for a failing machine."""
     parser = argparse.ArgumentParser(prog="python -m fullstride.examples", description=WHAT)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=COUNTS["train"], help="scenes for training")
@@ -19,7 +19,7 @@ def main() -> None:
     kinds = (*KINDS, MOTION)
     what = "floor: with depths; motion: clips of digits that move, by direction"
     parser.add_argument("--kind", choices=kinds, default=KINDS[0], help=what)
-    parser.add_argument("--frames", type=int, default=FRAMES, help="of a clip")
+    parser.add_argument("--frames", type=int, default=FRAMES, help="frames of a clip")
     parser.add_argument("--as-videos", action="store_true", help="clips are .mp4 files")
     parser.add_argument("--one-class", action="store_true", help="all digits are of class digit")
     words = parser.parse_args()

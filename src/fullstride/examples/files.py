@@ -1,4 +1,4 @@
-"""Writes scenes and clips as files that the readers of all tasks open."""
+"""Writes scenes and clips as files for the readers of all tasks."""
 
 import csv
 import json
@@ -64,19 +64,19 @@ def write_scenes(
 ) -> None:
     """Write a data set of scenes for the tasks multilabel, detect, segment and depth.
 
-    For each split SPLIT/00000.png and so on, SPLIT/labels.csv, annotations/instances_SPLIT.json
-    (COCO's format, with the boxes and masks of visible pixels) and masks/SPLIT/00000.png, whose
-    pixels are indices of the lines of masks/classes.txt: 0 is "background". The kind "floor" has
-    depth/SPLIT/00000.png too: 16 bits, in millimetres, 0 where there is none.
+    Each split has SPLIT/00000.png and so on, SPLIT/labels.csv, annotations/instances_SPLIT.json
+    (COCO's format, with boxes and masks of visible pixels) and masks/SPLIT/00000.png, whose pixels
+    are line numbers of masks/classes.txt, with 0 for "background". The kind "floor" also has
+    depth/SPLIT/00000.png with 16-bit depths in millimetres, 0 where there is none.
 
     Args:
-        folder: An earlier data set of scenes there is replaced.
+        folder: The output folder; an earlier data set of scenes there is replaced.
         counts: Scenes by split, of "train", "val" and "test".
-        side: Pixels of the squares.
-        seed: Another one gives other scenes of the same digits and photographs.
+        side: Pixels a side.
+        seed: Another seed gives other scenes of the same digits and photographs.
         kind: "digits" before a photograph, or "floor": digits that stand on a floor.
         look: How many digits, how large and how clear.
-        one_class: Whether all digits are of the class "digit".
+        one_class: Whether all digits have the class "digit".
 
     Raises ValueError in one line, also without the extra `examples`.
     """
@@ -96,7 +96,7 @@ def write_scenes(
 
 
 def check_scenes(counts: Mapping[str, int], side: int) -> None:
-    """Raises ValueError for splits, numbers or a side that scenes cannot have."""
+    """Raise ValueError for splits, numbers or a side that scenes cannot have."""
     if others := [split for split in counts if split not in SPLITS]:
         raise ValueError(f"scenes have no split {others[0]!r}: use {', '.join(SPLITS)}")
     if wrong := [split for split, count in counts.items() if count < 1]:
@@ -115,7 +115,7 @@ def _write_split(
     for number, scene in enumerate(scenes):
         name, (height, width) = f"{number:05}.png", scene.mask.shape
         _save(folder / split / name, scene.image)
-        numbers = np.array([0, *(scene.labels + 1)], np.uint8)  # of the classes, 0: none
+        numbers = np.array([0, *(scene.labels + 1)], np.uint8)  # class numbers, 0: none
         _save(folder / "masks" / split / name, numbers[scene.mask])
         if scene.depth is not None:
             _save(folder / "depth" / split / name, scene.depth)
@@ -155,7 +155,7 @@ def _annotation(scene: Scene, number: int) -> dict[str, Any]:
 
 
 def run_lengths(mask: np.ndarray) -> list[int]:
-    """The lengths of runs of zeros and ones in turn, down the columns of a mask (H, W)."""
+    """The lengths of alternating runs of zeros and ones down the columns of a mask (H, W)."""
     runs = [(value, len([*run])) for value, run in groupby(mask.T.ravel().tolist())]
     return [0] * bool(runs and runs[0][0]) + [length for _, length in runs]
 
@@ -192,12 +192,12 @@ def write_motion(
     A clip is a folder of frames, SPLIT/CLASS/00000/000.png and so on.
 
     Args:
-        folder: An earlier data set of clips there is replaced.
+        folder: The output folder; an earlier data set of clips there is replaced.
         counts: Clips by split, of "train", "val" and "test".
-        side: Pixels of the squares.
-        seed: Another one gives other clips of the same digits and photographs.
-        frames: Of a clip.
-        as_videos: Whether clips are files SPLIT/CLASS/00000.mp4, in H.264 with losses, instead.
+        side: Pixels a side.
+        seed: Another seed gives other clips of the same digits and photographs.
+        frames: Frames per clip.
+        as_videos: Whether clips are lossy H.264 files SPLIT/CLASS/00000.mp4 instead.
 
     Raises ValueError in one line, also without the extras `examples` and, for videos, `video`.
     """

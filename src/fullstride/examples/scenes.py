@@ -1,4 +1,4 @@
-"""Draws scenes: digits at random places before a photograph, on a floor, or in motion."""
+"""Draws scenes: digits at random places in front of a photograph, on a floor, or in motion."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -10,8 +10,8 @@ from scipy.ndimage import map_coordinates
 
 from fullstride.data.dataset import open_data
 
-SPLITS = ("train", "val", "test")  # also those of the digits
-# by the functions of skimage.data, and the files of sklearn.datasets.load_sample_image
+SPLITS = ("train", "val", "test")  # the digits have the same splits
+# Functions of skimage.data, and files of sklearn.datasets.load_sample_image.
 TRAINING_PHOTOGRAPHS = (
     *("brick", "grass", "coffee", "chelsea", "immunohistochemistry", "rocket", "astronaut"),
     *("coins", "camera", "clock", "hubble_deep_field", "retina", "page", "text"),
@@ -35,7 +35,7 @@ def load_digits(split: str) -> Digits:
 
 @cache
 def load_photographs(split: str) -> tuple[np.ndarray, ...]:
-    """Photographs (H, W, 3) uint8; those of the test are not those of the training.
+    """Photographs (H, W, 3) uint8; the test has other photographs than training.
 
     Raises ValueError without the extra `examples`.
     """
@@ -53,32 +53,32 @@ def _photograph(name: str) -> np.ndarray:
             "'fullstride[examples]'"
         ) from None
     pixels = load_sample_image(name) if "." in name else getattr(skimage.data, name)()
-    if isinstance(pixels, tuple):  # of two eyes, and their disparity
+    if isinstance(pixels, tuple):  # two views and their disparity
         pixels = pixels[0]
     return pixels if pixels.ndim == 3 else np.stack([pixels] * 3, 2)
 
 
 KINDS = ("digits", "floor")
-MIN_VISIBLE = 0.7  # of a digit's pixels that others leave visible
-MIN_CONTRAST = 60  # grey levels between a digit and what is behind it in the mean
-TRIES = 20  # of placing a digit
-TINT = (0.3, 1.0)  # of each channel of a photograph
-MIN_SIDE = 6  # pixels of a digit that is far, of which at least 5 are above half
+MIN_VISIBLE = 0.7  # fraction of a digit's pixels that other digits leave visible
+MIN_CONTRAST = 60  # difference in mean grey level between a digit and its background
+TRIES = 20  # to place a digit
+TINT = (0.3, 1.0)  # factors of a photograph's channels
+MIN_SIDE = 6  # pixels of a far digit, at least 5 of them above half
 
 # The camera of the kind "floor" is level; lengths are in metres.
-HORIZONS = (0.08, 0.7)  # of the rows, from the top, as shares of the side
+HORIZONS = (0.08, 0.7)  # row of the horizon from the top / side
 FOCAL = 1.0  # focal length / side
 CAMERA_HEIGHT = 1.5
-DIGIT_HEIGHTS = (0.6, 1.2)  # below that of the camera: no digit reaches the horizon
-MAX_DEPTH = 10.0  # what is farther has no depth
+DIGIT_HEIGHTS = (0.6, 1.2)  # below the camera's height: no digit reaches the horizon
+MAX_DEPTH = 10.0  # farther pixels have no depth
 PIXELS_PER_METRE = 60  # of the photograph on the floor
 
 
 class Look(NamedTuple):
-    """How many digits a scene has, how large they are, and how clear."""
+    """The number, size and clarity of a scene's digits."""
 
     most: int = 4  # digits; all numbers from 0 are equally frequent
-    sides: tuple[float, float] = (0.22, 0.5)  # of a digit, as shares of the scene's; no floor
+    sides: tuple[float, float] = (0.22, 0.5)  # side of a digit / the scene's; not for "floor"
     is_plain: bool = False  # white digits on a photograph of half its brightness
 
 
@@ -173,7 +173,7 @@ def floor_depths(horizon: float, side: int) -> np.ndarray:
 
 
 def compose(background: np.ndarray, sprites: Sequence[Sprite]) -> tuple[np.ndarray, np.ndarray]:
-    """The image, float32, and the mask; near digits hide far ones, later ones those as near."""
+    """The image, float32, and the mask. Near digits hide far ones; at one depth the later wins."""
     image, mask = background.astype(np.float32), np.zeros(background.shape[:2], np.uint8)
     for number, each in sorted(enumerate(sprites, 1), key=lambda pair: -pair[1].depth):
         image[each.place] += each.alpha[..., None] * (each.colour - image[each.place])
@@ -198,7 +198,7 @@ def photograph_square(
 def tinted(rng: np.random.Generator, pixels: np.ndarray) -> np.ndarray:
     """Pixels (H, W, 3) in light of a random colour, float32.
 
-    Most photographs of the training are grey, and without it what has a colour would be a digit.
+    Most training photographs are grey, so without a tint every coloured pixel would be a digit's.
     """
     return pixels * rng.uniform(*TINT, 3).astype(np.float32)
 
@@ -206,7 +206,7 @@ def tinted(rng: np.random.Generator, pixels: np.ndarray) -> np.ndarray:
 def _place(
     rng: np.random.Generator, most: int, place: Callable[[], Sprite], background: np.ndarray
 ) -> list[Sprite]:
-    """Random sprites that stand out from what is behind them, and leave enough of each visible."""
+    """Random sprites that stand out from their background and leave enough of each visible."""
     sprites: list[Sprite] = []
     image, _ = compose(background, sprites)
     for _ in range(rng.integers(most + 1)):
@@ -248,7 +248,7 @@ def _lay_floor(
 
 
 def resized(digit: np.ndarray, size: int) -> np.ndarray:
-    """A digit as shares of its colour, (size, size), 0..1."""
+    """A digit's opacity, (size, size), 0..1."""
     picture = Image.fromarray(digit)
     return np.asarray(picture.resize((size, size), Image.Resampling.BICUBIC)) / 255
 
@@ -272,27 +272,27 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
 
 # ---- clips of four directions of motion that no frame tells apart
 #
-# A digit moves by whole pixels before a photograph and comes back on the other side. Its first
-# place is uniform, so that each single frame has the same distribution in all four classes. Played
-# backwards a clip is one of the opposite direction: whoever sees the frames as a set can know
-# horizontal from vertical motion, and so have half of the clips right, but no more.
+# A digit moves by whole pixels in front of a photograph and comes back on the other side. The first
+# place is uniform, so single frames have the same distribution in all four classes. A clip played
+# backwards has the opposite direction, so a model that ignores the order of frames can only tell
+# horizontal from vertical motion, and gets at most half of the clips right.
 
 
 STEPS = {"down": (1, 0), "left": (0, -1), "right": (0, 1), "up": (-1, 0)}  # rows and columns
 FRAMES = 16
-SIDES = (0.4, 0.7)  # of a digit, as shares of the clip's
+SIDES = (0.4, 0.7)  # side of a digit / the clip's
 DIMMED = np.float32(0.4)  # brightness of the photograph
-BRIGHT = (150, 256)  # of each channel of a digit; exclusive
-SPEEDS = (1, 2)  # pixels from a frame to the next one
+BRIGHT = (150, 256)  # channel values of a digit; exclusive
+SPEEDS = (1, 2)  # pixels per frame
 
 
 class Clip(NamedTuple):
     pixels: np.ndarray  # uint8 (T, side, side, 3)
-    direction: str  # of `STEPS`
+    direction: str  # key of `STEPS`
 
 
 def split_clip(number: int, side: int, seed: int, split: str, frames: int = FRAMES) -> Clip:
-    """Clip `number` of a split, a function of the arguments. Directions follow in turn."""
+    """Clip `number` of a split, a function of the arguments. Directions alternate."""
     rng = np.random.default_rng([seed, SPLITS.index(split), number])
     digits = load_digits(split)
     background = DIMMED * tinted(rng, photograph_square(rng, load_photographs(split), side))
@@ -314,9 +314,9 @@ def moving(
     step: np.ndarray,
     frames: int,
 ) -> np.ndarray:
-    """A digit over a background, (H, W, 3), that begins at `first` and moves by `step` a frame.
+    """Draw a digit over a background (H, W, 3), from `first`, moving by `step` per frame.
 
-    `alpha` is (h, w), 0..1; places are (row, column). Beyond one side it comes back on the other.
+    `alpha` is (h, w), 0..1; places are (row, column). The digit wraps around at the edges.
     """
     whole = np.zeros(background.shape[:2])
     whole[: len(alpha), : alpha.shape[1]] = alpha

@@ -55,25 +55,25 @@ FILES: tuple[Runtime, ...] = ("onnx", "openvino")
 RUNTIMES = tuple(each for each in get_args(Runtime) if each not in ("tensorrt", *FILES))
 GROUP = 8  # networks on the device at once, timed in turn
 MAX_CALL_S = 2.0  # a network with a longer call is left out
-MIN_TIMES = 24  # that a fit needs
+MIN_TIMES = 24  # for a fit
 MORE_ROUNDS = 3
 NORMAL = NormalDist()
 SHORT = Protocol(name="throughput", batch=1, warmup_s=0.05, rounds=7, round_s=0.02)
-# Images are on the device already, so a batch itself costs little.
+# Images are already on the device, so starting a batch costs little.
 CALIBRATION_PRIORS = {**PRIORS, "start_us": (20.0, 1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Elsewhere:
-    """Another machine, on which the networks are timed as files."""
+    """Another machine that times the networks as exported files."""
 
     environment: Environment
-    versions: Mapping[str, str]  # of its runtimes
+    versions: Mapping[str, str]  # by runtime
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is timed, and how."""
+    """The times to measure, and how."""
 
     device: torch.device
     runtimes: tuple[Runtime, ...]
@@ -81,7 +81,7 @@ class Plan:
     resolution: int  # pixels a side
     precision: Precision
     layout: Layout = "nchw"
-    minutes: float = 8.0  # after which no further networks are begun
+    minutes: float = 8.0  # no network begins later
     protocol: Protocol = SHORT
     there: Elsewhere | None = None
 
@@ -120,36 +120,36 @@ class Timing:
     """The measured time of one network."""
 
     network: str
-    family: str  # left out of the fit together
+    family: str  # its networks are left out of a fit together
     operators: Operators
     runtime: Runtime
     batch: int
-    seconds: float  # of the batch, median of the rounds
-    wall_s: float  # of the batch, median of all rounds
-    cpu_s: float  # the same of the thread that calls
+    seconds: float  # per batch, median of the quiet rounds
+    wall_s: float  # per batch, median of all rounds
+    cpu_s: float  # CPU time of the calling thread per batch, median of all rounds
     spread: float = 0.0  # (p90 - p10) / median of the rounds
-    # The share of rounds in which the computing thread had a core all the time. With fewer than
-    # QUIET_ROUNDS of them, `seconds` is CPU time, not wall time.
+    # The fraction of quiet rounds, in which the calling thread had a core all the time. With fewer
+    # than QUIET_ROUNDS quiet rounds, `seconds` is CPU time, not wall time.
     quiet: float = 1.0
     clock: Literal["wall", "cpu"] = "wall"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A profile, and the errors in percent for networks outside of the fit."""
+    """A profile, and its errors in percent for networks outside the fit."""
 
     profile: Profile
-    times: int  # that were fitted
-    left_out: float  # error for microbenchmarks by numbers fitted without their family
-    by_family: dict[str, float]  # the same, for each family
+    times: int  # number of fitted times
+    left_out: float  # error for microbenchmarks, with numbers fitted without their family
+    by_family: dict[str, float]  # `left_out` by family
     whole: dict[str, float]  # estimated / measured of WHOLE networks, mean over batch sizes
 
 
 def measure(plan: Plan, networks: Sequence[Microbenchmark] | None = None) -> Iterator[Timing]:
-    """Times of the microbenchmarks. Networks that are too slow or too large are left out.
+    """Yield the times of the microbenchmarks, without networks that are too slow or too large.
 
-    Every runtime and batch size has an equal share of the minutes. Groups that mix all families
-    are timed in turn, beginning with another one for each, until the share is spent.
+    Every runtime and batch size has an equal share of the minutes, in which groups of networks from
+    all families are timed one after the other. Each share begins with a different group.
     """
     networks = all_microbenchmarks() if networks is None else networks
     count = -(-len(networks) // GROUP)
@@ -184,10 +184,10 @@ def time_in_turn(
     batch: int,
     end: float = math.inf,
 ) -> list[tuple[Microbenchmark, list[Round]]]:
-    """The rounds of each network, in which they are timed in turn.
+    """Time the networks in turn in every round; return the rounds of each network.
 
-    There are more rounds than the protocol has, up to MORE_ROUNDS times, until so many were quiet.
-    No network is prepared after `time.monotonic()` passes `end`: compiling takes long.
+    Rounds are added, up to MORE_ROUNDS times the protocol's, until as many as the protocol has were
+    quiet. No network is prepared after `time.monotonic()` passes `end`: compiling takes long.
     """
     device = plan.device
     with exact_float32(), compiling(runtime == "compiled"):
@@ -214,7 +214,7 @@ def time_in_turn(
 def prepare_step(
     network: Microbenchmark, plan: Plan, runtime: Runtime, batch: int
 ) -> Callable[[], object] | None:
-    """A function that runs one batch; None if that takes too long or does not fit in memory."""
+    """A function that runs one batch; None if a call takes too long or does not fit in memory."""
     options = StepOptions(
         precision=plan.precision, layout=plan.layout, compiled=runtime == "compiled"
     )
@@ -231,8 +231,8 @@ def prepare_step(
 
 
 def capture(step: Step) -> Callable[[], object]:
-    """One call of `step` as a CUDA graph: all its launches in one."""
-    # Capturing requires that lazy initialisation is done, on a stream other than the current one.
+    """Capture a call of `step` as a CUDA graph, which needs a single launch."""
+    # Capturing requires that lazy initialisation is done, and a stream other than the current one.
     side = torch.cuda.Stream(step.device)
     side.wait_stream(torch.cuda.current_stream(step.device))
     with torch.cuda.stream(side):
@@ -255,9 +255,9 @@ def fit_profile(
 ) -> Calibration:
     """Fit the numbers of one runtime to the times of microbenchmarks.
 
-    The error and the interval are those of WHOLE networks, if four or more were timed, else those
-    of microbenchmarks whose family was left out. The latter are larger: with few operators, errors
-    do not average out. The spread of the rounds widens the interval, see `widen`. Raises ValueError
+    The error and the interval are measured on WHOLE networks, if four or more were timed, else on
+    microbenchmarks whose family was left out. The latter are larger, since errors of few operators
+    do not average out. The spread of the rounds widens the interval (`widen`). Raises ValueError
     for too few times.
     """
     fitted = np.array([timing.family != WHOLE for timing in timings], dtype=bool)
@@ -305,7 +305,7 @@ def fit_profile(
 
 
 def origin(timings: Sequence[Timing], plan: Plan) -> dict[str, Any]:
-    """Where the numbers of a calibration come from, as fields of `Fit`."""
+    """The fields of `Fit` that say where the numbers of a calibration come from."""
     environment = plan.environment
     batches = ", ".join(str(batch) for batch in sorted({timing.batch for timing in timings}))
     gpu = f", CUDA {environment.cuda}, driver {environment.driver}" if environment.cuda else ""
@@ -324,7 +324,7 @@ def origin(timings: Sequence[Timing], plan: Plan) -> dict[str, Any]:
 def calibrated_profile(
     inference: Fit, plan: Plan, machine: Machine, sheet: str, name: str, tests: str
 ) -> Profile:
-    """The profile of this device with a fit, whose error is that of `tests`."""
+    """The profile of this device with a fit; `tests` names the networks that gave its error."""
     environment, is_cpu = plan.environment, plan.device.type == "cpu"
     conditions = "files of uint8 pixels in turn, with a wait after each call"
     if inference.clocks:
@@ -348,10 +348,10 @@ def median_spread(timings: Sequence[Timing]) -> float:
 
 
 def widen(low: float, high: float, spread: float) -> tuple[float, float]:
-    """An interval for nine of ten times, with the noise of single rounds.
+    """Add the noise of single rounds to an interval for nine of ten times.
 
-    Rounds are taken as log-normal, eight of ten of them within `spread` of their median. In the
-    logarithm, their 90 % are added to half of the interval in quadrature; its middle stays.
+    Rounds are taken as log-normal, with eight of ten within `spread`. Their 90 % interval and the
+    interval itself are added in quadrature, in the logarithm, around the same middle.
     """
     middle, reach = math.log(low * high) / 2, math.log(high / low) / 2
     wider = math.hypot(reach, spread / 2 * NORMAL.inv_cdf(0.95) / NORMAL.inv_cdf(0.9))
@@ -365,7 +365,7 @@ def clocks_of(timings: Sequence[Timing]) -> Clocks:
 
 
 def clock_line(clocks: Clocks) -> str:
-    """Which clock gave the times, in words."""
+    """Say which clock gave the times."""
     wall = "wall time of rounds without other work on its core"
     if not clocks.cpu:
         return wall
@@ -374,7 +374,7 @@ def clock_line(clocks: Clocks) -> str:
 
 
 def names_for(runtime: Runtime, device: torch.device) -> tuple[str, ...]:
-    """The numbers to fit: host time for GPUs without a graph only, and no copies of images."""
+    """The numbers to fit: host time only for GPUs without a graph, and no copies of images."""
     host = device.type == "cuda" and runtime != "cuda graph"
     return tuple(name for name in NUMBERS if name != "image_us" and (host or name != "host_us"))
 
@@ -392,7 +392,7 @@ RUNTIME_OF_WORD: dict[str, Runtime] = {
 
 
 def word_of(runtime: str) -> str:
-    """As `--runtimes` has it."""
+    """The runtime's name in `--runtimes`."""
     return next((word for word, each in RUNTIME_OF_WORD.items() if each == runtime), runtime)
 
 
@@ -417,7 +417,7 @@ def default_plan(
     minutes: float = 8.0,
     there: Elsewhere | None = None,
 ) -> Plan:
-    """A plan with the defaults of a GPU, a CPU or another machine for empty arguments."""
+    """A plan whose empty arguments have defaults for a GPU, a CPU or another machine."""
     gpu = device.type == "cuda"
     names = tuple(dict.fromkeys(runtimes)) or (tuple(map(word_of, RUNTIMES)) if gpu else ("eager",))
     if there and not runtimes:
@@ -435,7 +435,7 @@ def default_plan(
 
 
 def profile_paths(plan: Plan, out: Path) -> dict[Runtime, Path]:
-    """The file of each runtime's profile: `out` or, of several, with the runtime in its name."""
+    """The file of each runtime's profile: `out`, for several with the runtime in its name."""
     if len(plan.runtimes) == 1:
         return {plan.runtimes[0]: out}
     return {each: out.with_stem(out.stem + name_suffix(plan, each)) for each in plan.runtimes}
@@ -462,7 +462,7 @@ def check_outputs(plan: Plan, name: str, out: Path, times: Path | None) -> None:
 
 
 def peaks_by_runtime(plan: Plan, samples: Sequence[Timing]) -> dict[Runtime, tuple[Machine, str]]:
-    """The device's peaks and their source for each runtime; elsewhere they are those of samples."""
+    """The device's peaks and their source by runtime; another machine's come from the samples."""
     if plan.there is None:
         return {each: machine(plan.device, plan.precision, each) for each in plan.runtimes}
     return {
@@ -472,7 +472,7 @@ def peaks_by_runtime(plan: Plan, samples: Sequence[Timing]) -> dict[Runtime, tup
 
 
 def highest_rates(samples: Sequence[Timing], plan: Plan) -> tuple[Machine, str]:
-    """The highest rates of arithmetic and of memory traffic of whole networks: a bound, nearly."""
+    """The highest rates of arithmetic and memory traffic of whole networks, close to a bound."""
     runtime = samples[0].runtime if samples else plan.runtimes[0]
     unit = Machine(
         runtime=runtime,
@@ -495,13 +495,13 @@ def highest_rates(samples: Sequence[Timing], plan: Plan) -> tuple[Machine, str]:
 
 
 def measure_by_batch(plan: Plan) -> Iterator[tuple[str, int, list[Timing]]]:
-    """Yields runtime, batch size and times as soon as that batch size is done."""
+    """Yield runtime, batch size and times as soon as that batch size is done."""
     for (runtime, batch), rows in groupby(measure(plan), lambda row: (row.runtime, row.batch)):
         yield runtime, batch, list(rows)
 
 
 def noise_line(samples: Sequence[Timing], plan: Plan) -> str:
-    """How much the rounds of a network differ, and here how many were quiet."""
+    """Say how much a network's rounds differ, and on this machine how many were quiet."""
     noise = f"a network's rounds spread by {median_spread(samples):.0%}, in the median: above 5 %"
     line = f"{noise} the machine was not quiet"
     if plan.there:
@@ -511,7 +511,7 @@ def noise_line(samples: Sequence[Timing], plan: Plan) -> str:
 
 
 def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
-    """All measured times and the environment as JSON."""
+    """Save all measured times and the environment as JSON."""
     keys = ("runtime", "network", "family", "batch", "seconds", "spread")
     keys += () if plan.there else ("quiet", "clock", "wall_s", "cpu_s")
     rows = [{key: getattr(sample, key) for key in keys} for sample in samples]
@@ -542,10 +542,10 @@ def save_profiles(
     out: Path,
     name: str,
 ) -> Iterator[FittedProfile]:
-    """Fit and write a profile for each runtime; of several each has its own name and path.
+    """Fit and write a profile for each runtime; several profiles have their own names and paths.
 
-    Raises ValueError at the end if there were too few times for one of them, or if measured times
-    lie all on one side of the estimates.
+    Raises ValueError at the end for a runtime with too few times, or with all measured times on one
+    side of the estimates.
     """
     failures, paths = [], profile_paths(plan, out)
     for runtime, (peak, sheet) in peaks.items():

@@ -1,9 +1,9 @@
 """Derives profiles of GPUs from their data sheets and from profiles of measured GPUs.
 
-The numbers of a profile are shares of a data sheet's rates. On another GPU with the same runtime
-and layout they are about the same: between an RTX 3090 and an RTX 4090 estimates were 9 to 12 %
-off (benchmarks/latency.md). What differs with the kind of GPU, `moved_numbers` moves, and the
-interval is wider by `device_spread`. Measured times of a few networks correct the scale.
+The numbers of a profile are shares of a data sheet's rates, about equal on other GPUs with the same
+runtime and layout: estimates were 9 to 12 % off between an RTX 3090 and an RTX 4090
+(benchmarks/latency.md). `moved_numbers` changes numbers that depend on the kind of GPU, and
+`device_spread` widens the interval. Measured times of a few networks correct the scale.
 """
 
 import math
@@ -28,8 +28,8 @@ from fullstride.latency.roofline import (
 )
 from fullstride.measure.budget import MOST_IMAGES
 
-# Runtime, layout and precision -> profiles of measured GPUs. That of the V100 is of PyTorch of
-# 2020, whose convolutions are up to 2.8 times slower.
+# Runtime, layout and precision -> profiles of measured GPUs, without the V100's: it was measured
+# with PyTorch of 2020, whose convolutions are up to 2.8 times slower.
 BASES: dict[tuple[str, str, str], tuple[str, ...]] = {
     ("eager", "nhwc", "fp16"): ("rtx3090", "rtx4090"),
     ("eager", "nchw", "fp16"): ("rtx3090-nchw", "rtx4090-nchw"),
@@ -37,23 +37,26 @@ BASES: dict[tuple[str, str, str], tuple[str, ...]] = {
     ("tensorrt", "", "fp16"): ("t4-fp16",),
     ("tensorrt", "", "int8"): ("t4-int8",),
 }
-# FLOPs of the CUDA cores that an element-wise operator takes per byte. With it ResNet-50 trains
-# 2.04 times as fast on an A100 as on an RTX 3090 by the model, and 2.4 times without. Published:
-# 2,470 images/s (NVIDIA DeepLearningExamples, PyTorch 21.03) and 2,600 (timm, issue 1491) on the
-# one, 1,218 (timm's results) on the other, 2.03 to 2.13 times as many.
+# FLOPs of the CUDA cores per byte of an element-wise operator. With it the model predicts that
+# ResNet-50 trains 2.04 times as fast on an A100 as on an RTX 3090, and without it 2.4 times.
+# Published: 2.03 to 2.13 times, by 2,470 images/s (NVIDIA DeepLearningExamples, PyTorch 21.03) and
+# 2,600 (timm, issue 1491) on the A100, and 1,218 (timm's results) on the RTX 3090.
 FLOPS_PER_BYTE = 10
 ELEMENTWISE = ("elementwise", "norm", "statistics", "gather")
-# Standard deviations of the logarithm of all times, for `device_spread`. Of GPUs with one ratio of
-# tensor to CUDA cores: the bias of the moves between an RTX 3090 and an RTX 4090, 1 to 6 %. Of the
-# logarithm of that ratio: a V100 with 4 times theirs (and PyTorch of 2020) is off by 0.33 times it,
-# an RTX PRO 6000 with 2 times by 0.4, ResNet-50 on an A100 with 8 times by 0.02. Of the logarithm
-# of the clock that a power limit leaves: the cube root may be the square root or the sixth.
+# Standard deviations of the logarithm of all times, for `device_spread`.
+# SAME_KIND: between GPUs with one ratio of tensor to CUDA cores, since moves between an RTX 3090
+# and an RTX 4090 had a bias of 1 to 6 %.
+# BY_RATIO: per unit of the logarithm of that ratio. A V100 with 4 times the ratio (and PyTorch of
+# 2020) is off by 0.33 per unit, an RTX PRO 6000 with 2 times by 0.4, ResNet-50 on an A100 with 8
+# times by 0.02.
+# BY_POWER: per unit of the logarithm of the clock under a power limit, because the cube root may be
+# the square root or the sixth.
 SAME_KIND, BY_RATIO, BY_POWER = 0.05, 0.25, 0.5
-OF_A_LAUNCH = 0.2  # the spread of its time where a sheet has it: operators differ
-MOST_BYTES = 100_000  # of a table of measured times: about 3,000
-MOST_OFF = 10  # times that a measured time may be off its estimate, else its unit is wrong
+OF_A_LAUNCH = 0.2  # spread of a launch time from a sheet, since operators differ
+MOST_BYTES = 100_000  # for a table of measured times: about 3,000 rows
+MOST_OFF = 10  # a measured time further off its estimate, as a ratio, has a wrong unit
 
-# Wider than any GPU, and narrow enough that most other units are outside.
+# Bounds wider than any GPU, and narrow enough to catch most wrong units.
 Tflops = Annotated[float, Bounds(ge=0.1, le=1e5)]
 GigabytesPerS = Annotated[float, Bounds(ge=10, le=1e5)]
 Watts = Annotated[float, Bounds(ge=1, le=1e4)]
@@ -63,20 +66,20 @@ Microseconds = Annotated[float, Bounds(ge=0.01, le=1e4)]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSheet:
-    """What NVIDIA's data sheets say of a GPU, and how it is to be used."""
+    """A GPU's rates in NVIDIA's data sheets, and how the GPU is used."""
 
     device: str
-    # Dense peak of the tensor cores by precision, fp16 with fp32 accumulation: those of GeForce
-    # are half as fast so.
+    # Dense peak of the tensor cores by precision, fp16 with fp32 accumulation, which halves the
+    # peak of GeForce GPUs.
     tflops: Mapping[Literal["fp16", "int8"], Tflops]
     vector_tflops: Tflops  # fp32 TFLOPS of the CUDA cores
     bandwidth_gb_s: GigabytesPerS
     watts: Watts | None = None  # the power limit
-    needed_watts: Watts | None = None  # that the clock of the peak would need; else as `watts`
+    needed_watts: Watts | None = None  # power that the peak's clock would need; else `watts`
     boost_mhz: Megahertz | None = None  # the clock of the peak
-    sustained_mhz: Megahertz | None = None  # a clock that was observed under load; else by power
-    launch_us: Microseconds | None = None  # of a kernel on the device; else as on the measured GPUs
-    host_us: Microseconds | None = None  # of a kernel on the host
+    sustained_mhz: Megahertz | None = None  # clock observed under load; else computed from power
+    launch_us: Microseconds | None = None  # device time of a launch; else the measured GPUs'
+    host_us: Microseconds | None = None  # host time of a launch; else the measured GPUs'
     runtime: Runtime = "eager"
     layout: Literal["nchw", "nhwc", ""] = "nhwc"
     precision: Literal["fp16", "int8"] = "fp16"
@@ -114,17 +117,17 @@ def form_text(form: tuple[str, str, str]) -> str:
 
 
 def sustained_clock(watts: float, needed_watts: float) -> float:
-    """The share of the clock under a power limit, where all of it would need `needed_watts`.
+    """The fraction of the clock under a power limit, if the full clock needs `needed_watts`.
 
-    Power grows with clock and the square of voltage, which grows with the clock: the clock goes
-    with the cube root. An RTX PRO 6000 of 300 W in place of 600 W was 21 to 29 % slower than by
-    its peak; the cube root of a half is 0.79.
+    Power grows with the clock and the square of the voltage, which grows with the clock, so the
+    clock goes with the cube root of power. An RTX PRO 6000 with 300 W instead of 600 W was 21 to
+    29 % slower than by its peak; the cube root of a half is 0.79.
     """
     return min(1.0, round((watts / needed_watts) ** (1 / 3), 3))
 
 
 def profile_of(sheet: DeviceSheet, name: str, bases: Sequence[Profile]) -> Profile:
-    """The profile of a device by its sheet, from the profiles that `BASES` names for it.
+    """Derive the profile of a device from its sheet and the profiles that `BASES` names for it.
 
     Each number is the geometric mean of the numbers that `bases` give for this device.
     """
@@ -174,12 +177,12 @@ def profile_of(sheet: DeviceSheet, name: str, bases: Sequence[Profile]) -> Profi
 def moved_numbers(
     numbers: Mapping[str, float], source: Machine, target: Machine
 ) -> dict[str, float]:
-    """The numbers of one machine on another of which only the data sheet is known.
+    """Convert the numbers of one machine to another machine with a known data sheet.
 
     Depthwise convolutions do not run on tensor cores: their rate moves with the peak of the CUDA
-    cores, where both sheets have it. Element-wise operators take as long as their memory traffic
-    and `FLOPS_PER_BYTE` on those cores, as the root of the sum of squares. Arithmetic follows the
-    clock that the power limit sustains.
+    cores, if both sheets have it. An element-wise operator takes the root of the sum of squares of
+    its memory traffic and of `FLOPS_PER_BYTE` on those cores. Arithmetic follows the clock that the
+    power limit sustains.
     """
     moved = dict(numbers)
     if source.vector_tflops and target.vector_tflops:
@@ -194,7 +197,7 @@ def moved_numbers(
 
 
 def slowed_by_cores(machine: Machine) -> float:
-    """Time of an element-wise operator over that of its memory traffic alone."""
+    """Time of an element-wise operator divided by the time of its memory traffic alone."""
     assert machine.vector_tflops
     return math.hypot(1, 1e-3 * FLOPS_PER_BYTE * machine.bandwidth_gb_s / machine.vector_tflops)
 
@@ -228,7 +231,7 @@ class MeasuredTime:
 
 
 def read_measured(path: Path) -> list[MeasuredTime]:
-    """A CSV file with the columns model, img_size, batch, and ms_per_image or images_per_s.
+    """Read a CSV file with the columns model, img_size, batch, and ms_per_image or images_per_s.
 
     Raises ValueError, in one line, for anything else.
     """
@@ -253,12 +256,12 @@ def corrected(
     by_profile: Sequence[Estimate],
     most_off: float = MOST_OFF,
 ) -> Profile:
-    """The profile with its times multiplied by the median of measured over estimated ones.
+    """Multiply the profile's times by the median ratio of measured to estimated times.
 
-    `by_profile`: the estimate of each measured time. Times of a network count as one, their
-    median. Those that launches on the host bound correct the time of a launch there, and nothing
-    else: they say nothing of the device. Raises ValueError where two times are `most_off` times
-    apart.
+    `by_profile`: the estimate of each measured time. Several times of a network count as one, their
+    median. A time bounded by launches on the host says nothing about the device, and corrects only
+    the host time of a launch. Raises ValueError if a measured and an estimated time are `most_off`
+    times apart.
     """
     on_device, on_host = defaultdict(list), defaultdict(list)
     for row, own in zip(measured, by_profile, strict=True):
@@ -267,7 +270,7 @@ def corrected(
             raise ValueError(
                 f"{row.network} at {row.resolution} pixels takes {row.ms_per_image:g} ms an image "
                 f"as measured and {own.ms_per_image:.3g} by {profile.name}: check the unit, and "
-                "that a time is that of a batch divided by its images"
+                "that a time is a batch's, divided by its images"
             )
         (on_host if own.bound == "host launches" else on_device)[row.network].append(ratio)
     fit, notes = profile.inference, list(filter(None, [profile.note]))
@@ -277,8 +280,8 @@ def corrected(
         for name, value in fit.numbers.items():
             if name in RATES or name.endswith("_us"):
                 numbers[name] = value / factor if name in RATES else value * factor
-        # The fit's error is a mean of absolute values, of which a deviation is sqrt(pi / 2) times
-        # as large, and the variance of a median is pi / 2 times that of a mean.
+        # The fit's error is a mean of absolute values. A standard deviation is sqrt(pi / 2) times
+        # as large, and the variance of a median is pi / 2 times the variance of a mean.
         spreads[DEVICE] = round(fit.error / 100 * math.pi / 2 / math.sqrt(len(on_device)), 4)
         notes.append(f"times are multiplied by {factor:.3g}, from {len(on_device)} measured")
     if on_host:

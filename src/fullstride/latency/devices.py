@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 FOLDER = resources.files("fullstride.latency")
 MEASURED, SHEETS = FOLDER.joinpath("device_profiles"), FOLDER.joinpath("sheets")
-MAX_BYTES = 100_000  # of a profile's file; those of the package have two thousand
-THIS_MACHINE = {"auto", "cpu", "cuda", "gpu", "here"}  # names that other flags have for it
+MAX_BYTES = 100_000  # for a profile's file; the package's files have two thousand
+THIS_MACHINE = {"auto", "cpu", "cuda", "gpu", "here"}  # words of other flags for this machine
 
 
 def profile_names() -> list[str]:
@@ -38,7 +38,7 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """One of `profile_names()`, or a JSON file: a profile, or a data sheet of a device.
+    """Load one of `profile_names()`, or a JSON file with a profile or a data sheet of a device.
 
     Raises ValueError in one line.
 
@@ -56,7 +56,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
         close = get_close_matches(name, names, n=3, cutoff=0.4)
         if name in THIS_MACHINE:
             advice = (
-                "fullstride measure calibrate writes that of this machine, and without --target "
+                "fullstride measure calibrate writes this machine's profile, and without --target "
                 "fit and study search measure here"
             )
         elif is_elsewhere(name):
@@ -77,7 +77,7 @@ def load_profile(name_or_path: str | Path) -> Profile:
 
 
 def profile_from(text: bytes, where: str, name: str) -> Profile:
-    """The profile that JSON has, or that follows from the data sheet that it has."""
+    """Read JSON of a profile, or derive the profile from JSON of a data sheet."""
     data = parse_json(text, where)
     if isinstance(data, dict) and {"machine", "inference"} & data.keys():
         return Profile.from_json(text, where)
@@ -86,17 +86,17 @@ def profile_from(text: bytes, where: str, name: str) -> Profile:
     return profile_of(sheet, name, [load_profile(basis) for basis in bases])
 
 
-# ---- times of networks by name; those in the table of operators need no PyTorch
+# ---- times of networks by name; networks in the table of operators need no PyTorch
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedEstimate:
-    """One line of a comparison."""
+    """A row of a comparison of networks."""
 
     network: str
     resolution: int  # pixels a side
     estimate: Estimate
-    ties: tuple[int, ...]  # lines, from 0, within the resolvable ratio; itself included
+    ties: tuple[int, ...]  # rows, from 0, within the resolvable ratio; itself included
 
 
 def estimate_by_name(
@@ -107,10 +107,10 @@ def estimate_by_name(
     *,
     training: bool = False,
 ) -> list[NamedEstimate]:
-    """The times of networks, which may be named, on the device of `profile`, the fastest first.
+    """Estimate the times of networks or their names on the device of `profile`, fastest first.
 
-    `resolution` is by default each network's own. With `training` they are times of a training
-    step, where the profile has them. Raises ValueError, in one line, for an unknown name.
+    `resolution` defaults to each network's own. `training` asks for times of a training step, if
+    the profile has them. Raises ValueError, in one line, for an unknown name.
     """
     if not networks:
         raise ValueError("nothing to estimate: name one or more networks or runs")
@@ -130,7 +130,7 @@ def estimate_by_name(
 
 
 def correct(profile: Profile, path: Path) -> Profile:
-    """The profile with its times as the measured ones of a CSV file: `device_sheets.corrected`.
+    """Correct the profile by the measured times of a CSV file, see `device_sheets.corrected`.
 
     Raises ValueError, in one line with the path.
     """
@@ -147,18 +147,18 @@ def correct(profile: Profile, path: Path) -> Profile:
 
 
 class NamedWork(NamedTuple):
-    """What a network runs for one image."""
+    """The operators that a network runs for one image."""
 
     name: str
     resolution: int  # pixels a side
     operators: Operators
-    ran: frozenset[str]  # ATen's names of the operators, where it has the head of a task
+    ran: frozenset[str]  # ATen's names of the operators, if the network has the head of a task
 
 
 def named_work(
     network: "str | NamedNetwork", resolution: int | None, training: bool = False
 ) -> NamedWork:
-    """By the package's table where it has the name, else traced."""
+    """Find the operators in the package's table if it has the name, else trace the network."""
     if isinstance(network, str):
         side = own_resolution(network) if resolution is None else resolution
         if side is not None and not Path(network).exists():
@@ -176,7 +176,7 @@ def named_work(
 
 
 def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str, Any]:
-    """The profile and a row for each network, ready for JSON."""
+    """The profile and a row for each network as JSON values."""
     return {
         "profile": profile.to_dict(),
         "estimates": [
@@ -193,17 +193,17 @@ def estimates_json(rows: Sequence[NamedEstimate], profile: Profile) -> dict[str,
     }
 
 
-# ---- rough times relative to each other, before anything is measured
+# ---- rough relative times, before anything is measured
 
 # Relative times on a processor: one thread of a Xeon by `fullstride measure calibrate`,
-# docs/guides/latency.md. Of 15 ONNX files in fp32 from 0.1 to 50 ms the rank correlation of times
-# and estimates was 0.99.
+# docs/guides/latency.md. The rank correlation of times and estimates was 0.99 for 15 ONNX files in
+# fp32 from 0.1 to 50 ms.
 CPU = Profile.from_json(FOLDER.joinpath("cpu.json").read_bytes(), "cpu.json")
 GPU = "rtx4090-compiled"  # for relative times on any GPU
 
 
 def profile_here() -> Profile:
-    """A profile whose relative times are roughly those of this machine."""
-    import torch  # names of the table of operators need none
+    """A profile whose relative times roughly match this machine."""
+    import torch  # not needed for names in the table of operators
 
     return load_profile(GPU) if torch.cuda.is_available() else CPU

@@ -1,4 +1,4 @@
-"""Estimates times of modules and, in bulk, of specs by a profile."""
+"""Estimates times of modules and of many specs by a profile."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +17,8 @@ from fullstride.measure.operators import COLUMNS, Operators
 from fullstride.measure.tracer import on_meta, traced
 from fullstride.nets.spec import NetSpec
 
-CHUNK = 1_000  # specs at once, which bounds the memory
-MAX_CACHED = 200_000  # parts that an estimator caches: about 65 MB
+CHUNK = 1_000  # specs at once, to bound memory
+MAX_CACHED = 200_000  # parts in an estimator's cache: about 65 MB
 
 
 def estimate(
@@ -30,11 +30,11 @@ def estimate(
     training: bool = False,
     in_channels: int = 3,
 ) -> Estimate:
-    """The time of a network: a module, a function that builds one, or its operators.
+    """Estimate the time of a network: a module, a function that builds one, or its operators.
 
-    `resolution` in pixels and `in_channels` describe the image; operators have theirs already.
-    Inference is that of the network as it ships, with branches merged (`nets.merged_branches`).
-    Raises ValueError for training steps where the profile has none, and for an unfit image.
+    `resolution` in pixels and `in_channels` describe the image, and are ignored for operators.
+    Inference means the network as it ships, with branches merged (`nets.merged_branches`). Raises
+    ValueError for training steps if the profile has none, and for an unfit image.
 
     Examples:
         >>> import fullstride
@@ -50,9 +50,9 @@ def estimate(
 
 
 class Estimator:
-    """Times of networks by one profile at one batch size, from specs: fast where they share blocks.
+    """Estimates times of specs by one profile at one batch size, fast for specs that share blocks.
 
-    Equal to `estimate` of the module, up to rounding. Raises ValueError for training steps where
+    Equal to `estimate` of the module, up to rounding. Raises ValueError for training steps if
     the profile has none.
     """
 
@@ -62,16 +62,16 @@ class Estimator:
         self.machine, self.batch, self.training = profile.machine, batch, training
         start_us, image_us = (fit.numbers.get(name, 0.0) for name in ("start_us", "image_us"))
         self.fixed_s = 1e-6 * (start_us + batch * image_us)
-        # The start and the copy of the image are those of a network, not of each part.
+        # A network starts and copies its image once, not once per part.
         self.numbers = {**fit.numbers, "start_us": 0.0, "image_us": 0.0}
         self.cache: dict[Part, tuple[float, float]] = {}  # seconds of device and host for a batch
 
     def __call__(self, spec: NetSpec, resolution: int | None = None) -> float:
-        """ms per image."""
+        """Estimate ms per image."""
         return float(self.many([spec], resolution)[0])
 
     def many(self, specs: Sequence[NetSpec], resolution: int | None = None) -> np.ndarray:
-        """ms per image of each, at `resolution` pixels, by default each spec's own."""
+        """Estimate ms per image of each spec at `resolution` pixels, by default its own."""
         busy_s = np.empty((2, len(specs)))  # device and host
         for i in range(0, len(specs), CHUNK):
             chunk = specs[i : i + CHUNK]
@@ -87,7 +87,7 @@ class Estimator:
         return total_seconds(device_s + self.fixed_s, host_s) * 1e3 / self.batch
 
     def add(self, new: Iterable[Part]) -> None:
-        """Time each part, as if it were a network."""
+        """Cache the time of each part, estimated like a network."""
         groups: defaultdict[tuple, list[tuple]] = defaultdict(list)
         for walk, sizes in new:
             groups[walk].append(sizes)

@@ -9,8 +9,8 @@ from scipy.stats import t as student
 
 from fullstride.latency.roofline import SHARES, PeakTimes, sensitivities, times
 
-# Median, and standard deviation of the logarithm, before any measurement. They are weak, but decide
-# where none of the fitted networks has such an operator.
+# Median, and standard deviation of the logarithm, before any measurement. These weak priors decide
+# only where no fitted network has such an operator.
 PRIORS: dict[str, tuple[float, float]] = {
     "dense": (0.5, 0.5),
     "1x1": (0.4, 0.5),
@@ -26,28 +26,28 @@ PRIORS: dict[str, tuple[float, float]] = {
     "start_us": (400, 1.0),
     "image_us": (30, 0.5),
 }
-NOISE = 0.1  # of the logarithm of a time: errors beyond it count linearly
+NOISE = 0.1  # in the logarithm of a time: larger errors count linearly
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Which numbers are fitted, and what is known before any measurement."""
+    """The numbers to fit, with priors."""
 
     names: Sequence[str]
     priors: Mapping[str, tuple[float, float]] = field(default_factory=lambda: PRIORS)
     assumed: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # not fitted
-    # The largest share of a peak rate. Caches and clocks can exceed a measured peak; what exceeds a
-    # data sheet is one device's own and moves to no other.
+    # The largest share of a peak rate. Caches and clocks can exceed a measured peak. A rate above a
+    # data sheet's peak is a property of one device that does not move to others.
     max_share: float = 1.3
 
     def numbers(self, logarithms: np.ndarray) -> dict[str, float]:
-        """All numbers: the fitted ones by their logarithms, and the assumed ones."""
+        """All numbers: fitted numbers, from their logarithms, and assumed numbers."""
         fitted = dict(zip(self.names, np.exp(logarithms).tolist(), strict=True))
         return fitted | {name: median for name, (median, _) in self.assumed.items()}
 
 
 def fit(work: PeakTimes, seconds: np.ndarray, parameters: Parameters) -> dict[str, float]:
-    """The numbers with which `work` takes most nearly `seconds` (of a batch)."""
+    """Fit the numbers so that the times of `work` are closest to `seconds` (per batch)."""
     if len(work) != len(seconds):
         raise ValueError(f"{len(seconds)} times for {len(work)} networks: give one for each")
     names = parameters.names
@@ -63,7 +63,7 @@ def fit(work: PeakTimes, seconds: np.ndarray, parameters: Parameters) -> dict[st
         slopes = sensitivities(work, parameters.numbers(x), names)
         return np.concatenate([slopes / NOISE, np.diag(1 / deviation)])
 
-    start = np.minimum(prior, upper - 1e-3)  # inside of the bounds
+    start = np.minimum(prior, upper - 1e-3)  # inside the bounds
     result = least_squares(
         errors,
         start,
@@ -78,7 +78,7 @@ def fit(work: PeakTimes, seconds: np.ndarray, parameters: Parameters) -> dict[st
 def left_out(
     work: PeakTimes, seconds: np.ndarray, families: np.ndarray, parameters: Parameters
 ) -> np.ndarray:
-    """The times of each network by numbers that were fitted without its family."""
+    """Estimate each network's time with numbers that were fitted without its family."""
     estimated = np.empty(len(work))
     for family in np.unique(families):
         own = families == family
@@ -95,11 +95,11 @@ def error(estimated: np.ndarray, measured: np.ndarray) -> float:
 def interval(
     estimated: np.ndarray, measured: np.ndarray, families: np.ndarray
 ) -> tuple[float, float]:
-    """Bounds of measured / estimate for nine of ten networks of a family that was not fitted.
+    """Bounds of measured / estimated for nine of ten networks of a family that was not fitted.
 
-    Errors within a family are correlated, so families are the samples: the variance between their
-    means, corrected for their number, is added to the variance within them, and Student's t has
-    one degree of freedom less than families.
+    Errors within a family are correlated, so families are the samples. The variance is the variance
+    between family means, corrected for the number of families, plus the variance within families;
+    Student's t has one degree of freedom less than families.
     """
     errors = np.log(measured / estimated)
     names, place = np.unique(families, return_inverse=True)
@@ -108,7 +108,7 @@ def interval(
     within = np.bincount(place, weights=(errors - means[place]) ** 2) / size
     weight = size / size.sum()
     middle = float(weight @ means)
-    correction = (len(names) + 1) / max(len(names) - 1, 1)  # a new draw around a mean of few
+    correction = (len(names) + 1) / max(len(names) - 1, 1)  # a new draw around the mean of a few
     deviation = float(np.sqrt(weight @ (correction * (means - middle) ** 2 + within)))
     reach = deviation * float(student.ppf(0.95, max(len(names) - 1, 1)))
     return float(np.exp(middle - reach)), float(np.exp(middle + reach))
@@ -117,10 +117,10 @@ def interval(
 def resolvable_ratio(
     estimated: np.ndarray, measured: np.ndarray, groups: np.ndarray | None = None
 ) -> float:
-    """The ratio of two estimates above which the measured order is right in eight cases of ten.
+    """The ratio of two estimates above which their order is right in eight cases of ten.
 
-    Pairs are of one group (a batch size). For a ratio r, from 1 to 2 in steps of 0.02, pairs with
-    ratios within 5 % of r are counted.
+    Both estimates of a pair are in one group (a batch size). For each ratio r from 1 to 2 in steps
+    of 0.02, pairs with ratios within 5 % of r are counted.
     """
     groups = np.zeros(len(estimated)) if groups is None else groups
     gaps, right = [], []

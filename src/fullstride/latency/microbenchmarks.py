@@ -34,9 +34,9 @@ from fullstride.nets.efficiency import short_precision
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
 
-# A family that is never fitted: it shows how wrong a profile is for networks that people use.
+# A family that is never fitted, to show how wrong a profile is for real networks.
 WHOLE = "whole networks"
-OUTPUTS = 16  # of the others that have no spec
+OUTPUTS = 16  # of microbenchmarks without a spec
 WHOLE_NAMES = (
     *("resnet18", "resnet50", "genet_light", "tresnet_m", "resnet_rs_50"),
     *("timm/mobilenetv2_100", "timm/efficientnet_b0", "timm/regnety_008"),
@@ -46,22 +46,22 @@ WHOLE_NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Microbenchmark:
-    """A network to be timed: (N, 3, H, W), H and W from 32 -> (N, classes)."""
+    """A network to time: (N, 3, H, W), H and W from 32 -> (N, classes)."""
 
     name: str
-    family: str  # left out of the fit together
+    family: str  # its networks are left out of a fit together
     build: Callable[[], nn.Module]
 
 
 class ChannelNorm(nn.LayerNorm):
-    """Layer norm over channels: (N, C, H, W) -> the same."""
+    """Layer norm over channels: (N, C, H, W) -> (N, C, H, W)."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class ConcatInput(nn.Module):
-    """The input and the output of a layer, concatenated: (N, C, H, W) -> (N, 2C, H, W)."""
+    """Concatenates a layer's input and output: (N, C, H, W) -> (N, 2C, H, W)."""
 
     def __init__(self, layer: nn.Module):
         super().__init__()
@@ -72,7 +72,7 @@ class ConcatInput(nn.Module):
 
 
 def sequence(width: int, patch: int, *layers: nn.Module, out: int = 0) -> nn.Sequential:
-    """Layers of (N, width, H / patch, W / patch) to `out` channels, by default `width`."""
+    """Layers from (N, width, H / patch, W / patch) to `out` channels, by default `width`."""
     ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(out or width, OUTPUTS)
     return nn.Sequential(nn.Conv2d(3, width, patch, patch), *layers, *ends)
 
@@ -95,7 +95,7 @@ def conv_norm_act(c_in: int, c_out: int, kernel: int = 3) -> nn.Sequential:
 
 
 def dense_block(width: int, patch: int, depth: int, kernel: int) -> nn.Sequential:
-    """Every layer doubles the channels by concatenation with its input, as in DenseNet."""
+    """Layers that double the channels by concatenation with their input, as in DenseNet."""
     layers = (ConcatInput(conv_norm_act(width << i, width << i, kernel)) for i in range(depth))
     last = nn.AvgPool2d(2), conv_norm_act(width << depth, 128, 1)
     return sequence(width, patch, *layers, *last, out=128)
@@ -120,7 +120,7 @@ def linear_layers(width: int, patch: int, inner: int) -> nn.Sequential:
 def residual(
     block: type[Block], stem: type[Stem], style: Style, *sizes: tuple[int, int, int], **stage: Any
 ) -> Network:
-    """The blocks of `nets` behind a stem; `sizes`: depth, width and stride of the stages."""
+    """Blocks of `nets` behind a stem; `sizes`: depth, width and stride of the stages."""
     stages = tuple(Stage(block=block, depth=d, width=w, stride=s, **stage) for d, w, s in sizes)
     source = "a microbenchmark"
     return Network(
@@ -129,7 +129,7 @@ def residual(
 
 
 def all_microbenchmarks() -> list[Microbenchmark]:
-    """Some forty networks; two or more families depend on each number of a profile. And WHOLE."""
+    """Some forty networks, with two or more families for each number of a profile, and WHOLE."""
     networks: list[Microbenchmark] = []
 
     def add(
@@ -183,18 +183,18 @@ def all_microbenchmarks() -> list[Microbenchmark]:
     return networks
 
 
-# ---- times by quiet rounds, as other processes may use the cores
+# ---- times by quiet rounds, since other processes may use the cores
 
-QUIET = 0.95  # of the wall time of a quiet round the thread that calls has a core
-QUIET_ROUNDS = 3  # that a wall time needs
+QUIET = 0.95  # fraction of a quiet round's wall time in which the calling thread has a core
+QUIET_ROUNDS = 3  # for a wall time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Some calls of one network, in seconds of a call."""
+    """Some calls of one network, in seconds per call."""
 
     wall_s: float
-    cpu_s: float  # of the thread that calls
+    cpu_s: float  # CPU time of the calling thread
     quiet: bool  # whether that thread had a core all the time; on a GPU it need not
 
     @property
@@ -203,7 +203,7 @@ class Round:
 
 
 def timed_round(step: Callable[[], object], calls: int, device: torch.device) -> Round:
-    """The thread that calls computes too, and waits for the others: it lacks a core if any does."""
+    """Time a round. The calling thread waits for the others: if any lacks a core, it does too."""
     start = time.thread_time()
     (wall_s,), _ = timed_calls(step, calls, device)
     cpu_s = time.thread_time() - start
@@ -212,7 +212,7 @@ def timed_round(step: Callable[[], object], calls: int, device: torch.device) ->
 
 
 def time_of(rounds: Sequence[Round]) -> dict[str, Any]:
-    """The time that a network would take on a quiet machine, as fields of `Timing`."""
+    """The fields of `Timing` with the time that a network would take on a quiet machine."""
     quiet = [each.wall_s for each in rounds if each.quiet]
     by_wall = len(quiet) >= min(QUIET_ROUNDS, len(rounds))
     seconds = quiet if by_wall else [each.cpu_s for each in rounds]
@@ -235,7 +235,7 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def machine(device: torch.device, precision: Precision, runtime: Runtime) -> tuple[Machine, str]:
-    """Peaks of the device and their source: its data sheet in a profile, else a measurement."""
+    """The device's peaks and their source: its data sheet in a profile, else a measurement."""
     profile = None
     if BYTES[precision] == 2 and device.type == "cuda":
         profile = by_sheet(Environment.here(device).device)
@@ -256,7 +256,7 @@ def machine(device: torch.device, precision: Precision, runtime: Runtime) -> tup
 
 
 def by_sheet(name: str) -> Profile | None:
-    """A profile in 16 bits of the GPU that torch calls `name`."""
+    """A 16-bit profile of the GPU that torch calls `name`; None if there is none."""
     if VARIANT.search(name):
         return None
     for profile in map(load_profile, profile_names()):
@@ -268,10 +268,10 @@ def by_sheet(name: str) -> Profile | None:
 
 
 def peaks(device: torch.device, precision: Precision) -> tuple[float, float]:
-    """TFLOPS of a large matrix product or convolution, and GB/s, read and written, of a copy.
+    """Measure TFLOPS of a large matrix product or convolution, and GB/s, both ways, of a copy.
 
-    Each is that of the fastest call, since a peak is a bound. On the CPU, maps that fit in its
-    caches are copied as well.
+    The fastest call counts, since a peak is a bound. On the CPU, maps that fit in its caches are
+    copied as well.
     """
     gpu = device.type == "cuda"
     side, images, sizes = (8192, 64, (2**28,)) if gpu else (2048, 1, (2**20, 2**24))

@@ -1,4 +1,4 @@
-"""Estimates times of networks, with intervals, from their operators and a profile."""
+"""Estimates times of networks with intervals, from their operators and a profile."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ UNUSUAL = {  # operators that not every ConvNet has
 }
 
 
-# How names of ATen's operators begin that heads of tasks have, and which no profile was fitted on.
+# Prefixes of ATen's operators in heads of tasks, which no profile was fitted on.
 OUTSIDE = {
     OF_FRAMES: "convolutions of frames",
     "topk": "sorting",
@@ -33,17 +33,17 @@ OUTSIDE = {
 }
 
 
-# Power of the interval's bounds for a network that runs such operators.
+# Power of the interval's bounds for a network with unfitted operators.
 WIDENING = 3
 
 
 def unfitted(
     operators: Operators, numbers: Mapping[str, float], *, microbenchmarks: bool = False
 ) -> list[str]:
-    """Operators of a network that none of the fitted networks had, in words.
+    """Describe the network's operators that no fitted network had.
 
-    Norms that were fitted have a number. Tables of networks with layer norms have a little
-    attention too, but `microbenchmarks` have none.
+    Fitted norms have a number. Networks with layer norms have some attention too, except
+    `microbenchmarks`.
     """
     fitted = {
         "norm": "norm" in numbers,
@@ -58,7 +58,7 @@ def unfitted(
 
 
 def outside_fit(names: frozenset[str]) -> list[str]:
-    """What no fitted network had among ATen's names of operators, in words."""
+    """Describe the operators, by ATen's names, that no fitted network had."""
     return [
         words for start, words in OUTSIDE.items() if any(name.startswith(start) for name in names)
     ]
@@ -76,15 +76,15 @@ class Estimate:
 
     profile: str  # name
     work: Literal["inference", "training"]  # a call, or a step
-    batch: int  # images of a call
+    batch: int  # images per call
     ms_per_image: float  # the time of a call / its images
     low: float  # ms per image
     high: float  # ms per image
-    device_ms: float  # of a batch: time that the device is busy
-    host_ms: float  # of a batch: time that the host is busy
-    bound: Bound  # what most of the time is for
+    device_ms: float  # busy time of the device per batch
+    host_ms: float  # busy time of the host per batch
+    bound: Bound  # what takes most of the time
     resolvable_ratio: float  # the order of two estimates with a smaller ratio is not reliable
-    # Why the interval is wide: what the fitted networks and batches did not have, in words
+    # Why the interval is wide: descriptions of what the fitted networks and batches lacked
     unfitted: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class Estimate:
         return 1e3 / self.ms_per_image
 
     def probability_within(self, ms_per_image: float) -> float:
-        """The probability that the measured time is at most this, as a log-normal one."""
+        """The probability, log-normal, that the measured time is at most `ms_per_image`."""
         ratio = self.high / self.low
         if ratio <= 1:
             return float(self.low <= ms_per_image)
@@ -115,9 +115,9 @@ def estimates(
     training: bool = False,
     names: Sequence[frozenset[str]] = (),
 ) -> list[Estimate]:
-    """The time of each network at its entry of `batches`.
+    """Estimate the time of each network at its entry of `batches`.
 
-    `names` may have ATen's names of its operators, some of which no fitted network has.
+    `names`: ATen's names of each network's operators, to find operators that were not fitted.
     """
     fit = fit_of(profile, training)
     for batch in batches:
@@ -136,7 +136,7 @@ def estimates(
         bound: Bound = "host launches" if host_bound else causes[int(np.argmax(shares))]
         reasons = unfitted(networks[i], fit.numbers, microbenchmarks=fit.calibrated)
         if names and (outside := outside_fit(names[i])):
-            # products of activations are then those of boxes
+            # products of activations belong to boxes
             reasons = [each for each in reasons if each != "attention"] + outside
         assumed = fit.full_batches and bound in ("host launches", "device launches")
         power = WIDENING if reasons else 1

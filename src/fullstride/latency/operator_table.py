@@ -1,7 +1,7 @@
-"""Holds the operators of named networks in a table of the package, so that none need be built.
+"""Holds the operators of named networks in a table of the package, to avoid building networks.
 
-`estimate` and `choose` read it, as building and tracing take a second for each; it needs no
-PyTorch. `benchmarks/write_operator_table.py` writes it, after a family was added or changed.
+`estimate` and `choose` read it, since building and tracing a network takes a second and needs
+PyTorch. `benchmarks/write_operator_table.py` writes it after a change of a family.
 """
 
 import io
@@ -16,14 +16,14 @@ from fullstride import tables
 from fullstride.measure.operators import COLUMNS, Operators
 
 PATH = Path(tables.__file__).with_name("operators.xz")
-TRAINING = " training"  # ends the keys of networks that ship in another form than they train in
-COUNT = COLUMNS.index("count")  # the last column; the others are stored once for equal rows
+TRAINING = " training"  # suffix of keys of networks that ship and train in different forms
+COUNT = COLUMNS.index("count")  # the last column; rows equal in all others are stored once
 
 
 def find_operators(name: str, resolution: int, *, training: bool = False) -> Operators | None:
-    """The merged operators of one image, by the name that `zoo.spec` takes; None if not there.
+    """The merged operators of one image, by a name of `zoo.spec`; None for a name not in the table.
 
-    Those of the network as it ships, or as it trains. timm's tags of weights do not change them.
+    `training` gives the form that trains, not the form that ships. timm's tags are ignored.
     """
     rows, spans, _ = table()
     key = key_of(name, resolution)
@@ -32,12 +32,12 @@ def find_operators(name: str, resolution: int, *, training: bool = False) -> Ope
 
 
 def own_resolution(name: str) -> int | None:
-    """Pixels a side of `zoo.spec(name)`, of timm's tags too; None for names not in the table."""
+    """Pixels a side of `zoo.spec(name)`, with timm's tag; None for names not in the table."""
     return table().sides.get(name)
 
 
 def table_keys() -> list[tuple[str, int]]:
-    """Name and pixels a side of all networks of the table."""
+    """Name and pixels a side of all networks in the table."""
     keys = (key.split() for key in table().spans if not key.endswith(TRAINING))
     return [(name, int(side)) for name, side in keys]
 
@@ -47,11 +47,11 @@ def key_of(name: str, resolution: int) -> str:
 
 
 class Table(NamedTuple):
-    """What the file holds."""
+    """The content of the file."""
 
     rows: np.ndarray  # (columns, operators) of all networks
-    spans: dict[str, tuple[int, int]]  # where those of each begin and end
-    sides: dict[str, int]  # each network's own pixels a side, and those of timm's tags
+    spans: dict[str, tuple[int, int]]  # first row and end of each network
+    sides: dict[str, int]  # own pixels a side of each network and of timm's tagged names
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Holds profiles, what is known about a device and its runtime, and their JSON."""
+"""Defines profiles, which describe a device with a runtime, and their JSON."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from fullstride.io.records import Bounds, Count, PositiveInt, check_bounds, from
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.latency.roofline import DEVICE, NUMBERS, REQUIRED, REST, Machine, Positive
 
-CALIBRATED = "fullstride measure calibrate"  # how the source of such a profile begins
+CALIBRATED = "fullstride measure calibrate"  # prefix of a calibrated profile's source
 OUTPUT = json_output("a profile", "machine", "inference", "sheet")
 
 
@@ -19,37 +19,36 @@ class Clocks:
     """The clocks that took the times of a calibration."""
 
     wall: Count  # times that are wall time of rounds without other work
-    cpu: Count  # times that are CPU time, as too few rounds were such
+    cpu: Count  # times that are CPU time, because too few rounds were without other work
     wall_per_cpu: Positive  # median ratio of both clocks: above 1 the machine had other work
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Numbers fitted to measurements, and how wrong they are for networks outside of the fit."""
+    """Numbers fitted to measurements, and their error for networks outside the fit."""
 
     numbers: Mapping[str, Positive]  # keys: `roofline.NUMBERS`
-    error: Positive  # mean of |estimate / measured - 1| in percent, of families left out of the fit
-    low: Positive  # measured / estimate of left-out networks: nine of ten are in `low` to `high`
+    error: Positive  # mean of |estimate / measured - 1| in percent, for families left out
+    low: Positive  # measured / estimate is in `low` to `high` for nine of ten left-out networks
     high: Positive
     # Above this ratio of two estimates the slower network is slower in eight cases of ten.
     resolvable_ratio: Annotated[float, Bounds(ge=1, le=1e12)]
-    networks: PositiveInt  # that were fitted
+    networks: PositiveInt  # number of fitted networks
     source: str  # of the measured times
     software: str
     date: str  # of the fit
     note: str = ""  # on the times
-    full_batches: bool = False  # only full batches were timed: the time of a launch is assumed
-    # (p90 - p10) / median of the rounds of one network, in the median: `low` and `high` include it
+    full_batches: bool = False  # only full batches were timed, so the time of a launch is assumed
+    # Median over networks of (p90 - p10) / median of the rounds; `low` and `high` include it
     spread: Annotated[float, Bounds(ge=0, le=1e12)] = 0.0
     clocks: Clocks | None = None  # of a calibration
-    # Standard deviations of the logarithms of `numbers`, and of what none explains (`REST` and
-    # `DEVICE`), from which each network has an interval of its own; without them all have `low` to
-    # `high`
+    # Standard deviations of the logarithms of `numbers`, and of unexplained errors (`REST` and
+    # `DEVICE`), which give each network its own interval; without them all have `low` to `high`
     spreads: Mapping[str, Annotated[float, Bounds(ge=0, le=10)]] = field(default_factory=dict)
 
     @property
     def calibrated(self) -> bool:
-        """Whether microbenchmarks of `calibrate` were fitted, not networks."""
+        """Whether `calibrate` fitted microbenchmarks, not networks."""
         return self.source.startswith(CALIBRATED)
 
     def __post_init__(self) -> None:
@@ -75,12 +74,12 @@ class Profile:
     device: str  # in full
     layout: Literal["nchw", "nhwc", ""]  # "": the runtime chooses
     precision: str  # of activations
-    machine: Machine  # what the data sheet says
+    machine: Machine  # rates of the data sheet
     sheet: str  # source of the machine's peak and bandwidth
     inference: Fit  # the fitted numbers
     training: Fit | None = None  # a step with backward and update
-    measured: bool = True  # False: the numbers are those of another device
-    note: str = ""  # what a user should know of it
+    measured: bool = True  # False: the numbers come from another device
+    note: str = ""  # for the user
 
     def __post_init__(self) -> None:
         check_text(self)
@@ -90,7 +89,7 @@ class Profile:
         return f"Profile({self.name!r}: {self.device}, {self.machine.runtime}, {layout})"
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of its JSON."""
+        """Convert to JSON values."""
         return asdict(self)
 
     def to_json(self) -> str:
@@ -98,7 +97,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "profile") -> "Profile":
-        """Raises ValueError with one line for everything that is not a profile."""
+        """Read JSON. Raises ValueError with one line for anything but a profile."""
         return from_json(cls, parse_json(text, where), where)
 
 

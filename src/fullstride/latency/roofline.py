@@ -1,9 +1,8 @@
-"""Computes times by a roofline: operators of a network, about ten numbers of a device.
+"""Computes times by a roofline from a network's operators and about ten numbers of a device.
 
-An operator takes as long as its arithmetic or its memory traffic, whichever is slower, combined
-smoothly as the root of the sum of squares. Each launch costs time on the device. An eager runtime
-pays for each launch on the host as well, which runs beside the device: the slower of the two
-counts, combined smoothly again.
+An operator takes the slower of its arithmetic and its memory traffic, combined smoothly as the root
+of the sum of squares. Each launch costs time on the device, and in an eager runtime also on the
+host, which runs beside the device: the slower of the two counts, again combined smoothly.
 """
 
 import math
@@ -27,7 +26,7 @@ from fullstride.measure.operators import (
 )
 
 Runtime = Literal["eager", "cuda graph", "compiled", "tensorrt", "onnx", "openvino"]
-ONE_KERNEL = ("compiled", "onnx", "openvino")  # runtimes with one kernel for a chain of operators
+ONE_KERNEL = ("compiled", "onnx", "openvino")  # runtimes with one kernel per chain of operators
 
 ARITHMETIC = ("dense", "1x1", "depthwise", "grouped")
 ARITHMETIC_OF = {name: name for name in ARITHMETIC} | {"linear": "1x1", "product": "1x1"}
@@ -39,7 +38,7 @@ MEMORY_OF = {
     **dict.fromkeys(("group_norm", "statistics"), 3),
     **dict.fromkeys(("pool", "copy"), 4),
 }
-# A class -> the one whose number it takes where a profile has none for it.
+# A class -> the wider class whose number it takes if a profile has none for the class.
 WIDER = {
     "grouped": "dense",
     "elementwise": "convolution",
@@ -47,9 +46,9 @@ WIDER = {
     "statistics": "elementwise",
     "gather": "elementwise",
 }
-SPLIT_SILU = 2.5  # a sigmoid and a product read 3 maps and write 2; one pass reads 1 and writes 1
+SPLIT_SILU = 2.5  # sigmoid and product read 3 maps and write 2; one pass reads 1 and writes 1
 
-# The numbers of a fit. Shares are of the data sheet's rates; a clock above it lets them exceed 1.
+# The numbers of a fit. Shares of the data sheet's rates exceed 1 with a clock above the sheet's.
 NUMBERS = {
     "dense": "share of peak arithmetic",
     "1x1": "share of peak arithmetic, linear layers too",
@@ -70,8 +69,8 @@ SHARES = (*ARITHMETIC_SHARES, *MEMORY)
 RATES = (*ARITHMETIC, *MEMORY)
 REQUIRED = ("dense", "1x1", "depthwise", "group_channels", "convolution", "launch_us")
 
-# Keys of spreads for `bounds`: the error of a single network that none of the numbers explains, and
-# the error that all times of a device share if it was not measured, or not with these networks
+# Keys of spreads for `bounds`: a single network's error that no number explains, and the shared
+# error of all times of a device that was not measured, or not with these networks.
 REST, DEVICE = "network", "device"
 NORMAL_95 = NormalDist().inv_cdf(0.95)
 
@@ -80,19 +79,19 @@ Positive = Annotated[float, Bounds(ge=1e-12, le=1e12)]
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The data sheet of a device, and how a runtime executes operators: nothing that is fitted."""
+    """The data sheet of a device, and how a runtime executes operators, without fitted numbers."""
 
     runtime: Runtime
     peak_tflops: Positive  # dense, at the precision of the profile; 2 FLOPs are a multiply-add
     bandwidth_gb_s: Positive
     bytes_per_element: Positive = 2
-    # TFLOPS in fp32 of the units that run depthwise convolutions, which tensor cores do not
+    # fp32 TFLOPS of the units for depthwise convolutions, which tensor cores do not run
     vector_tflops: Positive | None = None
     # The clock that the power limit sustains / the clock of the data sheet's peak
     clock_share: Annotated[float, Bounds(ge=0.01, le=1)] = 1.0
-    folded: bool = False  # batch norms behind convolutions are part of them
+    folded: bool = False  # batch norms are folded into convolutions
     silu_launches: Annotated[int, Bounds(ge=1, le=2)] = 1  # 2: sigmoid and product apart
-    split_silu: bool = False  # and each passes over the map
+    split_silu: bool = False  # sigmoid and product each pass over the map
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -100,15 +99,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class PeakTimes:
-    """The operators of many networks, in seconds at the data sheet's rates: a row per operator."""
+    """The operators of many networks, one per row, in seconds at the data sheet's rates."""
 
     starts: np.ndarray  # the first row of each network
     batch: np.ndarray  # images of each network
-    arithmetic: np.ndarray  # into ARITHMETIC
+    arithmetic: np.ndarray  # index into ARITHMETIC
     arithmetic_s: np.ndarray  # at the data sheet's peak
     group_channels: np.ndarray  # channels of a group of a grouped convolution
-    memory: np.ndarray  # into MEMORY
-    memory_s: np.ndarray  # at the data sheet's bandwidth; below 0: spares traffic of another row
+    memory: np.ndarray  # index into MEMORY
+    memory_s: np.ndarray  # at the data sheet's bandwidth; below 0: saves traffic of another row
     launches: np.ndarray
     count: np.ndarray  # repetitions
 
@@ -117,7 +116,7 @@ class PeakTimes:
 
     @property
     def sizes(self) -> np.ndarray:
-        """Rows of each network."""
+        """Number of rows of each network."""
         return np.diff(np.append(self.starts, len(self.count)))
 
     def select(self, mask: np.ndarray) -> "PeakTimes":
@@ -139,7 +138,7 @@ def prepare(
     *,
     training: bool = False,
 ) -> PeakTimes:
-    """The operators of each network at its entry of `batches`."""
+    """Compute the peak times of each network at its entry of `batches`."""
     sizes = np.array([len(net) for net in networks])
     rows = concatenate(networks)
     return prepare_rows(rows, sizes, np.array(batches), machine, training=training)
@@ -153,7 +152,7 @@ def prepare_rows(
     *,
     training: bool = False,
 ) -> PeakTimes:
-    """`rows`: of all networks in order; `sizes`: rows of each; `batches`: images of each."""
+    """`prepare` with the `rows` of all networks; `sizes`, `batches`: rows and images of each."""
     kind, chain = rows.kind, rows.chain
     images = np.repeat(np.asarray(batches, dtype=np.float64), sizes)
     read, written, weights = rows.read, rows.written, rows.weights
@@ -165,7 +164,7 @@ def prepare_rows(
         read = np.where(silu, SPLIT_SILU * read, read)
         written = np.where(silu, SPLIT_SILU * written, written)
 
-    # Operators that are part of the one before: only their other operands are read.
+    # Operators merged into the previous one: only their other operands are read.
     merged = np.zeros(len(kind), dtype=bool)
     if machine.runtime in ONE_KERNEL:
         merged = chain >= IN_CHAIN
@@ -183,7 +182,7 @@ def prepare_rows(
     repeats = np.ones(len(kind))
     if machine.folded:
         repeats[kind == KIND["batch_norm"]] = 0
-    # Backward computes two products for each one of forward and moves about twice as much.
+    # Backward computes two products for each product of forward and moves about twice as much.
     passes = 3.0 if training else 1.0
     moved = passes * (read + written) * images * element + weights * machine.bytes_per_element
     return PeakTimes(
@@ -207,26 +206,26 @@ MEMORY_INDEX = np.array([MEMORY_OF[kind] for kind in OPERATOR_KINDS])
 
 @dataclass(frozen=True)
 class Times:
-    """The time of a batch in seconds, for each network."""
+    """The time of a batch in seconds for each network."""
 
     total_s: np.ndarray
     device_s: np.ndarray
     host_s: np.ndarray
-    launch_s: np.ndarray  # of `device_s`: launches and the start
-    arithmetic_s: np.ndarray  # of all operators, were memory infinitely fast
-    memory_s: np.ndarray  # of all operators, were arithmetic infinitely fast
-    operator_s: np.ndarray  # of each operator on the device, with its repetitions
+    launch_s: np.ndarray  # part of `device_s` for launches and the start
+    arithmetic_s: np.ndarray  # all operators with infinitely fast memory
+    memory_s: np.ndarray  # all operators with infinitely fast arithmetic
+    operator_s: np.ndarray  # each operator on the device, with its repetitions
 
 
 def number_of(name: str, numbers: Mapping[str, float]) -> str:
-    """The number of a class of arithmetic or memory traffic, else that of a wider class."""
+    """The name of the number for a class of arithmetic or memory traffic, or for a wider class."""
     while name not in numbers:
         name = WIDER[name]
     return name
 
 
 def times(work: PeakTimes, numbers: Mapping[str, float]) -> Times:
-    """The times of each network of `work` on a device with these `numbers`."""
+    """Compute the times of each network of `work` on a device with these `numbers`."""
     arithmetic, memory, slower = row_seconds(work, numbers)
     launches = np.add.reduceat(work.launches * work.count, work.starts)
     launch_s = 1e-6 * (launches * numbers["launch_us"] + numbers.get("start_us", 0.0))
@@ -248,7 +247,7 @@ def times(work: PeakTimes, numbers: Mapping[str, float]) -> Times:
 def row_seconds(
     work: PeakTimes, numbers: Mapping[str, float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each operator, once: its arithmetic, its memory traffic, and both beside each other."""
+    """Seconds of each operator, without repetitions: arithmetic, memory traffic, and combined."""
     rates = np.array([numbers[number_of(name, numbers)] for name in ARITHMETIC])
     arithmetic = work.arithmetic_s / rates[work.arithmetic]
     grouped = work.group_channels > 0
@@ -263,7 +262,7 @@ def row_seconds(
 def sensitivities(
     work: PeakTimes, numbers: Mapping[str, float], names: Sequence[str]
 ) -> np.ndarray:
-    """(networks, `names`): by how many percent a time grows where a number grows by one."""
+    """Elasticity of each time to each number: (networks, `names`)."""
     arithmetic, memory, slower = row_seconds(work, numbers)
     seconds = times(work, numbers)
     column = {name: number for number, name in enumerate(names)}
@@ -273,7 +272,7 @@ def sensitivities(
     with np.errstate(invalid="ignore", divide="ignore"):
         by_arithmetic = np.where(memory < 0, 0, np.nan_to_num(arithmetic**2 / slower)) * work.count
     by_memory = slower * work.count - by_arithmetic
-    device = np.zeros((len(work), len(names) + 1))  # the last: of numbers that are not in `names`
+    device = np.zeros((len(work), len(names) + 1))  # the last column: numbers not in `names`
     for rates, index, amount in (
         (ARITHMETIC, work.arithmetic, by_arithmetic),
         (MEMORY, work.memory, by_memory),
@@ -303,10 +302,10 @@ def sensitivities(
 def bounds(
     work: PeakTimes, numbers: Mapping[str, float], spreads: Mapping[str, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Factors of each time that enclose nine of ten, where `numbers` are uncertain by `spreads`.
+    """Factors of each time that enclose nine of ten, for `numbers` uncertain by `spreads`.
 
     Each number is moved to both ends of its own interval. The changes of the logarithm of a time
-    are added in quadrature, to smaller and to larger times apart.
+    are added in quadrature, separately for smaller and for larger times.
     """
     middle = np.log(times(work, numbers).total_s)
     rest = (NORMAL_95 * math.hypot(*(spreads.get(name, 0.0) for name in (REST, DEVICE)))) ** 2
@@ -323,5 +322,5 @@ def bounds(
 
 
 def total_seconds(device_s: np.ndarray, host_s: np.ndarray) -> np.ndarray:
-    """The slower of two that run beside each other, smoothly: the fourth root of fourth powers."""
+    """A smooth maximum, since both run in parallel: the fourth root of the sum of fourth powers."""
     return np.sqrt(np.hypot(device_s**2, host_s**2))

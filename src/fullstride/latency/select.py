@@ -1,7 +1,7 @@
 """Chooses a network for a latency budget by published accuracies and estimated times.
 
-Where GENet's authors published a time for the same device and batch, it stands beside the estimate
-under its own label, and may decide in its place.
+A time that GENet's authors published for the same device and batch stands beside the estimate under
+its own label, and may decide in its place.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,50 +27,50 @@ from fullstride.tables.names import PRINTED
 if TYPE_CHECKING:
     from fullstride.nets.zoo import NamedNetwork
 
-# Profiles that were fitted to one of GENet's tables -> that table.
+# Profile -> the table of GENet that it was fitted to.
 GENET_TABLES: dict[str, Literal["v100_fp16", "t4_fp16", "t4_int8"]] = {
     "v100-fp16": "v100_fp16",
     "t4-fp16": "t4_fp16",
     "t4-int8": "t4_int8",
 }
-SAFE = 0.9  # probability to stay inside of a budget
-# The most accurate of many that seem to fit is often one whose estimate is too short. So a choice
+SAFE = 0.9  # probability to stay within a budget
+# The most accurate of many networks that seem to fit often has too short an estimate. So a choice
 # stays below MARGIN times the budget with a probability of at least LIKELY. On six of timm's tables
-# it oversteps 0 to 2 of 30 budgets by more than 5 % then, and 0 to 3 without.
+# it then exceeds 0 to 2 of 30 budgets by more than 5 %, and 0 to 3 without this rule.
 MARGIN, LIKELY = 1.05, 0.6
 WithHead = Callable[[str], "NamedNetwork"]
 Place = tuple[str, int]  # a network and a resolution
 # Measured ms per image, or the reason why there are none.
 MeasuredTimes = Mapping[Place, float | str]
-MEASURED = 3  # networks that are worth measuring, at most
-MAX_BYTES = 10_000_000  # of a CSV file; timm's table of 1,300 networks has 0.1 million
+MEASURED = 3  # the most networks worth measuring
+MAX_BYTES = 10_000_000  # for a CSV file; timm's table of 1,300 networks has 0.1 million
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """A network at one resolution with its time."""
+    """A network at one resolution, with its time."""
 
     network: Published
     estimate: Estimate
     published_ms: float | None  # per image, published for this device and batch
-    by: Literal["estimated", "published", "measured"]  # which of the times decides
+    by: Literal["estimated", "published", "measured"]  # which time decides
     measured_ms: float | None = None  # per image, on the device
 
     @property
     def place(self) -> Place:
-        """Where the time is that of others too, whose weights are of another training."""
+        """The key of the time, shared by options that differ only in their weights."""
         name = self.network.name
         is_timm = name.startswith("timm/")
         return name.partition(".")[0] if is_timm else name, self.network.resolution
 
     @property
     def ms(self) -> float:
-        """Per image."""
+        """The deciding time per image."""
         times = {"published": self.published_ms, "measured": self.measured_ms}
         return times.get(self.by) or self.estimate.ms_per_image
 
     def probability_within(self, ms_per_image: float) -> float:
-        """The probability that the deciding time is within this one."""
+        """The probability that the deciding time is at most `ms_per_image`."""
         if self.by != "estimated":
             return float(self.ms <= ms_per_image)
         return self.estimate.probability_within(ms_per_image)
@@ -87,19 +87,19 @@ class Choice:
     budget: Budget
     best: Option
     runner_up: Option | None  # the most accurate other network, or resolution, within the budget
-    next: Option | None  # the next point on the front: the gain of a looser budget
-    # More accurate than the best, and above the budget by less than the resolvable ratio, or below
-    # it with too little probability to be the best.
+    next: Option | None  # the next point on the front: the gain of a larger budget
+    # More accurate than the best, and above the budget by less than the resolvable ratio, or within
+    # it with too low a probability to be the best.
     near: tuple[Option, ...]
-    front: tuple[Option, ...]  # no other is as fast and more accurate; the fastest first
-    safe: Option | None  # the most accurate that stays inside with a probability of SAFE
+    front: tuple[Option, ...]  # the Pareto front of time and accuracy; the fastest first
+    safe: Option | None  # the most accurate with a probability of SAFE to stay within the budget
 
     @property
     def to_measure(self) -> tuple[Option, ...]:
         """Up to MEASURED options whose measured times would decide, the most accurate first.
 
-        The best, the ones near it that promise the most accuracy, weighted by the probability that
-        they fit, and one that is safe, else the runner-up. Empty where no doubt is left.
+        They are the best option, the near options with the highest expected gain of accuracy, and
+        the safe option or else the runner-up. Empty if no doubt is left.
         """
         budget_ms, best = self.budget.ms_per_image, self.best
 
@@ -126,7 +126,7 @@ SOURCES: dict[str, Callable[[], list[Published]]] = {
 
 
 def find_source(name: str) -> Callable[[], list[Published]]:
-    """One of `SOURCES`, or a CSV file for `from_file`."""
+    """Find one of `SOURCES`, or `from_file` for a CSV file."""
     if name in SOURCES:
         return SOURCES[name]
     if Path(name).suffix == ".csv":
@@ -138,9 +138,9 @@ def find_source(name: str) -> Callable[[], list[Published]]:
 
 
 def from_file(path: Path) -> list[Published]:
-    """Accuracies from a CSV file with the columns model, img_size and top1 (%), as timm's has.
+    """Read accuracies from a CSV file with the columns model, img_size and top1 (%), as timm's.
 
-    Names are those of the zoo, else timm's, with or without the tag of the weights.
+    Names are the zoo's or else timm's, with or without the tag of the weights.
     """
     own = {row.name for row in tables.networks()}
 
@@ -155,7 +155,7 @@ def from_file(path: Path) -> list[Published]:
 
 
 def published_times(profile: Profile, batch: int) -> dict[tuple[str, int], float]:
-    """Milliseconds per image by name and resolution from GENet's table for the device, if any."""
+    """Milliseconds per image by name and resolution in GENet's table for the device, if any."""
     if profile.name not in GENET_TABLES:
         return {}
     sides = {row.name: row.resolution for row in genet_paper()}
@@ -175,11 +175,11 @@ def options_with_times(
     left_out: dict[str, str] | None = None,
     with_head: WithHead | None = None,
 ) -> Iterator[Option]:
-    """The time of each network at its own resolution.
+    """Yield each network with its time at its own resolution.
 
-    `prefer_published`: published times decide where they exist. Networks that cannot be built, or
-    take no such image, are recorded in `left_out` with the reason; without it ValueError is raised.
-    Those of `with_head` are traced, and have no published times.
+    `prefer_published`: published times decide where they exist. `left_out` receives networks that
+    cannot be built or do not accept the image, with the reason; without it ValueError is raised.
+    Networks of `with_head` are traced, and have no published times.
     """
     operators: dict[tuple[str, int], tuple[Operators, frozenset[str]]] = {}
     reasons: dict[str, str] = {} if left_out is None else left_out
@@ -207,7 +207,7 @@ def options_with_times(
 def operators_of_option(
     name: str, resolution: int, with_head: WithHead | None
 ) -> tuple[Operators, frozenset[str]]:
-    """The operators of a network, and those of its head by ATen's names."""
+    """The operators of a network, and the ATen names of its operators if it has a task's head."""
     if with_head is None and (operators := find_operators(name, resolution)):
         return operators, frozenset()
     work = named_work(with_head(name) if with_head else name, resolution)  # needs PyTorch
@@ -217,7 +217,7 @@ def operators_of_option(
 def options_tie(a: Option, b: Option) -> bool:
     """Whether the order of two times is uncertain.
 
-    Another time is uncertain against an estimate where it lies in the estimate's interval.
+    A published or measured time ties with an estimate if it lies in the estimate's interval.
     """
     if a.by == b.by == "estimated":
         return is_tie(a.estimate, b.estimate)
@@ -228,9 +228,9 @@ def options_tie(a: Option, b: Option) -> bool:
 
 
 def choose(options: Sequence[Option], budget: Budget) -> Choice:
-    """The most accurate network within `budget`, and its neighbours.
+    """Choose the most accurate network within `budget`, with its neighbours.
 
-    `options` are times at the batch size of the budget.
+    `options` have times at the batch size of the budget.
     """
     budget_ms = budget.ms_per_image
     if not options:
@@ -264,14 +264,14 @@ def choose(options: Sequence[Option], budget: Budget) -> Choice:
 
 
 def may_fit(option: Option, budget_ms: float) -> bool:
-    """Whether an estimate is not above the budget by the resolvable ratio."""
+    """Whether an estimate exceeds the budget by less than the resolvable ratio."""
     return option.by == "estimated" and option.ms < budget_ms * option.estimate.resolvable_ratio
 
 
 def with_measured(
     options: Iterable[Option], measured: MeasuredTimes
 ) -> tuple[tuple[Option, ...], dict[str, str]]:
-    """The options with their measured times, and why others do not run, by their labels."""
+    """The options with their measured times; and by label, why other options do not run."""
     running, failures = list[Option](), dict[str, str]()
     for option in options:
         time = measured.get(option.place)
@@ -290,7 +290,7 @@ class Selection:
 
     profile: Profile
     options: tuple[Option, ...]
-    left_out: dict[str, str]  # networks that cannot be built or take no such image, and why
+    left_out: dict[str, str]  # why networks cannot be built or do not accept the image
     choice: Choice
 
     def to_json(self) -> dict[str, Any]:
@@ -342,14 +342,13 @@ def select(
     measured: MeasuredTimes = MappingProxyType({}),
     watch: Callable[[Sequence[Published]], Iterable[Published]] = lambda networks: networks,
 ) -> Selection:
-    """The most accurate network of `sources` within `budget` on the device of `profile`.
+    """Select the most accurate network of `sources` within `budget` on the device of `profile`.
 
-    A source is one of `SOURCES` or a CSV file. `prefer_published`: published times decide
-    where they exist. `with_head` makes a network with the head of a task of a name. With a
-    `resolution`, all times are those of images of so many pixels a side, and a network has the
-    highest accuracy that is published for any. Times that were `measured` on the device decide, and
-    networks that do not run there are left out. `watch` may wrap the networks, to show progress.
-    Raises ValueError if nothing fits.
+    A source is one of `SOURCES` or a CSV file. `prefer_published`: published times decide where
+    they exist. `with_head` builds a network with the head of a task by name. `resolution` sets the
+    pixels a side for all times, and a network then has its highest accuracy published at any.
+    `measured` times on the device decide, and networks that do not run there are left out. `watch`
+    may wrap the networks, to show progress. Raises ValueError if nothing fits.
     """
     networks = [network for name in sources for network in find_source(name)()]
     if resolution is not None:

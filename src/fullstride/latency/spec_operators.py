@@ -1,9 +1,8 @@
-"""Lists the operators of a network from its spec, without building it, for many at once.
+"""Lists the operators of many networks at once from their specs, without building them.
 
-Stems, blocks and heads are walked as their modules in `nets` run. Every size may be one number or
-an array of numbers, so that all blocks that run the same operators, at whatever sizes and of
-whatever network, are walked together. A network with a stem or block that has no walk here is built
-and traced on the meta device instead.
+Stems, blocks and heads are walked as their modules in `nets` run. A size may be an array, so that
+blocks of any sizes and networks that run the same operators are walked together. A network with a
+stem or block that has no walk here is built and traced on the meta device instead.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,16 +36,15 @@ from fullstride.nets.bundle import build
 from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec, Stage
 from fullstride.nets.timm_wrapper import TimmSpec
 
-# What decides which operators run (the name of the walk first), and the sizes. Numbers and names
-# only: the garbage collector looks at tuples of these once, and at others again and again, which
-# would take a third of the time.
+# The walk's name and the options that decide which operators run, and the sizes. Only numbers and
+# names: the garbage collector untracks tuples of these, which saves a third of the time.
 Part = tuple[tuple, tuple]
 
 
 def operators_by_name(name: str, resolution: int | None = None) -> tuple[Operators, int]:
-    """Operators of a name of the zoo, `timm/NAME`, or the folder of a run or bundle; and pixels.
+    """Operators and pixels a side of a zoo name, `timm/NAME`, or the folder of a run or bundle.
 
-    `resolution` is by default the network's own. Raises ValueError in one line.
+    `resolution` defaults to the network's own. Raises ValueError in one line.
     """
     spec: Any = zoo.find_spec(name)
     side = spec.resolution if resolution is None else resolution
@@ -56,7 +54,7 @@ def operators_by_name(name: str, resolution: int | None = None) -> tuple[Operato
 def operators_with_names(
     network: zoo.NamedNetwork, resolution: int, *, training: bool = False
 ) -> tuple[Operators, frozenset[str]]:
-    """The operators of a network, and ATen's names of them where it has the head of a task."""
+    """The operators of a network, and their ATen names if it has the head of a task."""
     if network.spec.frames:
         return operators_of(network.spec, resolution), frozenset({OF_FRAMES})
     if network.head is None:
@@ -70,9 +68,8 @@ def operators_of(
 ) -> Operators:
     """The operators of one image at `resolution`, by default the spec's own.
 
-    Those of the network as it ships, with branches merged, or as it trains. Equal to
-    `traced(Network(spec), resolution)`, row by row. Raises ValueError for a spec that cannot be
-    built.
+    The network is in its shipped form, with branches merged, or its training form. The rows equal
+    `traced(Network(spec), resolution)`. Raises ValueError for a spec that cannot be built.
     """
     if not isinstance(spec, NetSpec):
         side = spec.resolution if resolution is None else resolution
@@ -84,13 +81,13 @@ def operators_of(
 
 
 def rows_of(walk: tuple, sizes: tuple | np.ndarray) -> list[OperatorRow]:
-    """The operators of a part. `sizes` may be arrays: one entry for each part of many."""
+    """The operators of a part; `sizes` may be arrays with one entry per part."""
     name, *options = walk
     return WALKS[name](*options, *sizes)
 
 
 def parts(spec: NetSpec, resolution: int | None = None) -> Iterator[tuple[Part, int]]:
-    """Stem, blocks and head in order, each with the number of times it is repeated."""
+    """Yield stem, blocks and head in order, each with its number of repetitions."""
     side = spec.resolution if resolution is None else resolution
     check_range("resolution", side, MOST_CHANNELS)
     stem = NAMES.get(spec.stem)
@@ -108,7 +105,7 @@ def parts(spec: NetSpec, resolution: int | None = None) -> Iterator[tuple[Part, 
 
 
 def stage_parts(stage: Stage, c_in: int, side: int, style: Style) -> Iterator[tuple[Part, int]]:
-    """The first block, which alone depends on `c_in` channels, and the others, if there are any.
+    """Yield the first block, which alone depends on `c_in` channels, and the others, if any.
 
     `side`: pixels of the map that the stage reads. Raises ValueError for groups that do not divide.
     """
@@ -135,12 +132,12 @@ def stage_parts(stage: Stage, c_in: int, side: int, style: Style) -> Iterator[tu
 
 @lru_cache(maxsize=256)
 def traced_network(spec: NetSpec | TimmSpec, side: int, training: bool = False) -> Operators:
-    """Cached, because building and tracing take a second where a walk takes a millisecond."""
+    """Build and trace a network, cached because it takes a second and a walk a millisecond."""
     return traced(partial(in_form, partial(build, spec), training), side, spec.in_channels)
 
 
 def in_form(build: Callable[[], nn.Module], training: bool) -> nn.Module:
-    """The network that `build` gives, as it trains or as it ships."""
+    """Build the network in its training form, or in its shipped form."""
     net = build()
     return net if training else merge_branches(net)
 
@@ -151,7 +148,7 @@ def network(spec: NetSpec, side: int) -> list[OperatorRow]:
 
 
 def halved(side: Size, stride: int) -> Size:
-    """Pixels a side after a layer of that stride."""
+    """Pixels a side after a layer with this stride."""
     return -(-side // stride)
 
 
@@ -166,7 +163,7 @@ def conv_norm(
     active: bool = True,
     blur: bool = False,
 ) -> list[OperatorRow]:
-    """`layers.ConvNorm`. `blur`: halve by a blur instead of by the stride."""
+    """`layers.ConvNorm`; `blur`: halve by a blur instead of the stride."""
     stride = 1 if blur else stride
     out = halved(side, stride)
     size = c_out * out**2
@@ -184,7 +181,7 @@ def conv_norm(
 
 
 def squeeze_excite(channels: Size, reduced: Size, side: Size) -> list[OperatorRow]:
-    """`layers.SqueezeExcite`. A map of one pixel has the gate's size: the product is of equals."""
+    """`layers.SqueezeExcite`; a map of one pixel has the gate's size, so "add" is its kind."""
     size, pixel = channels * side**2, side == 1
     scale = where(pixel, KIND["add"], KIND["scale"])
     return [
@@ -198,7 +195,7 @@ def squeeze_excite(channels: Size, reduced: Size, side: Size) -> list[OperatorRo
 
 
 class BlockForm(NamedTuple):
-    """What decides which operators a block runs."""
+    """The options that decide which operators a block runs."""
 
     branch: str
     se_at: str | None
@@ -214,7 +211,7 @@ class BlockSizes(NamedTuple):
     inner: Size
     kernel: Size
     groups: Size
-    reduced: Size  # channels inside of squeeze-and-excitation
+    reduced: Size  # channels inside squeeze-and-excitation
     side: Size
 
 
@@ -234,7 +231,7 @@ def bottleneck(form: BlockForm, n: BlockSizes) -> list[OperatorRow]:
 
 
 def block(*options_and_sizes: Any) -> list[OperatorRow]:
-    """`blocks.Block`, with the layers of its branch: a `BlockForm`, then `BlockSizes`."""
+    """`blocks.Block` with its branch; the arguments are the fields of `BlockForm`, `BlockSizes`."""
     count = len(BlockForm._fields)
     form, n = BlockForm(*options_and_sizes[:count]), BlockSizes(*options_and_sizes[count:])
     out = halved(n.side, form.stride)
@@ -287,7 +284,7 @@ def deep_conv_stem(c_in: Size, width: Size, side: Size) -> list[OperatorRow]:
 def space_to_depth_stem(
     padded: bool, moved: bool, c_in: Size, width: Size, side: Size
 ) -> list[OperatorRow]:
-    """`moved`: False for a single patch of one channel, which is in order already."""
+    """`moved`: False for a single patch of one channel, which is already in order."""
     out = halved(side, 4)
     size = c_in * (4 * out) ** 2
     rows = [elementwise("copy", c_in * side**2, size)] if padded else []
