@@ -1,13 +1,12 @@
 """Normalises and activates a convolution's outputs with few tensors saved for backward.
 
-Batch norm in training, with all that lies between it and the next convolution, in few passes over
-the maps. The gains are merged with the squeeze-and-excitation gate and the stochastic-depth mask
-into one scale and one shift per image and channel. The operators behind these functions are
-functional; the running statistics are updated here, as in `nn.BatchNorm2d`. In evaluation, use
-that module itself.
+Batch norm in training, and everything up to the next convolution, in few passes over the maps. The
+gains are merged with the squeeze-and-excitation gate and the stochastic-depth mask into one scale
+and one shift per image and channel. The operators behind these functions are functional; the
+running statistics are updated here, as in `nn.BatchNorm2d`. In evaluation, use that module itself.
 
-`slope` is that of the activation for negative values: 0 is ReLU, None is no activation. `group`
-names a process group that shares batch statistics; "" means each process computes its own.
+`slope` is the activation's negative slope: 0 is ReLU, None is no activation. `group` names a
+process group that shares batch statistics; "" means each process computes its own.
 """
 
 from collections.abc import Sequence
@@ -19,8 +18,7 @@ from torch import Tensor, nn
 from fullstride.nets.fused import pointwise_ops, spatial_ops
 
 # An input is recomputed from its output if no |bias / gain| is above MAX_OFFSET: in bf16 within
-# 2^-6 of its standard deviation. Below MIN_INVERTIBLE_GAIN, float16
-# runs out of digits.
+# 2^-6 of its standard deviation. Below MIN_INVERTIBLE_GAIN, float16 runs out of digits.
 MAX_OFFSET, MIN_INVERTIBLE_GAIN = 8.0, 1e-3
 
 
@@ -42,13 +40,13 @@ def bn_add_relu(
 
     All maps are (N, C, H, W); `se` holds the weights and biases of the gate's two convolutions,
     `mask` is (N, 1, 1, 1). With `saved` "both", x, a shortcut that has a norm, and the result are
-    saved, of which the next convolution saves the last anyway. "input" is for where no convolution
-    follows: any shortcut is saved, and the backward pass recomputes the result. Exact at any gain,
-    also at zero. "output" is that of `bn_act`, without a shortcut.
+    saved; the next convolution saves the result anyway. "input" is for the case that no
+    convolution follows: any shortcut is saved, and the backward pass recomputes the result. Both
+    are exact at any gain, also at zero. "output" is as in `bn_act`, without a shortcut.
 
     With "int8", the backward pass gets x, and a shortcut that has a norm, as int8: the normalised
     value up to 6 standard deviations, in steps of 0.047. x has every second step only, odd
-    where the result is positive. The result does not change; gradients of the norms do, by the
+    where the result is positive. The result does not change; gradients of the norms change by the
     rounding.
     """
     check(x, norm, group)
@@ -83,7 +81,7 @@ def bn_act(
 ) -> Tensor:
     """act(norm(x)), saving x and the result, or one of the two and recomputing the other.
 
-    "both" costs one map where the next layer saves the result anyway. `is_invertible` says when
+    "both" costs one map if the next layer saves the result anyway. `is_invertible` says whether
     "output" may be used.
     """
     if saved == "output" and slope is not None and not slope > 0:
@@ -116,7 +114,7 @@ def pool_conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
 def bn_act_se(
     x: Tensor, norm: nn.BatchNorm2d, se: Sequence[Tensor], slope: float, *, group: str = ""
 ) -> Tensor:
-    """gate * act(norm(x)), with the gate of act(norm(x)). Saves the result alone, as `bn_act` can.
+    """gate * act(norm(x)), with the gate of act(norm(x)). Saves only the result, as `bn_act` can.
 
     `se` holds the weights and biases of the gate's two convolutions.
     """
@@ -154,7 +152,7 @@ def is_invertible(norm: nn.BatchNorm2d) -> Tensor:
 
 
 def check(x: Tensor, norm: nn.BatchNorm2d, group: str) -> None:
-    """Raise ValueError where batch statistics of `x` cannot be computed."""
+    """Raise ValueError if batch statistics of `x` cannot be computed."""
     if norm.momentum is None or norm.running_mean is None or norm.weight is None:
         raise ValueError(
             "a batch norm without gain, running statistics or momentum: use PyTorch's defaults"
@@ -175,7 +173,7 @@ def check(x: Tensor, norm: nn.BatchNorm2d, group: str) -> None:
 
 @torch.no_grad()
 def update(norm: nn.BatchNorm2d, stats: Tensor, x: Tensor, group: str) -> None:
-    """Update the running statistics from those of the batch, as `nn.BatchNorm2d` does."""
+    """Update the running statistics from the batch statistics, as `nn.BatchNorm2d` does."""
     assert norm.momentum is not None
     assert norm.running_mean is not None
     assert norm.running_var is not None

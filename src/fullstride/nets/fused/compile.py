@@ -1,7 +1,7 @@
-"""Tells torch.compile what to recompute of the fused operators: which are cheap, where blocks end,
-and how int8 activations stand in for recomputed results.
+"""Tells torch.compile which fused operators to recompute: cheap ones, by the ends of blocks.
 
-Names are those of the schemas that `torch.library` has (`fullstride::join` ends a residual block).
+Int8 activations can stand in for recomputed results. Names are from the schemas in `torch.library`
+(`fullstride::join` ends a residual block).
 """
 
 import operator
@@ -25,8 +25,10 @@ def is_cheap(node: Node) -> bool:
 
 
 def residual_blocks(graph: Graph) -> dict[Node, Node | None]:
-    """The operator at the end of each residual block -> that of the block which is its identity
-    shortcut, if any."""
+    """The operator at the end of each residual block -> the operator of its identity shortcut.
+
+    The value is None where the shortcut is no earlier block.
+    """
     ends: dict[Node, Node | None] = {}
     for node in graph.nodes:
         if node.target is torch.ops.fullstride.join.default:
@@ -38,10 +40,10 @@ def residual_blocks(graph: Graph) -> dict[Node, Node | None]:
 
 
 def recompute_from_int8(graph: Graph, checkpoints: Sequence[Node]) -> None:
-    """Let the backward pass see the int8 form of each block result that is not a checkpoint.
+    """Let the backward pass use the int8 form of each block result that is not a checkpoint.
 
     Otherwise it would recompute the result from the convolution's output, which is twice as large,
-    and save the int8 activations too. The sign of the int8 form is that of the result, as the
+    and save the int8 activations too. The int8 form has the sign of the result, which the
     activation's gradient needs near zero.
     """
     backward: set[Node] = set()

@@ -23,7 +23,7 @@ Layer = tuple["FusedConvNorm", SqueezeExcite | None]  # with the gate on its out
 
 
 class Fused(nn.Module):
-    """A mixin for modules whose class `to_fused` changed: they pickle as their plain class."""
+    """A mixin for modules whose class `to_fused` changed; they pickle as their plain class."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return blank, (plain_class(type(self)),), self.__dict__
@@ -32,7 +32,7 @@ class Fused(nn.Module):
 class FusedConvNorm(Fused, ConvNorm):
     """`ConvNorm` whose batch norm, activation, gate and blur are one operator in training."""
 
-    saved: Saved = "both"  # tensors of the batch norm, its input or its output, saved for backward
+    saved: Saved = "both"  # tensors of the batch norm that are saved for backward
     group = ""  # name of the process group that shares batch statistics; "": not shared
     int8 = False  # store batch-norm inputs at the end of a block as int8 for the backward pass
 
@@ -41,7 +41,7 @@ class FusedConvNorm(Fused, ConvNorm):
 
     def after_conv(self, x: Tensor, se: SqueezeExcite | None = None) -> Tensor:
         """Batch norm, activation and blur of the convolution's output, then the gate `se`."""
-        if not self.norm.training:  # a norm may be frozen while other layers train
+        if not self.norm.training:  # a batch norm may be frozen while other layers train
             y = self.blur(self.act(self.norm(x)))
         elif isinstance(self.blur, BlurPool):
             y, means = batch_norm.bn_act_blur(x, self.norm, self.slope, group=self.group)
@@ -117,7 +117,7 @@ class FusedNetwork(Fused, Network):
     """`Network` that trains by the operators of `batch_norm`; made by `to_fused`.
 
     The tensors that each batch norm saves depend on its gains (see `batch_norm.is_invertible`).
-    They are chosen at each call of `train`, as at the start of an epoch: reading the gains at every
+    They are chosen at each call of `train`, at the start of an epoch: reading the gains at every
     step would synchronise with the GPU.
     """
 
@@ -155,8 +155,8 @@ def to_fused(
 
     Evaluation does not change. The processes of `group` share their batch statistics, as in
     `nn.SyncBatchNorm`. With `int8`, batch-norm inputs at the ends of blocks are stored as int8 for
-    the backward pass (see `batch_norm.bn_add_relu`): less memory, and a rounding of gradients.
-    A block with a forward pass of its own stays plain.
+    the backward pass (see `batch_norm.bn_add_relu`): less memory, and rounded gradients. A block
+    with a forward pass of its own stays plain.
     """
     change_classes(net)
     fused = cast(FusedNetwork, net)
@@ -169,7 +169,7 @@ def to_fused(
 def change_classes(module: nn.Module) -> None:
     module.__class__ = fused_class(type(module))
     if isinstance(module, Block) and not isinstance(module, FusedBlock):
-        return  # its forward pass may change in place what fused layers save
+        return  # its forward pass may change tensors in place that fused layers save
     for child in module.children():
         change_classes(child)
 
@@ -189,12 +189,12 @@ def fused_layers(net: nn.Module) -> list[FusedConvNorm]:
 
 @torch.no_grad()
 def choose_saved_tensors(net: FusedNetwork) -> None:
-    """Save outputs alone where the gains allow it. Waits for the device."""
+    """Save only outputs where the gains allow it. Waits for the device."""
     layers = fused_layers(net)
     if not layers:
         return
     invertible = torch.stack([batch_norm.is_invertible(layer.norm) for layer in layers])
-    # On the meta device, which holds no gains, those of initialisation are assumed.
+    # The meta device holds no gains: the initial gains are assumed.
     flags = [True] * len(layers) if invertible.is_meta else invertible.tolist()
     for layer, flag in zip(layers, flags, strict=True):
         layer.saved = "output" if flag and layer.slope else "both"
@@ -205,7 +205,7 @@ def chain(x: Tensor, layers: Sequence[Layer]) -> Tensor:
     """`layers` in sequence, each with its gate, up to the output of the last convolution.
 
     A convolution after a fused layer recomputes its input in the backward pass, unless the batch
-    norm before it saves its output alone.
+    norm before it saves only its output.
     """
     x = layers[0][0].conv(x)
     for (layer, se), (after, _) in pairwise(layers):
@@ -225,14 +225,14 @@ def se_weights(se: SqueezeExcite) -> tuple[Tensor, ...]:
 
 
 def is_average_pool(layer: nn.Module) -> bool:
-    """Whether it is the `layers.average_pool` of stride 2, which `pool_conv` computes."""
+    """Whether `layer` is `layers.average_pool` of stride 2, which `pool_conv` computes."""
     if not isinstance(layer, nn.AvgPool2d):
         return False
     options = layer.kernel_size, layer.stride, layer.ceil_mode, layer.count_include_pad
     return options == (2, 2, True, False)
 
 
-# Plain class -> the class that replaces its forward pass, also in subclasses that inherit it.
+# Plain class -> the class that replaces its forward pass, also in subclasses that inherit that.
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
     ConvNorm: FusedConvNorm,
     Block: FusedBlock,
@@ -243,7 +243,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
 
 @cache
 def fused_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """The fused subclass of a plain class; `cls` itself where there is none, or where it is one."""
+    """The fused subclass of a plain class; `cls` itself if there is none, or if it is fused."""
     for plain, fused in () if issubclass(cls, Fused) else FUSED.items():
         if cls is plain:
             return fused
@@ -260,6 +260,6 @@ def plain_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def blank(cls: type[nn.Module]) -> nn.Module:
-    """An empty module of the fused class of `cls`, whose state pickle fills in."""
+    """An empty module of the fused class of `cls`; pickle fills in its state."""
     fused = fused_class(cls)
     return fused.__new__(fused)

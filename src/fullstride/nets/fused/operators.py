@@ -1,4 +1,4 @@
-"""Registers the fused operators with torch, and chooses what computes their passes over maps."""
+"""Registers the fused operators with torch, and chooses Triton or PyTorch for their passes."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def choose(x: Tensor) -> ModuleType:
     """`triton.passes` for maps like x on a GPU, if Triton is installed, else `reference`.
 
-    Maps without values, of a compiler or on the meta device, are for `reference` too.
+    Maps without values, in a compiler or on the meta device, also use `reference`.
     """
     device = x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     takes = device and x.dtype in DTYPES and not (x.is_meta or is_fake(x))
@@ -38,10 +38,10 @@ def in_triton() -> ModuleType | None:
 
 
 def operator(name: str, schema: str) -> Callable[[Callable], CustomOpDef]:
-    """Register a function as `fullstride::NAME`. Its schema stands in place of annotations.
+    """Register a function as `fullstride::NAME`, with a schema in place of annotations.
 
-    Autocast is disabled in it: it would round the statistics between the passes. Shapes and strides
-    of the results are those that the function gives for maps without values, on one process.
+    Autocast is disabled inside: it would round the statistics between the passes. The function
+    also gives the shapes and strides of results, from maps without values, as on one process.
     """
 
     def register(function: Callable) -> CustomOpDef:
@@ -63,10 +63,10 @@ def operator(name: str, schema: str) -> Callable[[Callable], CustomOpDef]:
 def set_gradient(name: str, select: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
     """Let `fullstride::NAME_backward` compute the gradient of `fullstride::NAME`.
 
-    The names in both schemas are its arguments: gradients of the first results, whose names
-    begin with "grad", then arguments and results of the operator, which are saved. It returns the
-    gradients of the first arguments, those of lists of tensors in a row. `select` may replace what
-    is saved, by name.
+    The arguments of the backward operator are gradients of the first results, whose names begin
+    with "grad", then saved arguments and results of the operator, by the names in its schema. It
+    returns the gradients of the first arguments, with lists of tensors flattened. `select` may
+    replace saved values by name.
     """
     schema, backward = (
         getattr(torch.ops.fullstride, each).default._schema for each in (name, f"{name}_backward")
@@ -90,7 +90,7 @@ def set_gradient(name: str, select: Callable[[dict[str, Any]], None] = lambda _:
 
     def differentiate(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         def take(values: Any, key: str) -> Any:
-            """The value of an argument: as many as it has, if it is a list of tensors."""
+            """The value of an argument; a list of its length, if it is a list of tensors."""
             size = ctx.sizes.get(key)
             return next(values, None) if size is None else [next(values) for _ in range(size)]
 

@@ -2,8 +2,8 @@
 
 Tensor cores and 128-bit loads need multiples of 8 channels; TResNet-L has 76, TResNet-XL 83. The
 weights of a padded channel are zero, so it is zero after its convolution, batch norm and
-activation, and the weights that read it get no gradient. Its own weights get none either, as all
-that reads it is zero: training, with weight decay or momentum, leaves the padding unchanged.
+activation, and the weights that read it get no gradient. The channel's own weights get none either,
+as the weights that read it are zero: training, with weight decay or momentum, keeps the padding.
 """
 
 from dataclasses import replace
@@ -17,18 +17,17 @@ from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
 
 MULTIPLE = 8  # channels
-# The padding of these is one. With a gain of zero the layer would not be `is_invertible`; as it
-# scales a zero it gets no gradient, whatever its value. The same holds for variances.
+# These are padded with ones. With a gain of zero the layer would not be `is_invertible`; a gain
+# that scales a zero gets no gradient, whatever its value. The same holds for variances.
 ONES = ("norm.weight", "norm.running_var")
 
 
 def padded(net: Network) -> Network:
-    """The network with zero channels up to multiples of `MULTIPLE`; `net` itself if it has them.
+    """The network with zero channels up to multiples of `MULTIPLE`; `net` itself if none is needed.
 
     Logits and training are equal up to the order of sums; maps, `features` and `embed` have more
     channels. If the input of the classifier is widened (in no TResNet of the zoo), dropout draws
-    other masks from the same seed. Raises ValueError if the channels of grouped convolutions would
-    not divide.
+    other masks from the same seed. Raises ValueError if grouped channels would not divide.
     """
     spec = padded_spec(net.spec)
     if spec == net.spec:
@@ -42,10 +41,10 @@ def padded(net: Network) -> Network:
 
 
 def unpadded(net: Network, spec: NetSpec) -> Network:
-    """The inverse of `padded`: the network of `spec`, of which `net` is a padded form.
+    """The inverse of `padded`: the network of `spec` from its padded form `net`.
 
-    `net` itself if it has that spec. Raises ValueError if it is no such form, or if its padding is
-    not zero and would be lost.
+    Returns `net` itself if it has this spec. Raises ValueError if `net` is no padded form of
+    `spec`, or if its padding is not zero and would be lost.
     """
     if net.spec == spec:
         return net
@@ -83,7 +82,7 @@ def padded_spec(spec: NetSpec) -> NetSpec:
     def up(channels: int, step: int = MULTIPLE) -> int:
         return -(-channels // step) * step
 
-    # A deep stem's first convolutions have half of its channels.
+    # A deep stem's first convolutions have half the channels of the stem.
     stem = up(spec.stem_width, 2 * MULTIPLE if issubclass(spec.stem, DeepStem) else MULTIPLE)
     before, wide, stages = spec.stem_width, stem, list[Stage]()
     for stage in spec.stages:
@@ -106,12 +105,12 @@ def padded_spec(spec: NetSpec) -> NetSpec:
 def twin(net: Network, spec: NetSpec) -> Network:
     """A network of `spec`, which has other widths, with the settings of `net` and fresh weights.
 
-    Raises ValueError if it has other modules than `net`, or other groups of channels.
+    Raises ValueError if its modules or groups of channels differ from `net`.
     """
     with torch.random.fork_rng(devices=[]):  # later draws must not depend on unused weights
         try:
             other = Network(spec).to(net.head.fc.weight)
-        except ValueError as error:  # of convolutions in groups
+        except ValueError as error:  # from grouped convolutions
             raise ValueError(
                 f"with padding the network cannot be built ({error}): use it without"
             ) from None

@@ -1,6 +1,6 @@
 """Computes the fused operators without a convolution, and their gradients.
 
-They are those of `batch_norm.bn_add_relu`, `bn_act` and `bn_act_se`, registered with torch. Each is
+They implement `batch_norm.bn_add_relu`, `bn_act` and `bn_act_se`, registered with torch. Each is
 functional, has a fake implementation, and its gradient is an operator too, so that torch.compile
 keeps both as they are. A gradient is one pass over the maps for sums, arithmetic on numbers per
 image and channel (N, C) or per channel (C,), and one pass for results (see `reference`).
@@ -19,8 +19,8 @@ from fullstride.nets.fused.operators import choose, in_format_of, operator, set_
 from fullstride.nets.fused.reference import INT8_MAX, Affine, Slopes, Term
 from fullstride.nets.fused.statistics import Gate, Norm, statistics
 
-LIMIT = 6.0  # standard deviations that int8 reaches; values beyond are clamped
-STEP = LIMIT / INT8_MAX  # standard deviations of one step
+LIMIT = 6.0  # standard deviations; int8 clamps values beyond
+STEP = LIMIT / INT8_MAX  # standard deviations in one step
 
 
 @operator(
@@ -33,8 +33,8 @@ def bn_add_act(x, gain, bias, se, other, mask, slope, eps, save, group):
     """act(mask * gate * norm(x) + other).
 
     `other` is empty, a map, or a map with the gain and bias of its norm. Returns the result, the
-    batch statistics of one or two norms (norms, 3, C), for a gate the means of x - mean (N, C), and
-    if `save` is "int8" the normalised x, and such an `other`, as int8.
+    batch statistics of one or two norms (norms, 3, C), with a gate the means of x - mean (N, C),
+    and if `save` is "int8" the normalised x, and an `other` with a norm, as int8.
     """
     int8 = save == "int8"
     batch_stats, means_nc = statistics(x, group)
@@ -48,7 +48,7 @@ def bn_add_act(x, gain, bias, se, other, mask, slope, eps, save, group):
     _, _, factor = scaling(norm, means_nc, se, mask)
     ours = Term(x, norm.affine(factor), rate_c=norm.rstd / STEP if int8 else None)
     y, *int8_maps = choose(x).bn_add_act(ours, theirs, slope)
-    empty = x.new_empty(0, dtype=torch.int8)  # operators return tensors: it stands for None
+    empty = x.new_empty(0, dtype=torch.int8)  # stands for None: operators return only tensors
     return (
         in_format_of(y, x),
         torch.stack(both),
@@ -60,8 +60,7 @@ def bn_add_act(x, gain, bias, se, other, mask, slope, eps, save, group):
 def scaling(
     norm: Norm, means_nc: Tensor, se: Sequence[Tensor], mask: Tensor | None
 ) -> tuple[Any, Gate | None, Any]:
-    """The factors of a branch: the mask (N, 1), the gate of the means of the norm's output, and
-    their product."""
+    """The factors of a branch: the mask (N, 1), the gate, and their product."""
     factor = 1.0 if mask is None else mask.to(norm.mean.dtype).flatten(1)
     if not se:
         return factor, None, factor
@@ -70,7 +69,7 @@ def scaling(
 
 
 def affine_for(saved: Tensor, norm: Norm, factor: Tensor | float = 1.0) -> Affine:
-    """The affine of factor * norm for a map that is saved as it is, or as int8."""
+    """The affine of factor * norm for a map that is saved as floats or as int8."""
     affine = norm.affine(factor)
     if saved.is_floating_point():
         return affine
@@ -141,9 +140,9 @@ def bn_add_act_backward(
 
 
 def select_saved(values: dict[str, Any]) -> None:
-    """The maps that are saved by `save`.
+    """Select the saved maps by `save`.
 
-    The gradient of an `other` without a norm needs its shape alone, which is that of y.
+    The gradient of an `other` without a norm needs only its shape, so y stands for it.
     """
     y, save, other = values["y"], values["save"], values["other"]
     if save == "int8":
@@ -168,7 +167,7 @@ def recompute_from_int8(
 ):
     """The result of `bn_add_act` from its int8 output, for `fused.compile`.
 
-    `other` is as in the backward pass. Equal up to the rounding, and of the same sign.
+    `other` is as in the backward pass. The result is equal up to rounding, with the same sign.
     """
     norm = Norm.of(batch_stats[0], gain, bias, eps[0])
     _, _, factor = scaling(norm, means_nc, se, mask)

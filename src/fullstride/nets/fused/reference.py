@@ -6,7 +6,7 @@ The Triton kernels have the same names and arguments. A pass reads or writes who
 Maps are (N, C, H, W) of any floating type and memory format, and so are results. Numbers per image
 and channel are (N, C), or (1, C) where all images share them, in float32, or in float64 for maps of
 float64. Every sum is taken about a pivot near the channel's mean, which avoids cancellation.
-`slope` is that of the activation for negative values, None for no activation.
+`slope` is the activation's negative slope, None for no activation.
 """
 
 from typing import NamedTuple
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-INT8_MAX = 127  # of int8, on either side of zero
-MIN_POSITIVE = 2.0**-14  # of what float16 holds in full precision
+INT8_MAX = 127  # the largest magnitude in int8, on either side of zero
+MIN_POSITIVE = 2.0**-14  # the least value that float16 holds in full precision
 
 
 class Affine(NamedTuple):
@@ -27,15 +27,15 @@ class Affine(NamedTuple):
     shift_nc: Tensor
 
     def of_sums(self, ones: Tensor, centred: Tensor) -> Tensor:
-        """A sum of scale * (map - pivot) + shift over pixels, from those of 1 and map - pivot."""
+        """The sum over pixels of scale * (map - pivot) + shift, from sums of 1 and map - pivot."""
         return self.scale_nc * centred + self.shift_nc * ones
 
 
 class Slopes(NamedTuple):
-    """The gradient of a batch norm's input from that of its output d.
+    """The gradient of a batch norm's input: scale * d + constant + linear * (map - pivot).
 
-    It is scale * d + constant + linear * (map - pivot). The last two terms are the gradient through
-    the mean and the variance of the batch.
+    d is the gradient of the output. The last two terms are the gradient through the mean and the
+    variance of the batch.
     """
 
     scale_nc: Tensor
@@ -44,12 +44,12 @@ class Slopes(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A map of the sum at the end of a block, with the numbers of its batch norm if it has one."""
+    """A map in the sum at the end of a block, with the numbers of its batch norm, if any."""
 
-    map: Tensor | None  # None: it is recovered from the result
+    map: Tensor | None  # None: recovered from the result
     affine: Affine | None = None
     slopes: Slopes | None = None  # for gradients
-    rate_c: Tensor | None = None  # steps of int8 in a unit, (C,)
+    rate_c: Tensor | None = None  # int8 steps per unit, (C,)
 
 
 def stats(x: Tensor, pivot_c: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,11 +63,11 @@ def bn_add_act(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """y = act(affine(x) + other), or + other's affine: the end of a block, or a batch norm.
 
-    `dtype` is that of y, by default of x. If x is int8, y has the sign that it encodes.
+    `dtype` is the type of y, by default the type of x. If x is int8, y has the sign that x encodes.
 
     With rates, also x as int8: the number from -127 to 127 nearest to (x - pivot) * rate. Only odd
-    numbers are used where y > 0, and only even ones elsewhere, so that a recomputed result has the
-    same sign. If `other` has a rate, also `other` as int8, odd or even.
+    numbers are used where y > 0, and only even numbers elsewhere, so that a recomputed result has
+    the same sign. If `other` has a rate, also `other` as int8, odd or even.
     """
     assert x.map is not None
     z = normed(x.map, x.affine)
@@ -94,8 +94,8 @@ def bn_add_act_sums(
 
     Each is (N, C). Maps of x and `other` may be int8, with a pivot of 0.
 
-    d = grad * act'(y) is the gradient before the activation. Without a map of x, it is recomputed
-    from y, which needs a slope above 0 and no `other`.
+    d = grad * act'(y) is the gradient before the activation. If x has no map, it is recomputed from
+    y, which needs a slope above 0 and no `other`.
     """
     d = before(grad, y, slope)
     third = None
@@ -125,9 +125,9 @@ def bn_add_act_gradients(
 
 
 def slope_means(x: Term, slope: float | None) -> tuple[Tensor, Tensor]:
-    """Means over the pixels of act'(affine(x)), and of its product with x - pivot: twice (N, C).
+    """Means over the pixels of act'(affine(x)) and act'(affine(x)) * (x - pivot): twice (N, C).
 
-    As act(z) = act'(z) * z, they give the means of act(affine(x)), and the gradient of those.
+    As act(z) = act'(z) * z, they give the means of act(affine(x)), and the gradient of the means.
     """
     assert x.map is not None
     steep = act_slope(normed(x.map, x.affine), slope)
@@ -149,25 +149,25 @@ def blurred_sums(
 ) -> tuple[Tensor, Tensor]:
     """Sums over the pixels of d and d * (x - pivot), each (N, C).
 
-    d is the gradient before the activation, if that of the output is grad + squeeze.
+    d is the gradient before the activation, for the output gradient grad + squeeze.
     """
     d = before_blur(grad, squeeze_nc, x, slope)
     return d.sum((2, 3)), (d * centred(x)).sum((2, 3))
 
 
 def blurred_gradients(grad: Tensor, squeeze_nc: Tensor, x: Term, slope: float | None) -> Tensor:
-    """The gradient of x; arguments as of `blurred_sums`."""
+    """The gradient of x; arguments as in `blurred_sums`."""
     assert x.map is not None
     return sloped(before_blur(grad, squeeze_nc, x, slope), centred(x), x.slopes).to(x.map.dtype)
 
 
 def wide(t: Tensor) -> Tensor:
-    """In the precision of sums."""
+    """`t` in the precision of sums."""
     return t if t.dtype == torch.float64 else t.float()
 
 
 def per_map(numbers: Tensor) -> Tensor:
-    """(C,) or (N, C), for all pixels of the maps."""
+    """(C,) or (N, C), broadcast over the pixels of maps."""
     return numbers[..., None, None]
 
 
@@ -200,7 +200,7 @@ def recovered(y: Tensor, affine: Affine, slope: float | None) -> Tensor:
 
 
 def centred(term: Term, y: Tensor | None = None, slope: float | None = None) -> Tensor:
-    """map - pivot, recovered from y = act(affine(map)) where there is no map."""
+    """map - pivot, recovered from y = act(affine(map)) if there is no map."""
     assert term.affine is not None
     if term.map is None:
         assert y is not None
@@ -226,7 +226,7 @@ def blur(x: Tensor) -> Tensor:
 
 
 def unblur(g: Tensor, x: Tensor) -> Tensor:
-    """The transpose of `blur`: the gradient of x from that of its blur, g."""
+    """The transpose of `blur`: the gradient of x from the gradient g of blur(x)."""
     h, w = x.shape[2:]
     spare = (1 - h % 2, 1 - w % 2)  # no filter reads the last row and column of an even map
     spread = F.conv_transpose2d(g, binomial(g), stride=2, output_padding=spare, groups=g.shape[1])

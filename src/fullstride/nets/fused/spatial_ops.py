@@ -1,7 +1,7 @@
 """Computes the fused operators over several pixels, and their gradients.
 
-They are those of `batch_norm.bn_act_conv`, `pool_conv` and `bn_act_blur`. The conventions are those
-of `pointwise_ops`.
+They implement `batch_norm.bn_act_conv`, `pool_conv` and `bn_act_blur`, by the conventions of
+`pointwise_ops`.
 """
 
 import torch

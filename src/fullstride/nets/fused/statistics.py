@@ -1,4 +1,4 @@
-"""Computes what lies between two passes over the maps: statistics, gates and their gradients."""
+"""Computes statistics, gates and their gradients, between two passes over the maps."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,9 +11,9 @@ from torch import Tensor
 from fullstride.nets.fused.operators import choose, precision
 from fullstride.nets.fused.reference import Affine, Slopes
 
-# Smallest |gain| to divide by: an input recomputed below it is finite, but not exact.
+# The smallest |gain| to divide by: an input recomputed with less is finite, but not exact.
 MIN_DIVISOR = 1e-5
-MIN_GATE = 1e-20  # a product with the gate is divided by it, and by a gain and a deviation
+MIN_GATE = 1e-20  # the smallest gate to divide by
 
 
 class Norm(NamedTuple):
@@ -43,9 +43,10 @@ class Norm(NamedTuple):
     def gradients(
         self, first_nc: Tensor, second_nc: Tensor, group: str
     ) -> tuple[Tensor, Tensor, Slopes]:
-        """Gradients of gain and bias, and the slopes for that of the input.
+        """Gradients of gain and bias, and the slopes for the gradient of the input.
 
-        From sums over the pixels of dz and dz * (x - mean), where dz is the gradient of the output.
+        Computed from the sums over the pixels of dz and dz * (x - mean), where dz is the gradient
+        of the output.
         """
         grad_bias, grad_gain = first_nc.sum(0), second_nc.sum(0) * self.rstd
         shares = all_reduce_sum(torch.stack([grad_bias, grad_gain]), group) / self.size
@@ -66,9 +67,8 @@ def statistics(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
     spread = pixels * ((second_nc - first_nc.square()).clamp(min=0) + centred_nc.square()).sum(0)
     count = torch.full_like(mean, x.shape[0] * pixels)
     if not group:
-        return torch.stack(
-            [count, pivot_c + mean, spread / max(x.shape[0] * pixels, 1)]
-        ), centred_nc
+        variance = spread / max(x.shape[0] * pixels, 1)
+        return torch.stack([count, pivot_c + mean, variance]), centred_nc
     parts = all_gather(torch.stack([count, pivot_c + mean, spread]), group)
     counts, means, spreads = parts.unbind(1)
     total = counts.sum(0).clamp(min=1)
@@ -80,8 +80,8 @@ def statistics(x: Tensor, group: str) -> tuple[Tensor, Tensor]:
 def one_value(x: Tensor) -> Tensor:
     """The central value of each channel of the first image (C,); 0 without images.
 
-    About it, sums of squares lose no digits to a mean that is large compared with the deviation, as
-    any value is expected to be one deviation away from the mean. Running statistics can be stale.
+    Sums of squares about this value lose no digits to a mean that is large compared with the
+    deviation, as any value is about one deviation from the mean. Running statistics can be stale.
     """
     row, column = x.shape[2] // 2, x.shape[3] // 2
     return x[:1, :, row, column].sum(0, dtype=precision(x))
@@ -89,7 +89,7 @@ def one_value(x: Tensor) -> Tensor:
 
 def all_gather(part: Tensor, group: str) -> Tensor:
     """The tensors of all processes of the group, stacked in the order of their ranks."""
-    from torch.distributed import distributed_c10d as c10d  # PyTorch may be built without
+    from torch.distributed import distributed_c10d as c10d  # missing in some builds of PyTorch
 
     members = c10d._resolve_process_group(group)  # pyright: ignore
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size(members))]
@@ -106,7 +106,7 @@ class Gate(NamedTuple):
     """The gate of squeeze-and-excitation."""
 
     gate_input_nc: Tensor
-    inside: Tensor  # between its two layers, (N, reduced channels)
+    inside: Tensor  # between the two layers, (N, reduced channels)
     out_nc: Tensor
 
     @staticmethod
@@ -122,7 +122,7 @@ class Gate(NamedTuple):
         return self.out_nc.clamp(min=MIN_GATE)
 
     def gradients(self, grad_out: Tensor, se: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Gradients of its input, and of its weights and biases."""
+        """Gradients of the gate's input, and of the weights and biases."""
         reduce, _, expand, _ = (weight.to(self.gate_input_nc.dtype) for weight in se)
         grad_expanded = grad_out * self.out_nc * (1 - self.out_nc)
         grad_reduced = (grad_expanded @ expand.flatten(1)) * (self.inside > 0)

@@ -24,16 +24,16 @@ Inflation = Literal["centre", "mean"]
 def inflated(
     state: Mapping[str, Tensor], like: Mapping[str, Tensor], how: Inflation = "centre"
 ) -> dict[str, Tensor]:
-    """`state` of a network of images with the kernels of `like`, one of clips of equal names.
+    """Inflate the kernels of a network of images, `state`, to the shapes of a network of clips.
 
-    A kernel (C_out, C_in, k, k) becomes (C_out, C_in, t, k, k). `centre`: the middle frame has it,
-    the others are zero, so each frame is seen alone at first. `mean`: each frame has a t-th of it
-    (I3D, arXiv:1705.07750). Values whose other sizes differ stay as they are.
+    A kernel (C_out, C_in, k, k) becomes (C_out, C_in, t, k, k). `centre`: it is in the middle frame
+    and the other frames are zero, so each frame is seen alone at first. `mean`: each frame has a
+    t-th of the kernel (I3D, arXiv:1705.07750). Values with other differences stay as they are.
 
-    The network of clips then answers a clip of equal frames as the network of images answers one
-    of them, where both have the same layers: with `centre` always, with `mean` for outputs that
-    depend on no frame beyond an end of the clip, as those are zeros in both. After the average
-    over frames that is no network with a kernel of three or more, so training begins with `centre`.
+    If both networks have the same layers, a clip of equal frames then gives the output of the
+    network of images: with `centre` always, with `mean` only for outputs that depend on no frame
+    beyond the clip, where the padding is zero. The average over frames depends on such frames for
+    every kernel of three frames or more, so training begins with `centre`.
     """
     result = dict(state)
     for name, value in state.items():
@@ -74,7 +74,7 @@ def select_variables(state: dict[str, Tensor], ema: bool | None) -> dict[str, Te
     """Network variables by `layer/variable`, in PyTorch's layout, without optimizer state.
 
     `ema`: True selects the averaged copies, False the plain variables, None both, for their names.
-    Raises ValueError where two variables have one name, and where averages are missing.
+    Raises ValueError if two variables have one name, or if averages are missing.
     """
     plain: dict[str, Tensor] = {}
     averages: dict[str, Tensor] = {}
@@ -99,7 +99,7 @@ def select_variables(state: dict[str, Tensor], ema: bool | None) -> dict[str, Te
     if not averages:
         raise ValueError(
             f"the variables have no {AVERAGE} copies, and the plain batch-norm statistics of this "
-            "code are those of one batch: export the averages too, or say ema=False if the plain "
+            "code are from one batch: export the averages too, or say ema=False if the plain "
             "variables hold them"
         )
     missing = [variable for variable in plain if variable not in averages]
@@ -127,7 +127,7 @@ LOADERS = {
     "tf": "from_tf",
 }
 
-# Heads that were released on a body that is built here.
+# Released heads that are not built here, on bodies that are.
 OTHER_HEADS = {
     "head.fc.embedding_generator.": "ASL's bottleneck head",
     "head.decoder.": "an ML-Decoder head",
@@ -143,9 +143,9 @@ class Match(NamedTuple):
     format: str
     name: str
     spec: NetSpec  # with the classes and image channels of the weights
-    expected: Shapes  # in the names of the format
+    expected: Shapes  # by the format's names
     mismatches: int
-    others: tuple[str, ...] = ()  # networks of the same shapes that compute something else
+    others: tuple[str, ...] = ()  # networks of the same shapes that compute another function
 
 
 def convert(
@@ -157,12 +157,12 @@ def convert(
 ) -> tuple[Match, State]:
     """The network that the weights belong to, and the weights by fullstride's names.
 
-    The numbers of classes and image channels are those of the weights. `name`: the network that
-    they must belong to, None to find it; `formats`: the formats that are accepted; `ema`: see
-    `from_tf`. Raises ValueError with the first ten differences where no network fits.
+    The weights determine the numbers of classes and image channels. `name`: the required network,
+    None to find it; `formats`: the accepted formats; `ema`: see `from_tf`. Raises ValueError with
+    the first ten differences if no network fits.
 
-    Some networks have the same shapes, such as `tresnet_v2_l` and `tresnet_v2_l_cars`: the one
-    with as many classes in the authors' own format is taken, else the first.
+    If several networks have the same shapes, such as `tresnet_v2_l` and `tresnet_v2_l_cars`, the
+    network with as many classes in the authors' own format is taken, else the first.
     """
     state = unwrap(state).state
     match = find(normalize(state, ema=None), name)
@@ -180,8 +180,8 @@ def check(expected: Shapes, state: Mapping[str, Tensor]) -> None:
 def fit(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> State:
     """The values of `state` for a network whose `state_dict()` is `expected`, on any device.
 
-    Raises ValueError, in one line, unless names and shapes are equal, and every value is of its
-    kind: finite floats, or whole numbers where the network counts.
+    Raises ValueError, in one line, unless names and shapes are equal, and every value has the right
+    kind: finite floats, or integers for counters.
     """
     check({name: tuple(value.shape) for name, value in expected.items()}, state)
     return {
@@ -230,7 +230,7 @@ def find(state: State, name: str | NetSpec | None) -> Match:
         return match
     if name is not None and (other := closest(state, SPECS)) and not other.mismatches:
         raise ValueError(
-            f"the weights are those of {other.name} ({other.format} names) and not of "
+            f"the weights belong to {other.name} ({other.format} names) and not to "
             f"{next(iter(candidates))}: use {other.name}"
         )
     if match is None:
@@ -242,7 +242,7 @@ def find(state: State, name: str | NetSpec | None) -> Match:
 
 
 def closest(state: State, specs: Mapping[str, NetSpec]) -> Match | None:
-    """The network with the fewest mismatches among those with the most similar names of layers."""
+    """The network with the fewest mismatches among the networks with the most similar layers."""
     layers = {name.replace("/", ".").rpartition(".")[0] for name in state}
     distances: dict[tuple[str, str], int] = {}
     for name in sorted(specs, key=lambda name: name.endswith("_tiny")):
@@ -266,7 +266,7 @@ def closest(state: State, specs: Mapping[str, NetSpec]) -> Match | None:
         return match.mismatches, not (match.format == "official" and own_classes)
 
     best = min(matches, key=rank)
-    # networks that the same weights are of, which compute another function; timm names only one
+    # networks with the same shapes that compute another function; timm's names mean only one
     others = [
         match.name
         for match in matches
@@ -286,7 +286,7 @@ def compare(state: State, form: str, name: str, spec: NetSpec) -> Match:
     if stem is not None and stem.dim() in (4, 5) and stem.shape[1] % folded == 0:
         spec = replace(spec, in_channels=stem.shape[1] // folded)
     shapes = parameter_shapes(spec)
-    # Files differ in whether they count batches; nothing is computed from it.
+    # Some files count batches and some do not; nothing is computed from the count.
     expected = {
         names[key]: shape
         for key, shape in shapes.items()
@@ -303,7 +303,7 @@ def parameter_shapes(spec: NetSpec) -> dict[str, tuple[int, ...]]:
 
 
 def parameter_names(form: str, spec: NetSpec) -> dict[str, str]:
-    """Fullstride's parameter names to the format's, the stem's convolution first."""
+    """Fullstride's parameter names -> the format's, the stem's convolution first."""
     paths = dict(FORMATS[form](spec))
     names = {}
     for key in parameter_shapes(spec):
@@ -336,7 +336,7 @@ def rename(state: State, match: Match) -> State:
 
 
 def finite_floats(name: str, value: Tensor) -> Tensor:
-    """Float32 or float64, and every number finite."""
+    """`value` as float32 or float64. Raises ValueError unless every number is finite."""
     if not value.is_floating_point():
         raise ValueError(
             f"{one_line(name)} is {value.dtype}: weights are float16, bfloat16, float32 or float64"
@@ -351,7 +351,7 @@ def finite_floats(name: str, value: Tensor) -> Tensor:
 
 
 def of_dtype_kind(name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Integers as integers of `dtype`, or booleans as they are."""
+    """Integers converted to `dtype`, or booleans. Raises ValueError for other kinds."""
     is_inexact = value.is_floating_point() or value.is_complex()
     if (value.dtype == torch.bool) != (dtype == torch.bool) or is_inexact:
         raise ValueError(f"{one_line(name)} is {value.dtype}: it is {dtype} in the network")

@@ -1,4 +1,4 @@
-"""Finds released weights by name: those of authors, and those of the hub that timm lists."""
+"""Finds released weights by name: authors' files, and timm's weights on the hub."""
 
 import re
 import socket
@@ -15,8 +15,8 @@ from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import released
 
-HASH = re.compile(r"-[0-9a-f]{8}$")  # at the end of a name, as PyTorch's hub has it
-COPY = re.compile(r" ?\(\d+\)$")  # of a file that was downloaded once more
+HASH = re.compile(r"-[0-9a-f]{8}$")  # at the end of a name, as in PyTorch's hub
+COPY = re.compile(r" ?\(\d+\)$")  # browsers mark repeated downloads so
 
 # GENet's authors resize the shorter side to ceil(resolution / 0.875), and this package to
 # floor(resolution / crop): 220 pixels for 192, and 293 for 256.
@@ -25,7 +25,7 @@ GENET_CROP = {192: 192 / 220, 256: 256 / 293}
 
 @dataclass(frozen=True)
 class ReleasedFile:
-    """A released file, and how its authors prepare images for it."""
+    """A released file, and its authors' preprocessing of images."""
 
     pattern: str  # a regular expression of the name without suffix, in lower case
     network: str
@@ -40,8 +40,8 @@ TRESNET, IMAGENET_21K = "Alibaba-MIIL/TResNet@aea5f0f", "Alibaba-MIIL/ImageNet21
 GENET, RESNET_RS = "idstcv/GPU-Efficient-Networks@392ebb3", "tensorflow/tpu@7dc921f"
 SIDES = {50: (160,), 101: (160, 192), 152: (192, 224, 256), 200: (256,), 270: (256,)}
 SIDES |= {350: (256, 320), 420: (320,)}
-# The numbers in names of TResNet are of timm's copies of the authors' files. The pretraining on
-# ImageNet-21K evaluates by a square resize, and so does what was tuned from it.
+# Names of TResNet with numbers belong to timm's copies of the authors' files. Weights pretrained on
+# ImageNet-21K, fine-tuned or not, are evaluated with a square resize.
 ROWS: list[tuple[str, str, int, int, Fit, float, str]] = [
     ("tresnet_m(_80_8)?", "tresnet_m", 1000, 224, "crop", 0.875, TRESNET),
     ("tresnet_m_448", "tresnet_m", 1000, 448, "squish", 0.875, TRESNET),
@@ -70,25 +70,25 @@ RELEASED = tuple(ReleasedFile(*row) for row in ROWS)
 
 
 def by_name(path: Path) -> ReleasedFile | None:
-    """The released file of that name, without its suffix and a hash; None for any other."""
+    """The released file with this name, apart from suffix and hash; None if there is none."""
     stem = HASH.sub("", COPY.sub("", path.stem.lower()))
     return next((each for each in RELEASED if re.fullmatch(each.pattern, stem)), None)
 
 
 def by_shape(network: str, classes: int) -> ReleasedFile | None:
-    """The only released file of a network with so many classes; None for none or several."""
+    """The only released file of a network with `classes` classes; None for none or several."""
     files = [each for each in RELEASED if (each.network, each.classes) == (network, classes)]
     return files[0] if len(files) == 1 else None
 
 
 def has_shape(release: ReleasedFile, spec: NetSpec) -> bool:
-    """Whether the weights of a network `spec` have the shapes of the released file."""
+    """Whether weights of `spec` have the same shapes as the released file."""
     expected = replace(SPECS[release.network], classes=release.classes)
     return replace(spec, resolution=expected.resolution, style=expected.style) == expected
 
 
-# Name -> model of the Hugging Face hub under `timm/`. The weights of TResNet-M and TResNet-V2-L are
-# those pretrained on ImageNet-21K, the most accurate ones; a name with a tag selects others.
+# Name -> model of the Hugging Face hub under `timm/`. TResNet-M and TResNet-V2-L have the most
+# accurate weights, pretrained on ImageNet-21K; a name with a tag selects others.
 HUB = {
     "tresnet_m": "tresnet_m.miil_in21k_ft_in1k",
     "tresnet_l": "tresnet_l.miil_in1k",
@@ -111,7 +111,7 @@ HUB = {
 
 WEIGHTS = "model.safetensors"  # in every repository of the hub
 
-# The authors' files that timm's weights are, where it evaluates them in another way.
+# timm's weights that timm evaluates in another way than their authors -> the authors' files.
 AUTHORS_FILES = {
     "gernet_s.idstcv_in1k": "GENet_small.pth",
     "gernet_m.idstcv_in1k": "GENet_normal.pth",
@@ -120,9 +120,9 @@ AUTHORS_FILES = {
 
 
 def timm_name(name: str) -> str:
-    """timm's name of the weights of a name in `HUB`, of `NAME.TAG`, or of `timm/NAME`.
+    """timm's name for the weights of a name in `HUB`, of `NAME.TAG`, or of `timm/NAME`.
 
-    Raises ValueError for a name that has none.
+    Raises ValueError for a name without weights.
     """
     families.refuse_path(name)
     if name.startswith("timm/"):
@@ -150,7 +150,7 @@ def hub_config(model: str) -> Any:
 
 
 def download(repository: str, name: str) -> Path:
-    """The path of the cached weights, downloaded if need be. `name` is for the error."""
+    """The path of the cached weights, downloaded if needed. `name` is for the error."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -180,7 +180,7 @@ def is_offline() -> bool:
 
 
 def is_reachable(seconds: float = 5.0) -> bool:
-    """Whether the hub answers within `seconds`; a proxy alone does not say so."""
+    """Whether the hub answers within `seconds`, also through a proxy."""
     from huggingface_hub.constants import ENDPOINT, is_offline_mode
 
     if is_offline_mode() or is_offline():
@@ -193,7 +193,7 @@ def is_reachable(seconds: float = 5.0) -> bool:
 
 
 def is_cached(name: str) -> bool:
-    """Whether the weights of a name, as `timm_name` takes it, are in the local cache."""
+    """Whether the weights of a name, as for `timm_name`, are in the local cache."""
     from huggingface_hub import try_to_load_from_cache
 
     repository = str(hub_config(timm_name(name)).hf_hub_id)
@@ -213,7 +213,7 @@ def hub_preprocessing(model: str, config: Any) -> Preprocessing:
 
 
 def authors_preprocessing(model: str, config: Any) -> Preprocessing:
-    """As the authors evaluate a network, where timm's configuration says something else."""
+    """The authors' preprocessing, where timm's configuration differs from it."""
     pre = hub_preprocessing(model, config)
     if model not in AUTHORS_FILES:
         return pre

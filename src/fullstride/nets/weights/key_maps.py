@@ -1,7 +1,7 @@
 """Maps fullstride's parameters to their names in each format of released weights.
 
-Each is a function of a spec that yields (fullstride's path, the format's path) for every module
-with parameters, the stem's convolution first. It yields less where the format lacks the network.
+Each key map is a function of a spec that yields (fullstride's path, the format's path) for every
+module with parameters, the stem's convolution first; fewer if the format lacks the network.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,13 +19,13 @@ from fullstride.nets.spec import NetSpec
 
 Pairs = Iterator[tuple[str, str]]
 
-# The convolutions of the blocks that other formats have, and the one with the stride (or blur).
+# The convolutions of the blocks that other formats have, and which of them has the stride or blur.
 CONVS = {blocks.Basic: ("conv1", "conv2"), blocks.Bottleneck: ("conv1", "conv2", "conv3")}
 STRIDED = {blocks.Basic: "conv1", blocks.Bottleneck: "conv2"}
 
 
 class BlockLocation(NamedTuple):
-    """One block, as the key maps need it."""
+    """The position and the layers of one block."""
 
     stage: int
     number: int  # of the block in its stage
@@ -59,17 +59,17 @@ def conv_norm(path: str, conv: str, norm: str) -> Pairs:
 
 
 class Names(NamedTuple):
-    """The names of a network's layers in one format; of each pair a convolution and its norm.
+    """The names of a network's layers in one format; a pair names a convolution and its norm.
 
     {stage} counts from 1 and {number} from 0, {listed} from the authors' third module, up to
-    {last_listed} and {after_last}; {ours} is our path of a block, {conv} our name of a convolution,
-    {from_1} its number, and {first} and {second} the places of it and of its norm in a list with
-    activations. {pooled} is the place of a projection behind a pool, {average} and {after_average}
-    the places of it and of its norm where all projections are behind one, and {blurred} the level
-    that a blur adds.
+    {last_listed} and {after_last}; {ours} is fullstride's path of a block, {conv} fullstride's name
+    of a convolution, {from_1} its number, and {first} and {second} are the indices of convolution
+    and norm in a list with activations. {pooled} is the index of a projection behind a pool,
+    {average} and {after_average} are the indices of projection and norm if all projections are
+    behind a pool, and {blurred} is the level that a blur adds.
     """
 
-    stem: Mapping[str, tuple[str, str]]  # by the paths of our layers
+    stem: Mapping[str, tuple[str, str]]  # by fullstride's paths
     block: str
     conv: tuple[str, str]  # below the block
     project: tuple[str, str]
@@ -79,7 +79,7 @@ class Names(NamedTuple):
 
 
 def renamed(names: Names, spec: NetSpec) -> Pairs:
-    """Our layers by the names of a format; not all of them where it lacks the network."""
+    """Fullstride's layers and the format's names; fewer if the format lacks the network."""
     for path, theirs in names.stem.items():
         yield from conv_norm(path, *theirs)
     average = int(spec.style.average_shortcut)
@@ -112,7 +112,7 @@ def renamed(names: Names, spec: NetSpec) -> Pairs:
 
 def layer_paths(spec: NetSpec) -> tuple[str, ...]:
     """The path of every module with parameters, in the order of the forward pass."""
-    # All blocks of a stage but the first and the last have the same layers.
+    # All blocks of a stage except the first and the last have the same layers.
     stages = tuple(replace(stage, depth=min(stage.depth, 3)) for stage in spec.stages)
     built = built_paths(replace(spec, source="", stages=stages, resolution=1))
     paths = [path for path in built if path.startswith("stem.")]
@@ -132,7 +132,7 @@ def built_paths(spec: NetSpec) -> tuple[str, ...]:
 
 
 def meta_network(spec: NetSpec) -> Network:
-    """The network without memory, and without its initialisation, which is slow even so."""
+    """The network on the meta device, without initialisation, which is slow even there."""
     with torch.device("meta"):
         return Network(replace(spec, init=no_init))
 
@@ -142,7 +142,7 @@ def no_init(_net: nn.Module) -> None:
 
 
 def fullstride(spec: NetSpec) -> Pairs:
-    """Fullstride's own names, for weights that have been converted already."""
+    """Fullstride's own names, for converted weights."""
     return ((path, path) for path in layer_paths(spec))
 
 
@@ -212,7 +212,7 @@ timm, official = partial(by_stem, TIMM), partial(by_stem, OFFICIAL)
 
 
 def tf_resnet_rs(spec: NetSpec) -> Pairs:
-    """ResNet-RS of tensorflow/tpu@7dc921f, which numbers layers in the order of their creation.
+    """ResNet-RS of tensorflow/tpu@7dc921f, which numbers layers in the order of creation.
 
     In a block the projection is created first.
     """

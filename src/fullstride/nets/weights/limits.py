@@ -1,7 +1,7 @@
-"""Bounds what a file of weights may cost, before libraries read it.
+"""Bounds the cost of a file of weights before libraries read it.
 
-Small files can ask for endless work: a dictionary whose key is a tuple that holds itself twice, and
-so on, or a header with a million tensors of no elements.
+Small files can ask for endless work: a dictionary whose key is a tuple that holds a tuple twice,
+and so on, or a header with a million tensors of no elements.
 """
 
 import pickletools
@@ -15,13 +15,13 @@ from fullstride.io.writing import open_regular
 
 HEADER_LIMIT = 4 * 2**20  # bytes of a safetensors header; a tensor takes about 100
 MEMBERS_LIMIT = 100_000  # files in a zip archive; PyTorch writes one for each tensor
-DIRECTORY_LIMIT = 200 * MEMBERS_LIMIT  # bytes of its table of contents
+DIRECTORY_LIMIT = 200 * MEMBERS_LIMIT  # bytes of an archive's table of contents
 UNPACKED_LIMIT = 16 * 2**30  # bytes; the largest released network has less than one GiB
 RATIO_LIMIT = 200  # unpacked bytes / bytes of the file; weights hardly compress
 PICKLE_LIMIT = 64 * 2**20  # bytes of a pickle, which holds names and shapes
-OPERATIONS_LIMIT = 2_000_000  # of a pickle; 100 for each tensor and what an optimizer has of it
+OPERATIONS_LIMIT = 2_000_000  # of a pickle; 100 for each tensor with its optimizer state
 HASHING_LIMIT = 2_000_000  # items of keys, each counted as often as it would be visited
-DEPTH_LIMIT = 64  # levels of tuples in tuples; hashing very deep ones ends the process
+DEPTH_LIMIT = 64  # levels of nested tuples; hashing very deep tuples ends the process
 PICKLES = 5  # in a file of PyTorch before version 1.6
 OPERATIONS = {each.name: each for each in pickletools.opcodes}
 
@@ -58,7 +58,7 @@ def zip_members(path: Path) -> list[zipfile.ZipInfo]:
 
 
 def _directory_bytes(file: IO[bytes], size: int) -> int:
-    """What the end of a zip archive says of the size of its table of contents."""
+    """The size of a zip archive's table of contents, as stated at the archive's end."""
     file.seek(max(0, size - 2**16 - 100))
     tail = file.read()
     end = tail.rfind(b"PK\5\6")
@@ -71,7 +71,7 @@ def _directory_bytes(file: IO[bytes], size: int) -> int:
 def check_pickles(path: Path, members: Sequence[zipfile.ZipInfo] | None = None) -> None:
     """Raise TooCostlyError for a file of `torch.save` whose pickles would take endless work.
 
-    `members` are those of a zip archive; None for a file of PyTorch before version 1.6.
+    `members`: the members of a zip archive; None for a file of PyTorch before version 1.6.
     """
     with open_regular(path) as file:
         if members is None:
@@ -87,9 +87,9 @@ def check_pickles(path: Path, members: Sequence[zipfile.ZipInfo] | None = None) 
 
 
 def _check_pickle(file: IO[bytes]) -> bool:
-    """Whether a whole pickle stands in the file. A damaged one is left to its reader.
+    """Whether the file has a whole pickle; a damaged pickle is left to its reader.
 
-    Up to where it is damaged it has been checked, and no reader comes further.
+    The part before the damage has been checked, and no reader comes further.
     """
     costs = _Costs()
     try:
@@ -99,14 +99,14 @@ def _check_pickle(file: IO[bytes]) -> bool:
             costs.run(operation.name, argument)
     except TooCostlyError:
         raise
-    except Exception:  # of a damaged pickle, almost anything
+    except Exception:  # a damaged pickle raises almost anything
         return False
     return True
 
 
 @dataclass
 class _Cost:
-    """What hashing an object of a pickle costs: the items that are visited, and their levels."""
+    """The cost of hashing an object of a pickle: the number of visited items, and the levels."""
 
     size: int = 1
     depth: int = 0
@@ -141,7 +141,7 @@ class _Costs:
             self.replace(name)
 
     def replace(self, name: str) -> None:
-        """An operation that takes objects from the stack and adds some that may hold them."""
+        """Run an operation that replaces objects on the stack by objects that may hold them."""
         before, after = OPERATIONS[name].stack_before, OPERATIONS[name].stack_after
         items: list[_Cost] = []
         below = len(before)

@@ -1,4 +1,4 @@
-"""Reads tensors from files of weights, whose content decides how, and runs no code in them."""
+"""Reads tensors from files of weights, recognised by content, and runs no code in them."""
 
 import pickle
 import warnings
@@ -36,8 +36,8 @@ def first_ten(lines: list[str]) -> str:
 
 # ---- wrappers and prefixes of checkpoints
 
-# Names that training programs give to the weights of the last step, and to their average. The last
-# of each are those of our own checkpoint.pt.
+# Names that training programs give to the weights of the last step, and to averaged weights. The
+# last name of each is fullstride's, in checkpoint.pt.
 RAW = ("state_dict", "model_state_dict", "model", "net")
 AVERAGED = (
     "state_dict_ema",
@@ -50,7 +50,7 @@ AVERAGED = (
 )
 MAX_DEPTH = 4  # of wrappers in wrappers
 
-# Prefixes of DistributedDataParallel and AveragedModel, Lightning, and timm's networks in ours.
+# Prefixes of DistributedDataParallel and AveragedModel, of Lightning, and of `TimmNetwork`.
 PREFIXES = ("module.", "model.", "net.")
 COMPILED = "_orig_mod."  # of torch.compile, at any module
 COUNTER = "n_averaged"  # of torch.optim.swa_utils.AveragedModel
@@ -60,15 +60,15 @@ class Unwrapped(NamedTuple):
     """The named tensors of a file."""
 
     state: dict[str, Tensor]
-    key: str  # the wrapper that they were in; "" for none
-    other: str  # the wrapper with weights of the other kind, which were not taken; "" for none
+    key: str  # the wrapper around the tensors; "" for none
+    other: str  # the wrapper around unused weights of the other kind; "" for none
 
 
 def unwrap(data: Any, kind: WeightsKind = "averaged") -> Unwrapped:
     """The named tensors in `data`, without dicts and prefixes around them.
 
-    `kind` chooses between raw and averaged weights. Raises ValueError where there are no
-    named tensors, and where `kind` is raw and only averaged ones are there.
+    `kind` chooses between raw and averaged weights. Raises ValueError if there are no named
+    tensors, or if `kind` is raw and there are only averaged weights.
     """
     key = other = ""
     for _ in range(MAX_DEPTH):
@@ -108,7 +108,7 @@ def present(data: Any, keys: tuple[str, ...]) -> str:
 
 
 def holds_tensors(data: Any, depth: int = MAX_DEPTH) -> bool:
-    """Whether `data` is a mapping with tensors, also in mappings in it."""
+    """Whether `data` is a mapping with tensors, at up to `depth` levels."""
     return (
         isinstance(data, Mapping)
         and depth > 0
@@ -119,7 +119,7 @@ def holds_tensors(data: Any, depth: int = MAX_DEPTH) -> bool:
 
 
 def without_prefixes(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state without what wrappers of modules put before every name."""
+    """The state without the prefixes that wrappers of modules add to every name."""
     names = {name: name.replace(COMPILED, "") for name in state}
     if COUNTER in names and all(name.startswith("module.") for name in names if name != COUNTER):
         del names[COUNTER]
@@ -141,7 +141,7 @@ def common_prefixes(names: list[str]) -> Iterator[str]:
 
 
 T = TypeVar("T")
-# Errors of a damaged archive; NotImplementedError: of a compression that does not exist.
+# Errors of a damaged archive; NotImplementedError: the compression does not exist.
 ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, NotImplementedError, ValueError, EOFError)
 
 # Files that are not weights, by their first bytes.
@@ -157,7 +157,7 @@ class Settings:
     """Stands in for the classes of settings in a checkpoint, so that they are read as data."""
 
 
-# Classes that training programs put beside the weights. Their fields are set, no code of them runs.
+# Classes of objects that training programs store beside the weights; only their fields are read.
 SETTINGS = ("argparse.Namespace", "types.SimpleNamespace")
 
 
@@ -169,21 +169,21 @@ def read(path: str | Path, kind: WeightsKind = "averaged") -> dict[str, Tensor]:
 def read_wrapped(path: str | Path, kind: WeightsKind = "averaged") -> Unwrapped:
     """Tensors by name from a file of safetensors, `torch.save`, or `.npz`.
 
-    `kind`: which weights of a training program's checkpoint, that may have their average too.
-    Raises ValueError, in one line, for every other file; OutOfMemoryError where it does not fit.
+    `kind`: which weights of a checkpoint that may have raw and averaged ones. Raises ValueError,
+    in one line, for every other file; OutOfMemoryError if the file does not fit into memory.
     """
     return read_data(Path(path), lambda data: checked(unwrap(data, kind)))
 
 
 def read_flat(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file whose names are exact: those of a bundle or of the hub."""
+    """The tensors of a file with exact names, in a bundle or from the hub."""
     return read_data(Path(path), lambda data: checked(Unwrapped(named_tensors(data), "", ""))).state
 
 
 def read_shapes(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file as `read` names them, with shapes and without values.
+    """The tensors of a file on the meta device, named as by `read`.
 
-    Little more than the names is read of safetensors, and of files of `torch.save` since 1.6.
+    For safetensors, and for `torch.save` since PyTorch 1.6, little more than the names is read.
     Raises ValueError as `read` does.
     """
 
@@ -201,11 +201,10 @@ class _DamagedError(ValueError):
 def read_data(
     path: Path, select: Callable[[Any], T], hint: str = "download it again", values: bool = True
 ) -> T:
-    """`select` of what is in a file of weights, with the errors of both in one line.
+    """Apply `select` to the content of a file of weights, with all errors in one line.
 
-    Without `values`, tensors may be read only when they are used.
-    Raises ValueError, OutOfMemoryError where the file does not fit, and for a damaged file a
-    ValueError that ends with `hint`.
+    Without `values`, tensors may be read only when they are used. Raises ValueError, which ends
+    with `hint` for a damaged file, and OutOfMemoryError if the file does not fit into memory.
     """
     try:
         check_regular(path)
@@ -320,7 +319,7 @@ def from_arrays(arrays: Mapping[str, np.ndarray | Tensor]) -> dict[str, Tensor]:
 
 
 def reason(error: Exception) -> ValueError:
-    """The error of a library, as one of this package."""
+    """The error of a library as a ValueError for users."""
     text = str(error)
     if "GLOBAL " in text:
         function = one_line(text.split("GLOBAL ", 1)[1].split()[0])

@@ -15,19 +15,19 @@ WORD = r"[A-Za-z0-9][\w.-]*"
 USER_AND_NAME = re.compile(f"{WORD}/{WORD}", re.ASCII)
 WITH_REVISION = re.compile(f"{REPOSITORY}({USER_AND_NAME.pattern})(?:@([\\w./-]+))?", re.ASCII)
 CARD, EXPORTED = "README.md", "exported/"  # paths in a repository
-OF_THE_HUB = (".gitattributes", CARD)  # in a repository that holds nothing else
+OF_THE_HUB = (".gitattributes", CARD)  # files of an empty repository
 
 
 def fetch(name: str, limits: Mapping[str, int]) -> Path:
-    """The folder with some files of a repository, in the hub's cache, downloaded if need be.
+    """The folder with some files of a repository, in the hub's cache, downloaded if needed.
 
-    All are of one commit: the latest one, or that of the branch, tag or hash behind an `@` of the
-    name. Where the hub cannot be reached, the files in the cache are taken, which is printed.
-    Raises ValueError in one line.
+    All files are of one commit: the latest, or the branch, tag or hash behind an `@` of the name.
+    If the hub cannot be reached, the files in the cache are taken, which is printed. Raises
+    ValueError in one line.
 
     Args:
         name: "hf:USER/NAME" or "hf:USER/NAME@REVISION".
-        limits: The names of the files -> the most bytes of each, which are checked first.
+        limits: The names of the files -> the most bytes of each, checked before the download.
     """
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
@@ -52,7 +52,7 @@ def fetch(name: str, limits: Mapping[str, int]) -> Path:
             print_note(f"{name}: the hub cannot be reached, so the copy in the local cache is used")
         else:
             check_files(repository, info, limits)
-            # By the name of the revision, which the cache remembers for the time without a network.
+            # By the revision's name, which the cache remembers for use without a network.
             paths = [Path(hf_hub_download(repository, file, revision=revision)) for file in limits]
             if any(path.parent.name != info.sha for path in paths):
                 raise ValueError(
@@ -86,15 +86,14 @@ def check_files(repository: str, info: Any, limits: Mapping[str, int]) -> None:
 class Destination(NamedTuple):
     """A repository that a bundle may be committed to."""
 
-    commit: str | None  # the latest one; None where the repository does not exist yet
+    commit: str | None  # the latest; None if the repository does not exist yet
     files: Sequence[str]
 
 
 def check_destination(repository: str, public: bool, marks: Collection[str]) -> Destination:
-    """Raise ValueError, in one line, where `commit` would refuse a repository; writes nothing.
+    """Raise ValueError, in one line, if `commit` would refuse a repository; writes nothing.
 
-    It may not exist yet, be empty, or have the files `marks`, by which an earlier bundle is
-    recognised.
+    Accepted are a new repository, an empty one, and an earlier bundle, which has the files `marks`.
     """
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -130,10 +129,10 @@ def check_destination(repository: str, public: bool, marks: Collection[str]) -> 
 def commit(
     repository: str, files: Mapping[str, Path | bytes], public: bool, marks: Collection[str]
 ) -> str:
-    """Write files by their paths in a repository, in one commit, and return its address.
+    """Write `files`, by path in the repository, in one commit, and return its address.
 
-    The repository is created if need be. Exported files of an earlier commit that are not among
-    `files` are deleted by the same commit. Raises ValueError as `check_destination`, and where
+    The repository is created if needed. Exported files of an earlier commit that are not among
+    `files` are deleted by the same commit. Raises ValueError as `check_destination` does, and if
     someone else commits meanwhile.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -158,7 +157,7 @@ def commit(
 
 
 def check_online() -> None:
-    """Raise ConnectionError where nothing can be asked of the hub, without waiting for it."""
+    """Raise ConnectionError, without waiting, if the hub cannot be asked."""
     from huggingface_hub.constants import is_offline_mode
 
     if is_offline_mode():
@@ -168,7 +167,7 @@ def check_online() -> None:
 
 
 def unreachable() -> tuple[type[Exception], ...]:
-    """Errors of requests and transfers without an answer, by each library that clients build on."""
+    """The errors of requests and transfers without an answer, of each library in use."""
     from huggingface_hub import errors
 
     http, transfer = (getattr(errors, name, OSError) for name in ("HTTPError", "XetDownloadError"))
@@ -177,7 +176,7 @@ def unreachable() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def hub_errors(repository: str) -> Iterator[None]:
-    """Errors of the hub's client as a ValueError of one line."""
+    """Turn errors of the hub's client into a ValueError in one line."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,

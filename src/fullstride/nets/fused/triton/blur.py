@@ -1,7 +1,7 @@
 """Computes the passes of `BlurPool` by Triton, as gathers in both directions.
 
-`border` is the index of the pixel that pads the first one, and the distance from the end of the one
-that pads the last: 1 for reflection, 0 for replication where a side has one pixel.
+`border` is the index of the pixel that pads the first pixel, and counted from the end, of the pixel
+that pads the last: 1 for reflection, 0 for replication if a side has one pixel.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
@@ -127,14 +127,14 @@ def blurred_gradients_kernel(
 
 @triton.jit
 def reflected(i, size, border):
-    """The index of pixel i, which may be one outside of the map."""
+    """The index of pixel i, which may be one pixel outside of the map."""
     i = tl.where(i < 0, border, i)
     return tl.where(i < size, i, size - 1 - border)
 
 
 @triton.jit
 def unblurred(grad, squeeze, here, p, mask, sides, cut: tl.constexpr):
-    """The gradient of pixels p: of one output in an even row or column, of two in an odd one."""
+    """The gradient of pixels p, from one output in even rows or columns, from two in odd ones."""
     height, width, border = sides
     lines, columns = (height + 1) // 2, (width + 1) // 2
     d = zeros(cut)
@@ -157,6 +157,6 @@ def share(output, pixel, size, border, second: tl.constexpr):
     weight = tl.where(output * 2 == pixel, 0.5, 0.25)
     weight += tl.where((output == 0) & (pixel == border), 0.25, 0.0)
     weight += tl.where((output * 2 + 1 == size) & (pixel == size - 1 - border), 0.25, 0.0)
-    if second:  # for an even pixel it equals the first
+    if second:  # for an even pixel, the second output equals the first
         weight = tl.where(pixel % 2 == 0, 0.0, weight)
     return tl.where(output * 2 < size, weight, 0.0)

@@ -1,6 +1,6 @@
 """Computes each pass of `reference` by Triton on a GPU, with the same names, arguments and numbers.
 
-Maps with strides other than NHWC or NCHW, and those in another format than the first, are copied.
+Maps with strides other than NHWC or NCHW, and maps in another format than the first, are copied.
 Sums are in float32, in two stages without atomics, so results are deterministic and do not depend
 on the batch.
 """
@@ -141,7 +141,7 @@ def bn_add_act_kernel(y, x_int8, other_int8, x, other, slope, outer, units, cut:
 
 @triton.jit
 def d_and_centred(grad, squeeze, y, x, numbers, slope, at, mask):
-    """The gradient before the activation, and x - pivot, recovered from y if there is no x."""
+    """The gradient before the activation, and x - pivot, which y gives if there is no x."""
     pivot, inverse_scale, shift = numbers
     out = values(y, at, mask)
     d = values(grad, at, mask)

@@ -1,12 +1,12 @@
-"""Divides maps into tiles for Triton, and holds what the kernels share.
+"""Divides maps into tiles for Triton, and holds the functions that kernels share.
 
 A program processes one image, a block of its channels and `steps` blocks of its pixels in sequence.
 Maps in memory are contiguous rows: the channels of a pixel (NHWC) or the pixels of a channel
-(NCHW). The length of a row is `units` * `unit`, so that the compiler knows a divisor of it and
-loads 128 bits at once; an image has `outer` rows.
+(NCHW). The length of a row is `units` * `unit`, so that the compiler knows a divisor of the length
+and loads 128 bits at once; an image has `outer` rows.
 
 Kernels take the named tuples of `reference` with `Numbers` in place of tensors (N, C), and last
-`outer`, `units` and a `Cut`. Inside, `here` is what `place` returns.
+`outer`, `units` and a `Cut`. Inside, `here` is the result of `place`.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -24,9 +24,9 @@ from torch import Tensor
 from fullstride.nets.fused.reference import INT8_MAX, MIN_POSITIVE, Affine, Slopes, Term
 
 # Block sizes, not yet tuned on a GPU: with 4 warps a thread has 16 or 8 values of each map.
-ROW_BLOCKS = (128, 64, 32)  # along a row; the one with the least padding is chosen
+ROW_BLOCKS = (128, 64, 32)  # along a row; the block with the least padding is chosen
 BLOCK = 2048  # values of one map
-GATHERED_BLOCK = 1024  # the same, where each value depends on several
+GATHERED_BLOCK = 1024  # values of one map, if each value depends on several
 STEPS = 8  # at most; more make fewer partial sums, but also fewer programs
 UNITS = (8, 4, 1)  # 128 bits hold 8 values in bf16, 4 in float32
 # Multiply-adds are fused explicitly, as Triton is to change its default.
@@ -103,7 +103,7 @@ class Tiles:
                 kernel[(programs,)](*arguments, *self.sizes, **OPTIONS)
 
     def sums(self, kernel: Any, count: int, *arguments: Any) -> list[Tensor]:
-        """Sums over the pixels, each (N, C): a kernel writes each span's to its first argument."""
+        """Sums over the pixels, each (N, C); `kernel` writes sums by span to its first argument."""
         shape = self.images, self.spans, self.channels
         options = {"dtype": torch.float32, "device": self.device}
         partial = tuple(torch.empty(shape, **options) for _ in range(count))
@@ -128,13 +128,13 @@ def numbers_of(numbers: Tensor | Affine | Slopes | None) -> Any:
 
 
 def slope_of(slope: float | None) -> float | None:
-    """A float: for an integer the kernel would be compiled again."""
+    """`slope` as a float: for an integer the kernel would be compiled again."""
     return None if slope is None else float(slope)
 
 
 @triton.jit
 def place(outer, units, cut: tl.constexpr):
-    """This program's image, first pixels and channels; then the numbers of pixels and channels."""
+    """This program's image, first pixels and channels; and the counts of pixels and channels."""
     inner = units * cut.unit
     pixels = outer if cut.nhwc else inner
     channels = inner if cut.nhwc else outer
@@ -149,7 +149,7 @@ def place(outer, units, cut: tl.constexpr):
 
 @triton.jit
 def tile(here, step, cut: tl.constexpr):
-    """The pixels of a step, the offsets of their values, and whether each is inside the map."""
+    """The pixels of a step, the offsets of the values, and whether each is inside the map."""
     n, first, c, pixels, channels = here
     p = first + step * cut.block_p
     return p, offsets(here, p, pixels, cut), (p < pixels)[:, None] & (c < channels)[None, :]
