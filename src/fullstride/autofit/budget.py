@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fullstride.autofit.candidates import Candidate, check_source, find_specs
 from fullstride.autofit.settings import FitSettings
-from fullstride.deploy.choose_form import Label, runnable, that_run_there
+from fullstride.deploy.choose_form import Label, runnable, supported_by
 from fullstride.deploy.export import why_not_int8
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.deploy.formats import FORMATS
@@ -112,7 +112,7 @@ class FitJob(StudyJob):
         labels = tuple(label for label, reason in reasons.items() if not reason)
         if not labels:
             raise ValueError(reasons[all_labels[0]])
-        return labels if self.target is None else that_run_there(labels, self.target)
+        return labels if self.target is None else supported_by(self.target, labels)
 
     def check(self) -> None:
         """Raise ValueError, in one line, so that a typing error is found before many images are."""

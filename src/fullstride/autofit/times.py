@@ -25,7 +25,7 @@ from fullstride.deploy.choose_form import (
     Label,
     UntrainedFiles,
     measure_files,
-    quickly_written,
+    probe_label,
     run_there,
     untrained_files,
 )
@@ -114,7 +114,7 @@ def form(time: CandidateTime) -> Label:
 
 def has_all(job: FitJob, rows: Rows, others: Sequence[Rows]) -> bool:
     """Whether times of a candidate, maybe for another budget, are all that this one asks."""
-    quick = quickly_written(job.labels)
+    quick = probe_label(job.labels)
     ms, budget_ms = (
         next((row.ms for row in rows if form(row) == quick), None),
         job.budget.ms_per_image,
@@ -139,7 +139,7 @@ def time_one(
     times the budget. Its other precisions follow, which share its graph, and then other formats; of
     both those that `may_win`, by the times of `others`. All files are timed in turn at the end.
     """
-    quick, batch = quickly_written(labels), job.budget.batch
+    quick, batch = probe_label(labels), job.budget.batch
     # percentiles other than the median need some hundred calls
     protocol = MEDIANS if job.settings.percentile == 50 else ONLINE
     models, failures = dict[Label, ExportedModel](), dict[Label, str]()
@@ -476,7 +476,7 @@ def near_forms(rows: Rows, budget: Budget) -> list[CandidateTime]:
 
 def unmeasured(candidate: Candidate, job: FitJob) -> CandidateTime:
     """The row of a candidate without a time."""
-    format, precision = quickly_written(job.labels)
+    format, precision = probe_label(job.labels)
     return CandidateTime(
         candidate=candidate.name,
         format=format,
@@ -527,7 +527,7 @@ def measured_in_turn(
             else:
                 if again:
                     others, labels = [], [form(row) for row in near_forms(stored, job.budget)]
-                labels = [quickly_written(labels)] if quick else labels
+                labels = [probe_label(labels)] if quick else labels
                 rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)
                 earlier = earlier[0], files or earlier[1]
                 if files and not quick and any(is_near(rows, each) for each in job.budgets):

@@ -68,14 +68,14 @@ from fullstride.tasks import common_metric, find_task
 from fullstride.tasks.task import Task
 from fullstride.train.averages import BATCH_NORM
 
-TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for the progress, not the choice
-# That `fastest` compares.
+TRIAL = replace(ONLINE, rounds=3, warmup_s=0.2, round_s=0.1)  # for progress lines, not the choice
+# The formats that `fastest` compares.
 CANDIDATES = ("openvino", "onnx", "aoti", "tensorrt", "executorch", "ncnn", "litert")
-Label = tuple[str, Precision]  # of a file: format and precision
+Label = tuple[str, Precision]  # a file's format and precision
 
 
 def compared_split(bundles: Mapping[str, Bundle], metric: str) -> str:
-    """The split that networks are compared on: the test, or validation where one has no test."""
+    """The split to compare networks on: the test, or validation if a network has no test score."""
     scored = {
         split: [name for name, each in bundles.items() if metric in each.scores.get(split, {})]
         for split in ("test", "val")
@@ -93,12 +93,12 @@ def most_accurate(
     progress: Progress = lambda line: None,
     times: Mapping[str, float] | None = None,
 ) -> tuple[str, Bundle]:
-    """The name and the bundle with the best test score within the budget; of ties the fastest.
+    """Return the name and bundle with the best test score within the budget; the fastest of ties.
 
-    Where one has no test, all are compared by the validation split. A tie is an equal score. Times
-    are those of `ms_per_image`, measured only where there is a budget or a tie, or `times` of
-    earlier measurements; `progress` is called with a line about them. Raises ValueError, with the
-    times, if no bundle fits, and if one of several has no score or other classes.
+    If a bundle has no test score, all are compared by validation scores. A tie is an equal score.
+    Times come from earlier measurements (`times`) or from `ms_per_image`, only if there is a budget
+    or a tie; `progress` is called with a line about them. Raises ValueError, with the times, if no
+    bundle fits, and if one of several has no score or other classes.
     """
     check_same_classes(bundles)
     metric = common_metric(bundles.values())
@@ -121,8 +121,7 @@ def most_accurate(
         if len(names) > 1:
             score, all_ms = metric.text(scores[names[0]]), {name: ms(name) for name in names}
             progress(
-                f"the fastest is exported of those with the same {split} {score}: "
-                f"{in_words(all_ms)}"
+                f"the fastest network with the best {split} {score} is exported: {in_words(all_ms)}"
             )
     name = names[0] if len(names) == 1 else min(names, key=ms)
     if budget or len(names) > 1:
@@ -138,7 +137,7 @@ def most_accurate(
 
 
 def measure_bundle(bundle: Bundle, batch: int = 1) -> Measurement:
-    """The time of a network here, by the online protocol at its own resolution."""
+    """Measure a network here by the online protocol at its own resolution."""
     pre = bundle.preprocessing
     protocol = replace(ONLINE, resolution=pre.resolution, batch=batch)
     (row,) = bench(
@@ -148,14 +147,15 @@ def measure_bundle(bundle: Bundle, batch: int = 1) -> Measurement:
 
 
 def ms_per_image(bundle: Bundle, batch: int = 1) -> float:
-    """The median time of a call of `measure_bundle`, divided by its images."""
+    """The median time of a call in `measure_bundle`, divided by its images."""
     return call_time(measure_bundle(bundle, batch)).ms
 
 
 def earlier_times(path: Path, bundles: Mapping[str, Bundle], batch: int = 1) -> dict[str, float]:
-    """The times of `bundles`, by their paths, in a file of `fullstride bench --out`.
+    """Read the times of `bundles`, by path, from a file of `fullstride bench --out`.
 
-    Raises ValueError, in one line, for one that is not there, or not at its resolution or `batch`.
+    Raises ValueError, in one line, for a bundle that is missing, or measured at another resolution
+    or batch.
     """
     rows = by_network(read_measurements(path))
     times: dict[str, float] = {}
@@ -176,7 +176,7 @@ def in_words(ms: Mapping[str, float]) -> str:
 
 
 def check_same_classes(bundles: Mapping[str, Bundle]) -> None:
-    """Raise ValueError if a bundle is of another task than the first, or has other classes."""
+    """Raise ValueError if a bundle has another task or other classes than the first."""
     first = next(iter(bundles.values()))
     for bundle in bundles.values():
         if first.task != bundle.task or permutation(first.classes, bundle.classes) is None:
@@ -196,16 +196,16 @@ def fastest(
 ) -> ExportResult:
     """Export `bundle` to each format that runs and keep the file with the lowest latency.
 
-    They run on the target of `options`, this machine by default. Files are in the precision of
-    `options`, or in each if that is None, and are measured in turn by the online protocol.
-    `progress` is called with a line when a try begins, and with its time, its latency alone and the
-    points that it loses when it ends. `out` gets the suffix of the chosen format. See `export` for
-    the other arguments. Raises ValueError, with the latencies, if no file passes its comparison or
-    fits the budget.
+    Files run on the target of `options`, by default this machine, in the precision of `options`, or
+    in every precision if that is None. They are measured in turn by the online protocol. `progress`
+    is called with a line at the start of each export, and with its duration, first latency and lost
+    points at the end. `out` gets the suffix of the chosen format. See `export` for the other
+    arguments. Raises ValueError, with the latencies, if no file passes its comparison or fits the
+    budget.
     """
     candidates, target = available(options.precision), find_target(options.target)
     if target is not None:
-        candidates = [*that_run_there(candidates, target)]
+        candidates = [*supported_by(target, candidates)]
     for kind in {FORMATS[name].suffix: FORMATS[name] for name, _ in candidates}.values():
         check_free(with_suffix(out, kind.suffix), kind, options.force)
     reference = make_reference(bundle, images, options.input_kind)
@@ -275,11 +275,11 @@ def available(precision: Precision | None) -> list[tuple[str, Precision]]:
 def runnable(
     formats: Sequence[str] = (), precisions: Sequence[str] = ()
 ) -> tuple[tuple[str, Precision], ...]:
-    """The formats and precisions that are compared here; by default those that may be the fastest.
+    """The formats and precisions to compare here; by default all that may be the fastest.
 
-    Programs, which run code when they are opened, are compared only if `formats` names them, and so
-    is fp16 where the runtime would compute in fp32. Raises ValueError for one that does not exist
-    or cannot run here, and where nothing is left.
+    Programs, which run code when they are opened, are compared only if `formats` names them, and
+    fp16 that the runtime computes in fp32 only if `precisions` does. Raises ValueError for a format
+    or precision that does not exist or cannot run here, and if nothing is left.
     """
     for name in formats:
         find_format(name, FORMATS[name].precisions[0] if name in FORMATS else "")
@@ -304,36 +304,36 @@ def runnable(
 
 
 def find_target(where: str) -> Target | None:
-    """The connection to another machine; None for this one. Raises ValueError for a profile."""
+    """Connect to another machine; None for this machine. Raises ValueError for a profile."""
     if where == HERE:
         return None
     if is_elsewhere(where):
         return connect(where)
     raise ValueError(
-        f"--target {where}: files are measured, so it is {HERE}, ssh://HOST, or a command that "
-        "runs a Python"
+        f"--target {where}: files are measured, so use {HERE}, ssh://HOST, or a command that runs "
+        "Python"
     )
 
 
-def that_run_there(labels: Sequence[Label], target: Target) -> tuple[Label, ...]:
-    """Those whose runtime another machine has. Raises ValueError where it has none."""
+def supported_by(target: Target, labels: Sequence[Label]) -> tuple[Label, ...]:
+    """The labels whose runtime `target` has. Raises ValueError if it has none."""
     there = target.describe().runtimes
     if own := tuple(label for label in labels if label[0] in there):
         return own
     raise ValueError(
-        f"{target.where} has none of the runtimes that are asked for; `fullstride measure target` "
-        "says what to install"
+        f"{target.where} has none of the requested runtimes; `fullstride measure target` says what "
+        "to install"
     )
 
 
-def quickly_written(labels: Sequence[Label]) -> Label:
-    """The one to measure first: it is available in most places, and is quickly written."""
+def probe_label(labels: Sequence[Label]) -> Label:
+    """The label to measure first: quickly written, in a runtime that most machines have."""
     preferred: tuple[Label, ...] = ("tensorrt", "fp16"), ("onnx", "fp32"), ("openvino", "fp32")
     return next((each for each in preferred if each in labels), labels[0])
 
 
 def data_formats() -> list[str]:
-    """The formats that run here whose files are data, and no programs."""
+    """The formats that run here and whose files are data, not programs."""
     return [
         name
         for name in dict.fromkeys(name for name, _ in available(None))
@@ -342,7 +342,7 @@ def data_formats() -> list[str]:
 
 
 def own_precisions(name: str) -> list[Precision]:
-    """The precisions that a format computes in here: fp16 is left out where it would be fp32."""
+    """The precisions that a format computes in here, without fp16 if it would be fp32."""
     halves = name not in ("openvino", "ncnn") and torch.cuda.is_available()
     return [each for each in FORMATS[name].precisions if each != "fp16" or halves]
 
@@ -354,9 +354,9 @@ def latencies(
     protocol: Protocol | None = None,
     target: Target | None = None,
 ) -> dict[str, float]:
-    """The median time of a call / its images, in ms, of each file, measured in turn.
+    """Measure the files in turn; return each median time of a call / its images, in ms.
 
-    `protocol` is the online one by default, and `target` as of `measure_files`.
+    `protocol` is online by default; for `target` see `measure_files`.
     """
     models = {label: open_file(path, trust=True) for label, path in paths.items()}
     protocol = replace(protocol or ONLINE, resolution=bundle.preprocessing.resolution, batch=batch)
@@ -370,10 +370,10 @@ def measure_files(
     threads: int | None = None,
     target: Target | None = None,
 ) -> list[Measurement]:
-    """Opened files with inputs of the same channels, measured in turn inside of every round.
+    """Measure opened files with the same number of input channels in turn in every round.
 
-    Each is measured at its own resolution. `target`: another machine, where they are measured by
-    all of its cores, unless there are `threads`.
+    Each file is measured at its own resolution. `target`: another machine to measure on, where
+    `threads` defaults to all cores.
     """
     if target is not None:
         return measure_there(models, protocol, target, threads)
@@ -385,7 +385,7 @@ def measure_files(
 
 
 def timed_file(name: str, model: ExportedModel, batch: int) -> TimedFile:
-    """A file as another machine gets it."""
+    """Describe a file for another machine."""
     about, format = model.metadata, detect_format(model.path)
     assert format is not None
     return TimedFile(
@@ -399,7 +399,7 @@ def timed_file(name: str, model: ExportedModel, batch: int) -> TimedFile:
 
 
 def run_there(target: Target, model: ExportedModel, batch: int) -> None:
-    """Raise ValueError, in one line, if another machine cannot open or run a file."""
+    """Raise ValueError, in one line, if `target` cannot open or run a file."""
     images = example(model.preprocessing, model.metadata.input_kind)
     file = timed_file("", model, batch)
     target.run(file, np.resize(images, file.shape))
@@ -408,7 +408,7 @@ def run_there(target: Target, model: ExportedModel, batch: int) -> None:
 def measure_there(
     models: Mapping[str, ExportedModel], protocol: Protocol, target: Target, threads: int | None
 ) -> list[Measurement]:
-    """`measure_files` on another machine. It waits after each call, also for a throughput."""
+    """`measure_files` on another machine, which waits after each call, even for throughput."""
     files = [timed_file(name, model, protocol.batch) for name, model in models.items()]
     times = target.measure(
         files,
@@ -434,28 +434,27 @@ def measure_there(
     return rows
 
 
-# The time of a network as a file, which is written untrained: weights do not change the time.
-#
-# Nothing is compared with PyTorch, as outputs of random weights say little: a file is only timed.
+# Times of untrained networks as files: weights do not change the time. The files are only timed,
+# not compared with PyTorch, since outputs of random weights say little.
 
 
 IMAGES = 2  # of the example, which int8 takes its ranges from
-TRACED_BATCH = 7  # images; it stands in few other dimensions of a network
-STATISTICS_SHARE = 0.99  # of the variance of these images; the rest is 1, as channels may be zero
+TRACED_BATCH = 7  # images; few other dimensions of networks have this size
+STATISTICS_SHARE = 0.99  # weight of the images' variance; the rest is 1, as channels may be zero
 
 
 @dataclass
 class UntrainedFiles:
-    """Writes a network in evaluation mode to files of all formats."""
+    """Writes an untrained network in evaluation mode to files of all formats."""
 
     job: ExportJob
-    has_own_graphs: bool = True  # False: those of the network at another resolution
-    was_run: bool = False  # a file of these graphs, on a batch
+    has_own_graphs: bool = True  # False: the graphs were traced at another resolution
+    was_run: bool = False  # whether a file of these graphs has run on a batch
 
     def at(self, name: str, pre: Preprocessing) -> "UntrainedFiles":
-        """The same network at another resolution; it is not traced again where its graph fits."""
+        """The same network at another resolution, traced again only if its graph does not fit."""
         job, graphs = self.job, {}
-        if job.metadata.input_kind != "pictures":  # whose graphs have the resolution in constants
+        if job.metadata.input_kind != "pictures":  # graphs of pictures have it in constants
             sides = replace(job, any_size=True).dynamic_sides
             graphs = {
                 key: onnx.at_resolution(model, pre.resolution, sides)
@@ -474,10 +473,10 @@ class UntrainedFiles:
         threads: int | None = None,
         batch: int = IMAGES,
     ) -> ExportedModel:
-        """Write a file in `folder`, open it and run it on a batch.
+        """Write a file to `folder`, open it and run it on a batch.
 
-        Raises ValueError, in one line, where that fails. A graph of another resolution, or traced
-        with another number of images, is replaced where it does not fit.
+        A graph that was traced at another resolution or batch is traced again if it does not fit.
+        Raises ValueError, in one line, if anything fails.
         """
         try:
             model = self.written(format, precision, folder, threads, batch)
@@ -511,10 +510,10 @@ def untrained_files(
     input_kind: InputKind,
     task: Task | None = None,
 ) -> UntrainedFiles:
-    """The files of a network with fresh weights, whose batch statistics are changed.
+    """Prepare to write a network with random weights to files; its batch statistics are changed.
 
-    `name` is in their metadata, `pre` has the resolution and the channels of the network's input,
-    and `classes` is the number of its classes. `task` is that of its head, classification if None.
+    `name` goes into the metadata, `pre` has the input's resolution and channels, and `classes` is
+    the number of classes. `task` is the task of the head, classification if None.
     """
     images, task = torch.randn(IMAGES, *one_input(pre, "normalised")), task or find_task()
     with_typical_statistics(net, images)
@@ -539,9 +538,10 @@ def untrained_files(
 
 @torch.no_grad()
 def with_typical_statistics(net: nn.Module, images: Tensor) -> None:
-    """Let batch norms normalise, as in a trained network, and branches add to their shortcuts.
+    """Set batch statistics so that batch norms normalise, as in a trained network.
 
-    Else activations may fade to numbers so small that processors take many times as long.
+    Scales become 1, so that branches add to their shortcuts. Otherwise activations may fade to
+    numbers so small that processors take many times as long.
     """
     net.eval()  # a head may need targets in training
     for norm in net.modules():
@@ -555,7 +555,7 @@ def with_typical_statistics(net: nn.Module, images: Tensor) -> None:
 
 
 def example(pre: Preprocessing, input_kind: InputKind) -> np.ndarray:
-    """Random inputs of a file."""
+    """Random inputs for a file."""
     random, shape = np.random.default_rng(0), (IMAGES, *one_input(pre, input_kind))
     if input_kind == "normalised":
         return random.standard_normal(shape, np.float32)

@@ -24,19 +24,19 @@ from fullstride.tasks.classify import Classify
 from fullstride.tasks.task import Metric, Task
 from fullstride.train.scoring import Evaluation, finite_scores, score_bundle
 
-# Tolerances of a file. The largest difference of an output / the largest output shows a file that
-# computes in another precision than it says; the drop is what users notice, in points of a metric.
+# Tolerances. The largest difference of an output / the largest output reveals a file that computes
+# in another precision than it says; users notice the drop, in points of a metric.
 MAX_DIFFERENCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 0.2, "int8": float("inf")}
 MAX_DROP = {"fp32": 0.0, "fp16": 0.2, "bf16": 0.2, "int8": 0.5}
-# At least these for files that resize, which may round a pixel to the next level of brightness.
+# Minimum tolerances of files that resize, which may round a pixel to the next level of brightness.
 RESIZE_MAX_DIFFERENCE, RESIZE_MAX_DROP = 0.05, 0.2
 
 
 @dataclass(frozen=True)
 class LazyImages(Sequence[Image.Image | np.ndarray]):
-    """The images at `indices` of a split, decoded at each access: few photographs fit in memory.
+    """The images at `indices` of a split, decoded at each access, since few fit in memory.
 
-    With a `view`, such as of the clips of videos, they are what it makes of them.
+    A `view` transforms them, such as videos to clips.
     """
 
     images: Images
@@ -52,7 +52,7 @@ class LazyImages(Sequence[Image.Image | np.ndarray]):
         return self._at(self.indices[item])
 
     def readable(self) -> Iterator[int]:
-        """Those of `indices` whose image can be read."""
+        """The indices whose image can be read."""
         for index in self.indices:
             try:
                 self._at(index)
@@ -70,9 +70,9 @@ class LazyImages(Sequence[Image.Image | np.ndarray]):
 
 @dataclass(frozen=True)
 class ComparisonImages:
-    """Real images to compare outputs on, with their labels if these are available.
+    """Real images to compare outputs on, with labels if available.
 
-    Clips are arrays, uint8 (T, H, W, C) as the network takes them.
+    Clips are uint8 arrays (T, H, W, C) of the network's input size.
 
     Examples:
         >>> import fullstride
@@ -82,8 +82,8 @@ class ComparisonImages:
         (8, 8)
     """
 
-    pictures: Sequence[Image.Image | np.ndarray]  # of Pillow, or uint8 (H, W) or (H, W, C)
-    # the class of each, by its place in the bundle's classes; of other tasks the target in the view
+    pictures: Sequence[Image.Image | np.ndarray]  # Pillow images, or uint8 (H, W) or (H, W, C)
+    # class indices into the bundle's classes; for other tasks, targets in the view
     labels: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
@@ -96,15 +96,15 @@ class ComparisonImages:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the outputs of a file differ from PyTorch's on the same images."""
+    """Differences between a file's outputs and PyTorch's on the same images."""
 
     images: int
     relative_difference: float  # `Task.difference`
-    cosine: float  # between the two outputs of an image, mean over images
-    same_class: int  # images for which both predict the same, such as the same class
+    cosine: float  # between both outputs of an image, mean over images
+    same_class: int  # images with equal predictions, such as the same class
     accuracy: float | None = None  # the task's metric, PyTorch; None: without labels
-    file_accuracy: float | None = None  # the task's metric, the file
-    # half the 95 % interval of the loss, by resampling the images; 0 for the classes of images
+    file_accuracy: float | None = None  # the task's metric, the file's
+    # half of the drop's 95 % interval, by resampling the images; 0 for classification
     error: float = 0.0
     metric: Metric = Classify.metric
 
@@ -112,7 +112,7 @@ class Comparison:
     def drop(self) -> float:
         """Points of the metric that the file loses; without labels, percent of changed predictions.
 
-        0 where the loss is within its interval, as other images of the kind may not show it.
+        0 if the loss is within its interval, since similar images may not show it.
         """
         if self.accuracy is None or self.file_accuracy is None:
             return 100 * (1 - self.same_class / self.images)
@@ -126,9 +126,9 @@ def compare(
     labels: Sequence[Any] = (),
     task: Task | None = None,
 ) -> Comparison:
-    """`outputs` of a file and PyTorch's `expected`, (N, ...); `labels` are `ComparisonImages`'.
+    """Compare a file's `outputs` with PyTorch's `expected`, (N, ...).
 
-    The task is classification if None.
+    `labels` are the field of `ComparisonImages`. The task is classification if None.
     """
     task = task or find_task()
     tensors = torch.from_numpy(outputs), torch.from_numpy(expected)
@@ -174,9 +174,9 @@ def tolerances(
 
 
 def check(path: Path, comparison: Comparison, max_difference: float, max_drop: float) -> None:
-    """Raises ValueError where the file that was to be written to `path` is off by more."""
+    """Raise ValueError if the comparison of the file for `path` exceeds a tolerance."""
     difference, drop = comparison.relative_difference, comparison.drop
-    if not difference <= max_difference:  # also where it is not a number
+    if not difference <= max_difference:  # also catches NaN
         raise ValueError(
             f"{path} was not written: its outputs differ from PyTorch's by {difference:.1e} of the "
             f"largest, {max_difference:g} is allowed (on {comparison.images} images)"
@@ -189,18 +189,18 @@ def check(path: Path, comparison: Comparison, max_difference: float, max_drop: f
         )
 
 
-# The scores of an exported file on images, by the outputs that it computes itself.
+# Scores of an exported file on images, by its own outputs.
 
 
-MAX_VIEWS_BYTES = 2**29  # of the views that several files are scored on
+MAX_VIEWS_BYTES = 2**29  # of views in memory for scoring several files
 
-FileView = Image.Image | np.ndarray  # an image as `probabilities` takes it
+FileView = Image.Image | np.ndarray  # an image as an argument of `probabilities`
 
 
 class Sample(NamedTuple):
-    """An image that can be read, and its target in the view."""
+    """A readable image with its target in the view."""
 
-    number: int  # of the image among all
+    number: int  # index of the image among all
     view: FileView
     target: Any
 
@@ -209,28 +209,28 @@ class Sample(NamedTuple):
 class Mistake:
     """An image with a wrong prediction."""
 
-    image: str  # its name in the data
-    truth: str  # classes
+    image: str  # name in the data
+    truth: str  # the true class
     predicted: str
     probability: float  # of the predicted class
 
 
 @dataclass(frozen=True)
 class ImageScore:
-    """An image, and the metric of the task on it alone."""
+    """An image with the task's metric on it alone."""
 
-    image: str  # its name in the data
+    image: str  # name in the data
     score: float
 
 
 @dataclass(frozen=True)
 class ModelScores:
-    """What a model achieves on a set of images, and on which."""
+    """The scores of a model on a set of images, with its worst images."""
 
     evaluation: Evaluation
-    correct: str  # 1 or 0 for each image, in order; 0 for one that cannot be read
-    mistakes: tuple[Mistake, ...]  # the most confident ones first
-    worst: tuple[ImageScore, ...]  # of tasks without one class for each image, the worst first
+    correct: str  # 1 or 0 for each image, in order; 0 for an unreadable image
+    mistakes: tuple[Mistake, ...]  # the most confident first
+    worst: tuple[ImageScore, ...]  # for tasks without one class per image, the worst first
 
 
 def score_model(
@@ -240,11 +240,11 @@ def score_model(
     views: Sequence[Sample] | None = None,
     mistakes: int = 0,
 ) -> ModelScores:
-    """Score `model` on `images`, whose targets are those of its task, by its classes.
+    """Score `model` on `images`, whose targets belong to the model's task and classes.
 
     `views` are the result of `load_views` for an equal preprocessing. At most `mistakes` wrong
-    predictions are listed, or so many of the images with the worst scores. Raises ValueError where
-    no image can be read, and FloatingPointError where a score is not finite.
+    predictions, or images with the worst scores, are listed. Raises ValueError if no image can be
+    read, and FloatingPointError if a score is not finite.
     """
     task = task_of(model).uncalibrated()
     skipped: dict[str, str] = {}
@@ -284,7 +284,7 @@ def score_model(
 def scores_alone(
     task: Task, images: Images, samples: Sequence[Sample], rows: np.ndarray
 ) -> Iterator[ImageScore]:
-    """The score of each image alone, where it has one: an image without objects has none."""
+    """The score of each image alone, except images without a score, such as without objects."""
     for sample, outputs in zip(samples, rows, strict=True):
         score = task.score()
         score.update(task.invert(torch.from_numpy(outputs[None])), task.collate([sample.target]))
@@ -301,9 +301,9 @@ def evaluate(
     mirrored: bool = False,
     views: ViewsOfVideo | None = None,
 ) -> Evaluation:
-    """The scores of a bundle by PyTorch on `device`, or of an exported file by its runtime.
+    """Score a bundle by PyTorch on `device`, or an exported file by its runtime.
 
-    Raises ValueError for mirrored images and for views of a file, which are for bundles.
+    Raises ValueError for `mirrored` and `views` with a file.
     """
     if isinstance(model, Bundle):
         return score_bundle(model, images, device, mirrored=mirrored, views=views)
@@ -315,7 +315,7 @@ def evaluate(
 
 
 def load_views(model: Model, images: Images) -> list[Sample] | None:
-    """The readable ones of `images` as `model` takes them; None if they need much memory."""
+    """Load the readable images as inputs for `model`; None if they need much memory."""
     pre = model.preprocessing
     view = math.prod(one_input(pre, "pixels"))
     if resizes(model) or len(images) * view > MAX_VIEWS_BYTES:
@@ -324,7 +324,7 @@ def load_views(model: Model, images: Images) -> list[Sample] | None:
 
 
 def batches(model: Model, samples: Iterable[Sample]) -> Iterator[tuple[list[Sample], np.ndarray]]:
-    """The samples, and their activated outputs; for classification (N, K)."""
+    """Yield samples with their activated outputs; for classification (N, K)."""
     samples, most = iter(samples), task_of(model).scoring_batch
     while batch := list(islice(samples, most)):
         yield batch, probabilities(model, [sample.view for sample in batch])
@@ -333,9 +333,9 @@ def batches(model: Model, samples: Iterable[Sample]) -> Iterator[tuple[list[Samp
 def readable(
     model: Model, images: Images, skipped: dict[str, str] | None = None
 ) -> Iterator[Sample]:
-    """The readable images; with the whole image as the view for a file that resizes.
+    """Yield the readable images; for a file that resizes, the view is the whole image.
 
-    The reasons for others go into `skipped`.
+    `skipped` receives the reasons for unreadable images.
     """
     view, rng = task_of(model).test_view(model.preprocessing), np.random.default_rng(0)
     images = images.over(model.preprocessing.background)

@@ -1,6 +1,6 @@
-"""Measures networks on another machine as the files that would ship.
+"""Measures networks on another machine as exported files.
 
-That is a benchmark, a choice by measured times, or a calibration of the machine's profile.
+For a benchmark, a choice by measured times, or a calibration of the machine's profile.
 """
 
 import math
@@ -21,7 +21,7 @@ from fullstride.deploy.choose_form import (
     measure_files,
     run_there,
     runnable,
-    that_run_there,
+    supported_by,
     untrained_files,
 )
 from fullstride.deploy.exported import ExportedModel, InputKind
@@ -57,28 +57,28 @@ from fullstride.targets.stored import StoredTimes
 from fullstride.targets.target import Target
 from fullstride.tasks.task import Task
 
-INPUT: InputKind = "pixels"  # of the files, as `fit` ships them
+INPUT: InputKind = "pixels"  # as in the files that `fit` ships
 Files = Mapping[Label, ExportedModel]
 Rows = dict[Label, Measurement]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilesThere:
-    """Files of networks with fresh weights for another machine, and their times, which are stored.
+    """Writes networks with random weights to files for another machine, and stores their times.
 
-    A file is in `folder` until it was timed.
+    Files stay in `folder` until they are timed.
     """
 
     target: Target
     store: StoredTimes
-    labels: Sequence[Label]  # the forms of a network
+    labels: Sequence[Label]  # forms of each network
     folder: Path
     batch: int = 1
 
     def write(
         self, net: nn.Module, name: str, pre: Preprocessing, classes: int, task: Task | None = None
     ) -> Files:
-        """The forms of a network that run there. Raises ValueError, with the reason, for none."""
+        """Write the forms of a network that run there. Raises ValueError if there are none."""
         reason, models = "", dict[Label, ExportedModel]()
         try:
             files = untrained_files(net, name, pre, classes, INPUT, task)
@@ -90,9 +90,9 @@ class FilesThere:
                     reason = reason or last_line(error)
                 else:
                     models[label] = model
-        except OSError:  # such as a lost connection, which is not the network's fault
+        except OSError:  # such as a lost connection, not the network's fault
             raise
-        except Exception as error:  # a network of others, which may raise anything
+        except Exception as error:  # third-party networks may raise anything
             reason = last_line(error)
         if not models:
             raise ValueError(f"{name} does not run on {self.target.where}: {reason}")
@@ -101,7 +101,7 @@ class FilesThere:
     def write_named(
         self, name: str, resolution: int, task: str = "", classes: int | None = None
     ) -> Files:
-        """`write` of a name, or of what is at a path, with the head of its task."""
+        """`write` a network by its name or path, with the head of its task."""
         named = tasks.find_network(name, task, classes)
         has_weights = zoo.names_weights(name)
         kind = (
@@ -114,13 +114,13 @@ class FilesThere:
         )
 
     def stored(self, network: str, resolution: int) -> Rows:
-        """The times of a network from earlier calls, by its forms."""
+        """The times of a network from earlier calls, by form."""
         place = network, resolution, self.batch
         times = {label: self.store.find(*place, *label) for label in self.labels}
         return {label: row for label, row in times.items() if row is not None}
 
     def measure(self, networks: Mapping[str, Files], protocol: Protocol) -> dict[str, Rows]:
-        """All files in turn, by the names of the networks."""
+        """Measure all files in turn; return the times by network and form."""
         keys = [(name, label) for name, own in networks.items() for label in own]
         models = {label_of(name, label): networks[name][label] for name, label in keys}
         times: dict[str, Rows] = {name: {} for name in networks}
@@ -130,7 +130,7 @@ class FilesThere:
         return times
 
     def save(self, times: Mapping[str, Rows]) -> None:
-        """Store latencies, but for those of files, runs and bundles, whose content may change."""
+        """Store latencies, except of files, runs and bundles, whose content may change."""
         for name, rows in times.items():
             for label, row in rows.items():
                 if row.protocol.name == "online" and not zoo.has_own_spec(name):
@@ -148,8 +148,8 @@ def label_of(name: str, label: Label) -> str:
 
 @contextmanager
 def files_there(target: Target, precision: str = "fp32", batch: int = 1) -> Iterator[FilesThere]:
-    """In each format that is written here and runs on the target, in one precision."""
-    labels = that_run_there(runnable((), (precision,)), target)
+    """`FilesThere` for each format that is written here and runs there, in one precision."""
+    labels = supported_by(target, runnable((), (precision,)))
     store = StoredTimes(target)
     with scratch_folder(store.checked / "files") as folder:
         files = FilesThere(target=target, store=store, labels=labels, folder=folder, batch=batch)
@@ -162,7 +162,7 @@ def files_there(target: Target, precision: str = "fp32", batch: int = 1) -> Iter
 
 @dataclass(frozen=True, kw_only=True)
 class PlanThere(bench_by_name.Plan):
-    """What is to be measured on another machine, in each form."""
+    """The networks to measure on another machine, in each form."""
 
     files: FilesThere
     networks: Mapping[str, Files]
@@ -178,10 +178,10 @@ class PlanThere(bench_by_name.Plan):
 def bench_there(
     models: Sequence[str], settings: BenchSettings, target: Target, *, trust: bool = False
 ) -> Iterator[PlanThere]:
-    """The plan of a benchmark by names on another machine, whose files are there until the end.
+    """Plan a benchmark by names on another machine, which keeps the files until the block ends.
 
-    Networks are files with fresh weights, in each format that runs there, and exported files are
-    those. Raises ValueError, in one line, for what cannot be measured there.
+    Networks become files with random weights in each format that runs there; exported files are
+    measured as they are. Raises ValueError, in one line, for anything not measurable there.
     """
     check_flags(settings)
     exported, there = open_as_modules(models, trust=trust), target.describe().runtimes
@@ -203,7 +203,7 @@ def bench_there(
 
 
 def check_flags(settings: BenchSettings) -> None:
-    """Raise ValueError, in one line, for a flag that says nothing of files there."""
+    """Raise ValueError, in one line, for a flag that does not apply to files on a target."""
     names = ("device", "layout", "compiled", "efficiency", "padded", "memory_gib", "reference")
     flags = [each for each in names if getattr(settings, each) != getattr(BenchSettings(), each)]
     if flags:
@@ -216,31 +216,31 @@ def check_flags(settings: BenchSettings) -> None:
 # ---- a choice
 
 
-MOST = 12  # networks that a choice measures
-QUANTILES = (0.25, 0.5)  # of the front by rough estimates: the networks that correct all others
+MOST = 12  # networks measured for a choice
+QUANTILES = (0.25, 0.5)  # of the estimated front: networks whose times correct all estimates
 UNLIMITED_MS = 1e9
-Choose = Callable[..., Selection]  # `latency.select.select`, but for the profile and the budget
+Choose = Callable[..., Selection]  # `latency.select.select` of a profile and a budget
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimesThere:
-    """Times of the networks of a choice, each the shortest of its forms."""
+    """The times of networks in a choice: each the shortest of its forms."""
 
     files: FilesThere
     task: str = ""
     classes: int | None = None
-    ms: dict[Place, float | str] = field(default_factory=dict)  # or why there is none
+    ms: dict[Place, float | str] = field(default_factory=dict)  # a text: why there is no time
 
     def name(self, place: Place) -> str:
         return " ".join(map(str, filter(None, (place[0], self.task, self.classes))))
 
     def find(self, place: Place) -> None:
-        """Take it from earlier calls, if it is there."""
+        """Take the time from earlier calls, if stored."""
         if place not in self.ms and (rows := self.files.stored(self.name(place), place[1])):
             self.ms[place] = fastest_ms(rows)
 
     def measure(self, place: Place) -> str:
-        """Returns the times, or why there are none, in words."""
+        """Measure a network; return a line with the times, or the reason why there are none."""
         name = self.name(place)
         try:
             models = self.files.write_named(*place, self.task, self.classes)
@@ -263,11 +263,11 @@ def choose_there(
     classes: int | None = None,
     progress: Progress = lambda line: None,
 ) -> Selection:
-    """The most accurate network within the budget, by times on the target.
+    """Choose the most accurate network within the budget, by times on the target.
 
-    Rough estimates are corrected by the networks that were measured. Those whose times would decide
-    are measured, and the choice is made again, until no doubt is left, or `MOST` were. Times are
-    stored at once, and a later call reads them.
+    Measured networks correct rough estimates. Networks whose times would decide are measured, and
+    the choice is made again, until no doubt is left or `MOST` are measured. Times are stored at
+    once for later calls.
     """
     rough = profile_there(target)
     everything = choose(rough, replace(budget, ms_per_image=UNLIMITED_MS))
@@ -292,7 +292,7 @@ def choose_there(
 
 
 def profile_there(target: Target) -> Profile:
-    """Rough relative times of processors."""
+    """A profile of rough relative times on processors."""
     there = target.describe()
     return replace(
         CPU,
@@ -305,7 +305,7 @@ def profile_there(target: Target) -> Profile:
 def corrected_by(
     rough: Profile, options: Sequence[Option], ms: MeasuredTimes, batch: int
 ) -> Profile:
-    """The profile with its times as those that were measured."""
+    """The profile with its times corrected by the measured times."""
     estimates = {option.place: option.estimate for option in options}
     rows = [
         MeasuredTime(network=name, resolution=side, batch=batch, ms_per_image=time)
@@ -325,7 +325,7 @@ def fastest_ms(rows: Rows) -> float:
 
 
 def quieter(measure: Callable[[], Rows]) -> Rows:
-    """What is measured, or once more where the machine was busy, and the quieter of both."""
+    """Measure; if the machine was busy, measure once more and return the quieter rows."""
 
     def own_noise(rows: Rows) -> float:
         return noise([[*rows.values()]])
@@ -346,9 +346,9 @@ def plan_there(target: Target, **options: Any) -> Plan:
 
 
 def timings_there(plan: Plan, target: Target) -> Iterator[list[Timing]]:
-    """The times of the microbenchmarks as files, a group of all families at once.
+    """Yield the times of the microbenchmarks as files, in groups that mix all families.
 
-    Stored times are not measured again. No group is begun after the minutes of the plan. Networks
+    Stored times are not measured again. No group begins after the plan's minutes. Networks
     that cannot be exported are left out.
     """
     networks, end = all_microbenchmarks(), time.monotonic() + 60 * plan.minutes
@@ -367,7 +367,7 @@ def timings_there(plan: Plan, target: Target) -> Iterator[list[Timing]]:
 def timings_of_group(
     group: Sequence[Microbenchmark], plan: Plan, files: FilesThere
 ) -> Iterator[Timing]:
-    """Each network is exported once, and measured at each batch with the others of the group."""
+    """Export each network once, and measure the whole group in turn at each batch size."""
     side, exported = plan.resolution, dict[str, Files]()
     protocol = replace(plan.protocol, name="online", resolution=side)
     operators = {each.name: traced(each.build, side) for each in group}
@@ -399,7 +399,7 @@ def timings_of_group(
 
 
 def written(network: Microbenchmark, resolution: int, files: FilesThere) -> Files:
-    """The files of a microbenchmark; none where it cannot be exported."""
+    """The files of a microbenchmark; none if it cannot be exported."""
     net = network.build()
     classes = net.spec.classes if isinstance(net, Backbone) else OUTPUTS
     try:

@@ -1,4 +1,4 @@
-"""Exports a network to a file that is kept only if its outputs are those of PyTorch."""
+"""Exports a network to a file that is kept only if its outputs match PyTorch's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -33,17 +33,17 @@ from fullstride.tasks.task import Task
 
 DEFAULTS = ExportOptions()
 MAX_FLOAT_SHARE = 0.5  # of the layers of an int8 file that may stay in float
-Finetune = Callable[[nn.Module], nn.Module]  # a folded network -> one that loses less in int8
-Progress = Callable[[str], None]  # is called with one line at each stage of a long export
+Finetune = Callable[[nn.Module], nn.Module]  # trains a folded network to lose less in int8
+Progress = Callable[[str], None]  # called with one line at each stage of a long export
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The network of an export and its outputs, for all files of a bundle and an input kind."""
+    """The network to export and its outputs, shared by all files of a bundle and an input kind."""
 
     net: nn.Module  # batch norms folded
-    inputs: Sequence[np.ndarray]  # the comparison images as inputs of the file
-    outputs: np.ndarray  # (N, ...), of the bundle in PyTorch
+    inputs: Sequence[np.ndarray]  # the comparison images as inputs for the file
+    outputs: np.ndarray  # PyTorch's outputs (N, ...)
     graphs: dict[Any, Any] = field(default_factory=dict)  # see `ExportJob`
 
 
@@ -53,10 +53,10 @@ class ExportResult:
 
     path: Path  # of the file or folder
     format: str  # such as onnx
-    metadata: Metadata  # that the file holds
-    runtime: str  # the program that computed it, and its version
+    metadata: Metadata  # in the file
+    runtime: str  # the program that ran the file, and its version
     comparison: Comparison  # with PyTorch's outputs
-    tried: tuple[tuple[int, float], ...]  # for int8: number of layers in float -> points lost
+    tried: tuple[tuple[int, float], ...]  # for int8: pairs of layers in float and points lost
 
 
 def export(
@@ -73,18 +73,18 @@ def export(
     """Write `bundle` to `path` in evaluation mode, with batch norms folded, and compare outputs.
 
     The file is written next to `path`, opened by its runtime, run on all `images`, and renamed to
-    `path` if it passes. Raises ValueError, and leaves an earlier file as it was, if an output
-    differs from PyTorch's by more than `MAX_DIFFERENCE` of the largest, or if top-1, or the task's
-    metric of a file in int8, drops by more than `max_drop` points (None: `MAX_DROP`).
+    `path` if it passes. Raises ValueError, and keeps an earlier file, if an output differs from
+    PyTorch's by more than `MAX_DIFFERENCE` of the largest, or if top-1, or for int8 the task's
+    metric, drops by more than `max_drop` points (None: `MAX_DROP`).
 
     Args:
-        calibration: Pictures that an int8 file takes its ranges from.
-        finetune: Trains the folded network for int8 if the file loses more than `max_drop` (the
-            network stays as it was if that raises FloatingPointError); then layers fall back to
-            float, the most sensitive first.
+        calibration: Pictures for the ranges of an int8 file.
+        finetune: Trains the folded network for int8 if the file loses more than `max_drop` (a
+            FloatingPointError keeps the network); then layers fall back to float, the most
+            sensitive first.
         reference: The result of `make_reference` for the same arguments; computed if None.
-        progress: Called with one line at each stage of an int8 export, and about operators that a
-            runtime computes slowly.
+        progress: Called with one line at each stage of an int8 export, and about operators that are
+            slow in a runtime.
 
     Examples:
         >>> from pathlib import Path
@@ -108,7 +108,7 @@ def export(
     task = task_of(bundle)
     max_difference, max_drop = tolerances(precision, options.input_kind, task)
     max_drop = max_drop if options.max_drop is None else options.max_drop
-    # in float, each prediction of boxes and of pixels is to be the same
+    # in float, all predictions of boxes and pixels must be equal, so no labels are needed
     labels = images.labels if task.single_label or precision == "int8" else ()
 
     with atomic_write(path, output(kind, options.force)) as temporary:
@@ -170,10 +170,10 @@ class Int8Search:
     job: ExportJob
     max_drop: float
     progress: Progress
-    tried: list[tuple[int, float]] = field(default_factory=list)  # as in `ExportResult`
+    tried: list[tuple[int, float]] = field(default_factory=list)  # see `ExportResult`
 
     def attempt(self, float_layers: Sequence[str] = ()) -> float:
-        """Write the file with these layers in float. Returns the points lost."""
+        """Write the file with these layers in float; return the points lost."""
         metadata = replace(self.job.metadata, float_layers=tuple(float_layers))
         self.last = self.write(replace(self.job, metadata=metadata))
         drop = self.last[1].drop
@@ -184,7 +184,7 @@ class Int8Search:
     def run(
         self, finetune: Finetune | None, calibration: Sequence[Image.Image | np.ndarray]
     ) -> None:
-        """Write the network as it is, fine-tuned, and with more and more layers in float."""
+        """Write the network unchanged, then fine-tuned, then with more and more layers in float."""
         drop = self.attempt()
         if drop > self.max_drop and finetune:
             try:
@@ -207,7 +207,7 @@ class Int8Search:
 def check_arguments(
     bundle: Bundle, images: ComparisonImages, kind: Format, options: ExportOptions
 ) -> None:
-    """Raises ValueError for arguments of `export` that do not fit together."""
+    """Raise ValueError for arguments of `export` that do not fit together."""
     pictures, any_size = options.input_kind == "pictures", options.any_size
     if options.device != "cpu" and not kind.runs_code:
         raise ValueError(
@@ -232,7 +232,9 @@ def check_arguments(
     if any_size and pictures:
         raise ValueError("a file that resizes takes pictures of any size: leave --any-size out")
     side = bundle.preprocessing.resolution
-    if any_size and (side % STRIDE or side == STRIDE):  # blur-pool pads a map of 1 pixel otherwise
+    if any_size and (
+        side % STRIDE or side == STRIDE
+    ):  # blur-pool pads a map of 1 pixel differently
         sides = ", ".join(str(STRIDE * factor) for factor in (2, 3, 4))
         raise ValueError(
             f"--any-size for a network of {side} pixels: it works for resolutions of {sides}, ..."
@@ -244,7 +246,7 @@ def check_arguments(
 
 
 def why_not_int8(task: Task, kind: Format) -> str:
-    """Why a file of the task is not written in int8, in one line; "" if it is."""
+    """Why the task has no int8 file, in one line; "" if it has."""
     if task.training_targets:
         return (
             "proposals in int8 would move what the last layers see: use another precision, or "
@@ -270,7 +272,7 @@ def make_reference(bundle: Bundle, images: ComparisonImages, input_kind: InputKi
 
 
 def output_sizes(shape: tuple[int, ...], classes: int) -> tuple[int, ...]:
-    """`Metadata.outputs` of outputs with this shape for an image; a map has the image's sides."""
+    """`Metadata.outputs` for outputs of this shape per image; a map has the image's sides."""
     if len(shape) == 3:
         return (shape[0], 0, 0)
     return () if shape == (classes,) else shape
@@ -279,9 +281,9 @@ def output_sizes(shape: tuple[int, ...], classes: int) -> tuple[int, ...]:
 def input_batches(
     input_kind: InputKind, pre: Preprocessing, pictures: Sequence[Image.Image | np.ndarray]
 ) -> Sequence[np.ndarray]:
-    """`inputs` that can be iterated repeatedly.
+    """Repeatable `inputs`.
 
-    Pictures of full size, and clips, are decoded each time.
+    Full-size pictures and clips are decoded each time.
     """
     if input_kind == "pictures" or pre.frames:
         return LazyInputs(input_kind, pre, pictures)
@@ -289,12 +291,12 @@ def input_batches(
 
 
 def write(kind: Format, job: ExportJob, path: Path) -> None:
-    """Raises ValueError, in one line, where the libraries that write a format fail."""
+    """Write a file; raise ValueError, in one line, if the format's libraries fail."""
     try:
         kind.write(job, path)
     except (OSError, ValueError, MemoryError):
         raise
-    except Exception as error:  # of dozens of types, with pages of text
+    except Exception as error:  # dozens of types, with pages of text
         name = f"{kind.name} in {job.metadata.precision}"
         raise ValueError(
             f"{job.metadata.name} cannot be written as {name}: {last_line(error)}"
@@ -302,8 +304,8 @@ def write(kind: Format, job: ExportJob, path: Path) -> None:
 
 
 def check_free(path: Path, kind: Format, force: bool) -> None:
-    """Raises ValueError where an export of `kind` must not go to `path`."""
-    # Exactly, unlike `check_output`, as a file is opened by the runtime of its suffix.
+    """Raise ValueError if an export of `kind` must not go to `path`."""
+    # An exact match, unlike in `check_output`: the suffix decides which runtime opens a file.
     if kind.suffix and path.suffix != kind.suffix:
         raise ValueError(
             f"{path} could not be opened later: use an --out that ends in {kind.suffix}"
@@ -314,7 +316,7 @@ def check_free(path: Path, kind: Format, force: bool) -> None:
 
 
 def find_format(name: str, precision: str) -> Format:
-    """Raises ValueError, in one line, for a format or a precision that cannot be written here."""
+    """Find a format by name. Raises ValueError for a format or precision not possible here."""
     if name not in FORMATS:
         raise ValueError(f"no format named {name!r}: choose from {', '.join(FORMATS)}")
     kind = FORMATS[name]

@@ -1,4 +1,4 @@
-"""Exports the most accurate of trained runs, and finds the images that its file is judged by."""
+"""Exports the most accurate of several runs, and finds the images to compare its file on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,11 +36,11 @@ from fullstride.train.scoring import matching_data
 
 MAX_COMPARISON_IMAGES, MAX_COMPARISON_CLIPS = 500, 100
 MAX_CALIBRATION_IMAGES, MAX_CALIBRATION_CLIPS = 256, 64
-MAX_OUTPUTS = 2**27  # values of the comparison images, which are in memory: 512 MiB
+MAX_OUTPUTS = 2**27  # output values of the comparison images in memory: 512 MiB
 
 
 def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonImages:
-    """`images_to_compare` of the data set `data`, by default that which `run` was trained on."""
+    """`images_to_compare` of the data set `data`, by default the run's training data."""
     pre = bundle.preprocessing
     black = np.zeros((1, *one_input(pre, "normalised")), np.float32)
     most = max(1, MAX_OUTPUTS // logits(bundle, [black]).size)
@@ -52,10 +52,10 @@ def comparison_images(run: str, bundle: Bundle, data: str = "") -> ComparisonIma
 def images_to_compare(
     data: DataSet, bundle: Bundle, most: int = MAX_COMPARISON_IMAGES
 ) -> ComparisonImages:
-    """At most so many images of the validation split, with their targets in the view of `bundle`.
+    """At most `most` images of the validation split, with their targets in the view of `bundle`.
 
-    Without a validation split they are training images: outputs of two forms of a network are
-    compared. Of videos they are clips.
+    Without a validation split they are training images, which suffice to compare outputs. Videos
+    become clips.
     """
     val = data.val or data.train
     images = evenly_spaced(val, most, view_of_clips(bundle))
@@ -73,7 +73,7 @@ def images_to_compare(
 
 
 def calibration_images(run: str, bundle: Bundle, data: str = "") -> LazyImages:
-    """`images_for_ranges` of the data set `data`, by default that which `run` was trained on."""
+    """`images_for_ranges` of the data set `data`, by default the run's training data."""
     pre = bundle.preprocessing
     most = MAX_CALIBRATION_CLIPS if pre.frames else MAX_CALIBRATION_IMAGES
     images = matching_data(run, bundle, data).over(pre.background)
@@ -81,7 +81,7 @@ def calibration_images(run: str, bundle: Bundle, data: str = "") -> LazyImages:
 
 
 def view_of_clips(bundle: Bundle) -> View | None:
-    """The view of a network of clips in evaluation; None for one of images."""
+    """The view of clips in evaluation; None for a network of images."""
     pre = bundle.preprocessing
     return find_task(bundle.task).test_view(pre) if pre.frames else None
 
@@ -89,7 +89,7 @@ def view_of_clips(bundle: Bundle) -> View | None:
 def images_for_ranges(
     data: DataSet, most: int = MAX_CALIBRATION_IMAGES, view: View | None = None
 ) -> LazyImages:
-    """At most so many training images, which int8 takes its ranges from."""
+    """At most `most` training images, for the ranges of int8."""
     images = evenly_spaced(data.train, most, view)
     if not images:
         raise ValueError(
@@ -99,7 +99,7 @@ def images_for_ranges(
 
 
 def evenly_spaced(images: Images, count: int, view: View | None = None) -> LazyImages:
-    """At most `count` readable images from all over a set, which may be sorted by class."""
+    """At most `count` readable images, evenly spaced over a set that may be sorted by class."""
     count = min(count, len(images))
     spaced = LazyImages(images, [number * len(images) // count for number in range(count)], view)
     return replace(spaced, indices=[*spaced.readable()])
@@ -115,7 +115,7 @@ def int8_finetuning(
     progress: Progress = lambda line: None,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> Finetune | None:
-    """The function that fine-tunes the network with simulated int8; None for 0 epochs.
+    """A function that fine-tunes the network with simulated int8; None for 0 epochs.
 
     `progress` is called with one line when it begins; `watch` may wrap the batches.
     """
@@ -148,7 +148,7 @@ def choose_run(
     loading: LoadOptions = BY_DEFAULT,
     progress: Progress = lambda line: None,
 ) -> tuple[str, Bundle]:
-    """The most accurate of `runs` that fits the budget, which for auto is that of the file.
+    """Choose the most accurate of `runs` within the budget, which for auto limits only the file.
 
     `progress` is called with lines about times. Raises ValueError, in one line.
     """
@@ -173,20 +173,20 @@ def export_runs(
     progress: Progress = lambda line: None,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> tuple[Bundle, ExportResult]:
-    """Export the run of `choose_run`, as the settings say.
+    """Export the run of `choose_run` by the settings.
 
-    `progress` is called with lines about the progress; `watch` may wrap training batches. Raises
-    ValueError, in one line, for what cannot be exported.
+    `progress` is called with progress lines; `watch` may wrap training batches. Raises ValueError,
+    in one line, if the export is not possible.
     """
     budget, precision = settings.budget, settings.precision
     options = replace(settings.options, format=settings.format or format_by_suffix(out))
     auto = options.format == "auto"
     if settings.target != HERE and not (auto and len(runs) == 1):
         raise ValueError(
-            f"--target {settings.target} is where the files of one run are measured: name one run, "
-            "and say --format auto"
+            f"--target {settings.target} measures the files of one run: name one run, and say "
+            "--format auto"
         )
-    if not auto:  # before anything that takes time
+    if not auto:  # before slow work
         check_free(out, find_format(options.format, precision or "fp32"), options.force)
     int8 = precision == "int8" or (auto and precision is None)
     for flag in ("calibration", "finetune_epochs"):
@@ -223,7 +223,7 @@ def export_runs(
 
 
 def format_by_suffix(out: Path) -> str:
-    """The format of files with this suffix; openvino, the fastest on CPUs, for a folder."""
+    """The format for this suffix; openvino, the fastest on CPUs, for a folder."""
     if out.suffix not in FORMAT_OF_SUFFIX:
         raise ValueError(f"--out {out} does not say which format: say it by --format")
     return FORMAT_OF_SUFFIX[out.suffix]

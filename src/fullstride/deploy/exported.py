@@ -1,4 +1,4 @@
-"""Defines what is in an exported file: a network, and metadata about its inputs and outputs."""
+"""Defines an exported file: a network, and metadata about its inputs and outputs."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -22,23 +22,23 @@ from fullstride.tasks import TASKS
 
 Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, ...)
 
-# Fields of Metadata that are JSON in a file; all others are text.
+# Fields of Metadata stored as JSON in a file; all others are text.
 JSON_FIELDS = ("classes", "preprocessing", "scores", "float_layers", "temperature", "mirror")
 JSON_FIELDS += ("task_state", "outputs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata(About):
-    """The metadata of an exported file. In the file each value is a string: itself, or its JSON.
+    """The metadata of an exported file, which stores each value as text or JSON.
 
-    Where the file computes probabilities, it divides by the temperature itself.
+    A file that computes probabilities divides by the temperature itself.
     """
 
-    # The sizes of the outputs for an image, with 0 for those of the image; (): one for each class.
+    # The sizes of the outputs per image, with 0 for the image's sides; (): one output per class.
     outputs: tuple[Count, ...] = ()
     precision: Precision = "fp32"
     input_kind: InputKind = "normalised"
-    device: str = "cpu"  # of aoti and pt2 files; other runtimes choose their own
+    device: str = "cpu"  # for aoti and pt2 files; other runtimes choose their own
     float_layers: tuple[str, ...] = ()  # layers of an int8 file that stay in float
 
     def __post_init__(self) -> None:
@@ -48,11 +48,11 @@ class Metadata(About):
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """The sizes of the outputs for an image; 0: of a map, that of the image."""
+        """The sizes of the outputs per image; 0 for the image's sides."""
         return self.outputs or (len(self.classes),)
 
     def input_shape(self, resolution: int | None = None) -> tuple[int, ...]:
-        """`one_input` of the file."""
+        """The shape of one input, see `one_input`."""
         return one_input(self.preprocessing, self.input_kind, resolution)
 
     def to_strings(self) -> dict[str, str]:
@@ -63,7 +63,7 @@ class Metadata(About):
 
     @classmethod
     def from_strings(cls, strings: Any, path: Path) -> "Metadata":
-        """Raises ValueError, in one line, for what is no mapping that `to_strings` writes."""
+        """Read a mapping by `to_strings`. Raises ValueError, in one line, for anything else."""
         try:
             if sum(map(len, strings.values())) > MAX_JSON_BYTES:
                 raise ValueError("its metadata is too large")
@@ -80,27 +80,27 @@ class Metadata(About):
 def one_input(
     pre: Preprocessing, kind: InputKind, resolution: int | None = None
 ) -> tuple[int, ...]:
-    """The shape of one input of a file: (C, H, W), of clips (C, T, H, W); of pixels C is last.
+    """The shape of one input of a file: (C, H, W), or (C, T, H, W) for clips; C is last for pixels.
 
-    H and W are `resolution`, by default that of `pre`.
+    H and W are `resolution`, by default the resolution of `pre`.
     """
     sizes = pixel_sizes(pre.frames, resolution or pre.resolution)
     return (pre.channels, *sizes) if kind == "normalised" else (*sizes, pre.channels)
 
 
 def as_utf8(text: str) -> str:
-    """Text that runtimes take. Bytes in names of files need not be UTF-8, and are escaped."""
+    """Escape bytes of file names that are not UTF-8, which runtimes reject."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """An exported file, opened by its runtime."""
+    """An exported file opened by its runtime."""
 
     path: Path  # of the file or folder
-    metadata: Metadata  # that the file holds
+    metadata: Metadata  # in the file
     infer: Infer  # inputs as an array -> outputs
-    runtime: str  # the program that computes, its version and its number of threads
+    runtime: str  # the program, its version and its number of threads
 
     def __repr__(self) -> str:
         about, classes = self.metadata, f"{len(self.classes):,}: {shortened(self.classes)}"
@@ -110,10 +110,10 @@ class ExportedModel:
         )
 
     def run(self, images: np.ndarray) -> np.ndarray:
-        """Inputs (N, ...) as `metadata.input_kind` says -> float32 outputs (N, ...).
+        """Run inputs (N, ...) of the kind `metadata.input_kind` -> float32 outputs (N, ...).
 
-        Raises ValueError where the file does not take images of this shape, or its outputs are not
-        those of its metadata.
+        Raises ValueError if the file does not accept images of this shape, or the outputs do not
+        match the metadata.
         """
         shape = tuple(images.shape)
         try:
@@ -156,7 +156,7 @@ class ExportedModel:
 
     @property
     def has_class_names(self) -> bool:
-        """As of a `Bundle`: the classes of a file are those of a training."""
+        """Always True: a file's classes have the names of the training, see `Bundle`."""
         return True
 
     @property
@@ -172,16 +172,16 @@ class ExportedModel:
         return self.metadata.task_state
 
 
-Model = Bundle | ExportedModel  # what predicts
+Model = Bundle | ExportedModel  # predicts
 
 
 def check_graph_sizes(
     path: Path, metadata: Metadata, source: Sequence[Any], result: Sequence[Any]
 ) -> None:
-    """Raise ValueError where the sizes in a graph are not those of its metadata.
+    """Raise ValueError if the sizes in a graph do not match its metadata.
 
-    `source` and `result` are the sizes of its input and its output, the batch first: what is no
-    number, or below 1, may be any size. A graph may not know the number of its sizes: ().
+    `source` and `result` are the sizes of its input and output, with the batch first. A size that
+    is no number, or below 1, means any size, and () means an unknown number of sizes.
     """
     names = ("input", source, metadata.input_shape()), ("output", result, metadata.output_shape)
     for noun, batch_and_sizes, expected in names:
@@ -197,14 +197,14 @@ def check_graph_sizes(
 
 
 def has_shape(outputs: np.ndarray, sizes: tuple[int, ...]) -> bool:
-    """Whether `outputs` have these sizes, of which 0 may be any."""
+    """Whether `outputs` have these sizes; 0 matches any size."""
     return len(sizes) == outputs.ndim and all(
         size in (0, own) for size, own in zip(sizes, outputs.shape, strict=True)
     )
 
 
 class ExportedModule(nn.Module):
-    """An exported file as a module, to be measured like a network.
+    """An exported file as a module, to measure it like a network.
 
     It has no parameters, cannot be trained, and a deep copy is the module itself.
     """
@@ -215,7 +215,7 @@ class ExportedModule(nn.Module):
         self.runtime = f"{model.runtime}, {model.metadata.precision}"
 
     def random_images(self, batch: int, resolution: int) -> Tensor:
-        """Random inputs of the kind that the file takes, on the CPU."""
+        """Random inputs of the file's kind, on the CPU."""
         shape = batch, *self.model.metadata.input_shape(resolution)
         if self.model.metadata.input_kind == "normalised":
             return torch.randn(shape)

@@ -1,4 +1,4 @@
-"""Folds batch norms into the convolutions before them, with the same outputs."""
+"""Folds batch norms into the preceding convolutions, with the same outputs."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -23,29 +23,29 @@ TOLERANCE = 1e-9  # largest difference of an output / largest output, in float64
 
 @dataclass(frozen=True)
 class Folding:
-    """A network whose batch norms are folded where that is possible. Modules are named by path."""
+    """A network with batch norms folded where possible. Modules are named by path."""
 
     net: nn.Module
     layers: Mapping[str, str]  # folded batch norm -> its convolution or linear layer
-    skipped: Mapping[str, str]  # batch norm that is still in the network -> the reason
+    skipped: Mapping[str, str]  # remaining batch norm -> the reason
 
 
 def fold_batch_norm(net: nn.Module, images: Tensor | None = None) -> nn.Module:
-    """The network of `folding`."""
+    """Fold batch norms; return the network of `folding`."""
     return folding(net, images).net
 
 
 @torch.no_grad()
 def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
-    """A copy of `net` for evaluation with batch norms folded into the layers before them.
+    """Copy `net` for evaluation, with batch norms folded into the layers before them.
 
-    Branches of training are merged first, where it has them.
+    Branches that only training needs are merged first.
 
     A batch norm is folded if its input is the output of one convolution or linear layer and nothing
-    else reads that output, which is observed in one forward pass of `images` (by default noise). So
-    control flow must not depend on the images. Everything is computed in float64, where an error
-    cannot be mistaken for rounding, and converted to the type of `net` at the end. Raises
-    ValueError if the outputs of the copy differ by more than `TOLERANCE`.
+    else reads that output, as observed in one forward pass of `images` (by default noise). So
+    control flow must not depend on the images. Everything is computed in float64, where no error
+    passes for rounding, and converted to the type of `net` at the end. Raises ValueError if the
+    outputs of the copy differ by more than `TOLERANCE`.
     """
     dtype = next(net.parameters()).dtype
     net = fused_form.plain(deepcopy(net)).eval().double()  # the fused form needs its norms
@@ -68,7 +68,7 @@ def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
 
 
 def noise(net: nn.Module) -> Tensor:
-    """One random image, or clip, that `net` takes: small if it can be, as float64 is slow."""
+    """One random image or clip for `net`, small if possible, because float64 is slow."""
     spec = getattr(net, "spec", None)
     is_small = isinstance(net, Network) or (
         isinstance(net, TimmNetwork) and not net.refusal(SMALL, SMALL)
@@ -88,7 +88,7 @@ def check(outputs: list[Tensor], expected: list[Tensor]) -> None:
 
 
 def absorb(layer: Any, norm: Any) -> nn.Module:
-    """Fold `norm` into the weights of `layer`. Returns what replaces it: its activation, if any."""
+    """Fold `norm` into the weights of `layer`; return its substitute: its activation, if any."""
     scale = (norm.running_var + norm.eps).rsqrt()
     shift = -norm.running_mean * scale
     if norm.weight is not None:
@@ -101,10 +101,10 @@ def absorb(layer: Any, norm: Any) -> nn.Module:
 
 
 class Trace(TorchDispatchMode):
-    """Records which layer's output each batch norm reads, and what else reads either's tensors.
+    """Records which layer's output each batch norm reads, and what else reads their tensors.
 
-    Tensors are identified by the address of their storage, so that a view counts as its base.
-    Outputs are held in memory, so that their addresses are not used again.
+    Tensors are identified by the address of their storage, so a view counts as its base. Outputs
+    are kept in memory, so that no address is reused.
     """
 
     def __init__(self, net: nn.Module):
@@ -112,7 +112,7 @@ class Trace(TorchDispatchMode):
         from timm.layers.conv2d_same import Conv2dSame
         from timm.layers.norm_act import BatchNormAct2d
 
-        # Exactly these: a subclass may compute something else, as in weight standardisation.
+        # Exact types: a subclass may compute something else, as in weight standardisation.
         convs = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, Conv2dSame)
         self.foldable = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, BatchNormAct2d)
         self.net = net
@@ -123,8 +123,8 @@ class Trace(TorchDispatchMode):
             name: m for name, m in net.named_modules() if hasattr(m, "running_var")
         }
         self.calls: Counter[nn.Module] = Counter()
-        self.outputs: dict[int, tuple[Any, Tensor]] = {}  # id of an output -> its layer and itself
-        self.source: dict[nn.Module, tuple[Any, Tensor]] = {}  # batch norm -> the same of its input
+        self.outputs: dict[int, tuple[Any, Tensor]] = {}  # id of an output -> layer and output
+        self.source: dict[nn.Module, tuple[Any, Tensor]] = {}  # batch norm -> its entry of outputs
         self.watched = set[int]().union(
             *(addresses(parameters_and_buffers(m)) for m in (*self.convs, *self.norms.values()))
         )
@@ -132,7 +132,7 @@ class Trace(TorchDispatchMode):
         self.read = set[int]()  # addresses that other operators have read
 
     def run(self, images: Tensor) -> list[Tensor]:
-        """The outputs of the network."""
+        """Run the network; return its outputs."""
         hooks = [conv.register_forward_hook(self.record_output) for conv in self.convs]
         for layer in (*self.convs, *self.norms.values()):
             hooks.append(layer.register_forward_pre_hook(self.enter))

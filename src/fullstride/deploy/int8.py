@@ -26,10 +26,10 @@ from fullstride.train.recipes.named import FINETUNE
 from fullstride.train.recipes.recipe import Recipe
 
 BATCH = 32  # images per forward pass
-SENSITIVITY_IMAGES = 32  # images whose logits are compared for each layer
+SENSITIVITY_IMAGES = 32  # images to compare logits on for each layer
 
-# For trained weights, in a network without batch norms, which would bound its activations: a low
-# learning rate, clipped gradients, little augmentation. The values are our own.
+# For trained weights, in a network without batch norms to bound its activations: a low learning
+# rate, clipped gradients, little augmentation. The values are our own.
 INT8_FINETUNE = replace(
     FINETUNE,
     epochs=2,
@@ -46,7 +46,7 @@ INT8_FINETUNE = replace(
 
 @dataclass(frozen=True)
 class Range:
-    """The smallest and the largest input of a layer. It includes zero, to represent it exactly."""
+    """The smallest and largest input of a layer, with zero, which must be represented exactly."""
 
     low: float = 0.0
     high: float = 0.0
@@ -57,13 +57,13 @@ class Range:
 
 
 def fake_quantize(x: Tensor, limits: Range) -> Tensor:
-    """`x` rounded to uint8, 256 equal steps over `limits`. Gradients pass where it is in range."""
+    """Round `x` to uint8, 256 equal steps over `limits`. Gradients pass for values in range."""
     scale = max(limits.high - limits.low, 1e-12) / 255
     return torch.fake_quantize_per_tensor_affine(x, scale, round(-limits.low / scale), 0, 255)
 
 
 class Int8Weight(nn.Module):
-    """A weight (C_out, ...) rounded to int8, 255 equal steps around zero per output channel."""
+    """Rounds a weight (C_out, ...) to int8, 255 equal steps around zero per output channel."""
 
     def forward(self, weight: Tensor) -> Tensor:
         scale = weight.detach().abs().flatten(1).amax(1).clamp(min=1e-12) / 127
@@ -72,13 +72,13 @@ class Int8Weight(nn.Module):
 
 
 def quantizable_layers(net: nn.Module) -> dict[str, nn.Module]:
-    """The layers that int8 makes faster, by path: convolutions and linear layers."""
+    """The layers that are faster in int8, by path: convolutions and linear layers."""
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
     return {path: module for path, module in net.named_modules() if isinstance(module, kinds)}
 
 
 def input_ranges(net: nn.Module, images: Tensor) -> dict[str, Range]:
-    """The range of each quantizable layer's inputs for `images` (N, C, H, W), if it is called."""
+    """The input range of each called quantizable layer for `images` (N, C, H, W)."""
     limits: dict[str, Range] = {}
 
     def observe(path: str) -> Callable[..., None]:
@@ -101,7 +101,7 @@ def input_ranges(net: nn.Module, images: Tensor) -> dict[str, Range]:
 def outputs(
     net: nn.Module, images: Tensor, weights: Mapping[str, Tensor] | None = None
 ) -> list[Tensor]:
-    """Each output of `net`, with the parameters in `weights` replaced; logits (N, K) are one."""
+    """Each output of `net` with parameters replaced by `weights`; logits (N, K) are one output."""
     parts = [functional_call(net, dict(weights or {}), (part,)) for part in images.split(BATCH)]
     return [torch.cat(each) for each in zip(*map(tensors, parts), strict=True)]
 
@@ -119,12 +119,12 @@ def int8_outputs(net: nn.Module, images: Tensor, limits: Mapping[str, Range]) ->
 
 @contextmanager
 def before_decoding(net: nn.Module) -> Iterator[None]:
-    """Let a head in evaluation return what its loss takes: numbers that change as layers do.
+    """Let a task head in evaluation return its loss's inputs, which change smoothly with layers.
 
-    Boxes would not: suppression leaves out some, and sorts the rest.
+    Boxes do not: suppression leaves out some, and sorts the rest.
     """
     head = getattr(net, "task_head", None) or nn.Identity()
-    head.training = True  # not of its layers, which stay in evaluation
+    head.training = True  # only of the head; its layers stay in evaluation
     try:
         yield
     finally:
@@ -132,7 +132,7 @@ def before_decoding(net: nn.Module) -> Iterator[None]:
 
 
 def int8_loss(net: nn.Module, images: Tensor, expected: Tensor) -> float:
-    """Kullback-Leibler divergence of `net` with all layers in int8 from probabilities (N, K)."""
+    """Kullback-Leibler divergence of all-int8 `net` from the probabilities `expected` (N, K)."""
     (rows,) = int8_outputs(net, images, input_ranges(net, images))
     return F.kl_div(rows.log_softmax(1), expected, reduction="batchmean").item()
 
@@ -153,13 +153,12 @@ def int8_inputs(net: nn.Module, limits: Mapping[str, Range]) -> Iterator[None]:
 
 
 def sensitivity(net: nn.Module, images: Tensor) -> list[tuple[str, float]]:
-    """The change of the logits when a single layer computes in int8, the largest first.
+    """The change of the logits when a single layer computes in int8, sorted by decreasing change.
 
-    It is the mean squared difference divided by the variance of the logits of `images`
-    (N, C, H, W), and of a head with several outputs, as for boxes, the sum over these. `net` is in
-    evaluation mode with batch norms folded and is not modified; no runtime is needed. Ranges are
-    taken from all images. Up to `SENSITIVITY_IMAGES` of them, evenly spaced, pass once more for
-    each layer.
+    It is the mean squared difference divided by the variance of the logits for `images`
+    (N, C, H, W), summed over the outputs of a head with several, as for boxes. `net` is in
+    evaluation mode with batch norms folded and is not modified; no runtime is needed. All images
+    give the ranges, and up to `SENSITIVITY_IMAGES`, evenly spaced, are run again for each layer.
     """
     with before_decoding(net):
         limits = input_ranges(net, images)
@@ -177,8 +176,8 @@ def fall_back_to_float(
 ) -> list[tuple[int, float]]:
     """Put 1, 2, 4, ... of `layers` back into float until at most `max_drop` points are lost.
 
-    `drop_with` returns the points lost with the given layers in float. Returns the number of layers
-    and the points lost of each attempt.
+    `drop_with` returns the points lost with the given layers in float. Returns each attempt's
+    number of layers and points lost.
     """
     tried: list[tuple[int, float]] = []
     while (last := len(tried) and tried[-1][0]) < len(layers):
@@ -199,12 +198,12 @@ def finetune_int8(
     recipe: Recipe = INT8_FINETUNE,
     watch: Callable[[Batches], loop.BatchSource] = lambda batches: batches,
 ) -> nn.Module:
-    """A copy of `net` on the CPU that loses less in int8, or an exact copy if training does harm.
+    """Copy `net` to the CPU and train it to lose less in int8; an exact copy if training harms.
 
-    `net` is a `Backbone` with batch norms folded. With all layers rounded it is distilled from
-    itself in float on the training images of `data`, without labels, so that it stays the same
-    function. Gradients pass the rounding unchanged (straight-through, arXiv:1712.05877). Ranges are
-    those of `images` (N, C, H, W). `watch` may wrap the batches, to show progress.
+    `net` is a `Backbone` with batch norms folded. With all layers rounded, it is distilled from its
+    float form on the training images of `data`, without labels, so that it stays the same function.
+    Gradients pass the rounding unchanged (straight-through, arXiv:1712.05877). `images`
+    (N, C, H, W) give the ranges. `watch` may wrap the batches, to show progress.
     """
     task = task or find_task()
     if not task.single_label:

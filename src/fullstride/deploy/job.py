@@ -1,4 +1,4 @@
-"""Builds the module that is exported: the folded network, its preprocessing and its softmax."""
+"""Builds the module to export: the folded network with preprocessing and softmax."""
 
 import copy
 import math
@@ -32,18 +32,18 @@ def lanczos(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 3, torch.sinc(x) * torch.sinc(x / 3), torch.zeros_like(x))
 
 
-# Each kernel with half its width.
+# Kernels with half their width.
 KERNELS = {"bilinear": (bilinear, 1), "bicubic": (bicubic, 2), "lanczos": (lanczos, 3)}
 
 
 def resize_and_crop(pixels: Tensor, pre: Preprocessing) -> Tensor:
     """uint8 (N, H, W, C) -> float32 (N, resolution, resolution, C) with integers from 0 to 255.
 
-    The result is that of `data.transforms.crop.test_view`, except that a few values differ by one
-    level of brightness. Only tensor operations are used, also for sizes, so that an exported graph
-    holds for all of them. Values are rounded after each of the two passes, and rows come first, as
-    in Pillow up to version 12; later versions start with the columns where that is less work, which
-    is visible at hard edges of tall pictures that are squished to a square.
+    The result equals `data.transforms.crop.test_view`, except for a few values off by one level of
+    brightness. Only tensor operations are used, even for sizes, so that an exported graph works for
+    all sizes. Values are rounded after each of the two passes, and rows come first, as in Pillow up
+    to version 12; later versions start with the columns if that is less work, which is visible at
+    hard edges of tall pictures that are squished to a square.
     """
     height, width = count(pixels, 1), count(pixels, 2)
     rows, columns = new_sizes(height, width, pre)
@@ -80,9 +80,9 @@ def new_sizes(height: Tensor, width: Tensor, pre: Preprocessing) -> tuple[Tensor
 
 
 def weights(size: Tensor, new_size: Tensor, length: int, pre: Preprocessing) -> Tensor:
-    """(resolution, length) float32: weights of input pixels in each pixel of the view.
+    """The weights of input pixels in each pixel of the view: float32 (resolution, length).
 
-    `size` and `length` are the same number of input pixels, `new_size` is that before the crop.
+    `size` and `length` are the same number of input pixels, `new_size` is the size before the crop.
     """
     kernel, half = KERNELS[pre.kernel]
     first = ((new_size - pre.resolution) / 2).round()
@@ -93,20 +93,20 @@ def weights(size: Tensor, new_size: Tensor, length: int, pre: Preprocessing) -> 
     positions = torch.arange(pre.resolution, device=size.device).double()
     centres = (positions + first + 0.5) * scale
     pixels = torch.arange(length, device=size.device).double()
-    # Pillow evaluates the kernel from its rounded start to its rounded end and nowhere else.
+    # Pillow evaluates the kernel only from its rounded start to its rounded end.
     start = (centres - half * wide + 0.5).floor().clamp(min=0)
     end = torch.minimum((centres + half * wide + 0.5).floor(), size)
     inside = (pixels >= start[:, None]) & (pixels < end[:, None])
     value = torch.where(inside, kernel((pixels + 0.5 - centres[:, None]) / wide), 0.0)
-    # of the padding, which has other values, the sum may be 0; all others are above 0.5
+    # the sum may be 0 in the padding, which is filled later; elsewhere it is above 0.5
     return (value / value.sum(1, keepdim=True).clamp(min=0.1)).float()
 
 
-STRIDE = 32  # pixels: sides of images of any size are multiples of it, at least two
-# Sides of the images that a file for any size is traced with: maps of stride 128 then have several
-# pixels, and a graph that is traced with maps of one has that size as a constant.
+STRIDE = 32  # pixels: a side of an image of any size is a multiple, at least twice this
+# Sides of the images to trace a file for any size with. Maps of stride 128 then have several
+# pixels; traced with one pixel, a graph has that size as a constant.
 TRACED_SIDES = (5 * STRIDE, 9 * STRIDE)
-MAX_SIDE = 16_384  # pixels of a picture that the file resizes
+MAX_SIDE = 16_384  # pixels a side of a picture that a file resizes
 
 
 @dataclass(frozen=True)
@@ -117,23 +117,20 @@ class ExportJob:
     # (N, C, T, H, W) -> (N, K) logits
     net: nn.Module
     metadata: Metadata
-    example: np.ndarray  # real inputs of the file; its shapes are theirs, except for the batch
+    example: np.ndarray  # real inputs, which give the file's shapes except for the batch
     any_size: bool = False  # whether sides may be other multiples of STRIDE
-    backend: Backend = "onnx"  # of triton-server
-    calibration: Sequence[np.ndarray] = ()  # for int8: batches of real inputs of the file
-    # Images that an ONNX graph is traced with, see `onnx.with_any_batch`; None: any number of them,
+    backend: Backend = "onnx"  # for triton-server
+    calibration: Sequence[np.ndarray] = ()  # for int8: batches of real inputs
+    # Batch size to trace an ONNX graph with, see `onnx.with_any_batch`; None: a dynamic batch,
     # which suits all networks and takes up to twice the time.
     traced_batch: int | None = None
-    # ONNX graphs of `net` by type and `any_size`, shared by the files that are made of them
+    # ONNX graphs of `net` by type and `any_size`, shared by several files
     graphs: dict[tuple[torch.dtype, bool], Any] = field(default_factory=dict, compare=False)
-    progress: Callable[[str], None] = lambda line: None  # called with what a writer has to say
+    progress: Callable[[str], None] = lambda line: None  # called with a writer's messages
 
     @property
     def dynamic_sides(self) -> tuple[int, ...]:
-        """The dimensions of an image that may have other sizes than those of `example`.
-
-        They are its height and its width.
-        """
+        """The dimensions of an image, height and width, whose size may differ from `example`."""
         if not self.any_size and self.metadata.input_kind != "pictures":
             return ()
         width = self.example.ndim - 2 if self.normalised else self.example.ndim - 3
@@ -145,14 +142,14 @@ class ExportJob:
 
     @property
     def output_name(self) -> str:
-        """What the file calls its outputs."""
+        """The name of the outputs in the file."""
         raw, activated = task_of(self.metadata).output_names
         return raw if self.normalised else activated
 
     def module(
         self, dtype: torch.dtype = torch.float32, *, channels_first: bool = False
     ) -> "ExportWrapper":
-        """The module to export, computing in `dtype`."""
+        """Build the module to export, which computes in `dtype`."""
         net = copy.deepcopy(self.net).to(self.metadata.device, dtype)
         return ExportWrapper(net, self.metadata, dtype, channels_first).eval()
 
@@ -163,8 +160,8 @@ class ExportJob:
         *,
         channels_first: bool = False,
     ) -> torch.export.ExportedProgram:
-        """The graph of `module`, for images in batches of `batch`; None: of any number."""
-        # torch.export would take a batch of 1 for a constant. A fresh array has plain strides.
+        """The graph of `module` for batches of `batch` images; None: a dynamic batch."""
+        # torch.export would treat a batch of 1 as a constant. A fresh array has plain strides.
         shape = list(self.example.shape[1:])
         if self.any_size:
             for dim, side in zip(self.dynamic_sides, TRACED_SIDES, strict=True):
@@ -183,9 +180,9 @@ class ExportJob:
 
 
 class ExportWrapper(nn.Module):
-    """A network with preprocessing and its task's activation, as `Metadata.input_kind` says.
+    """A network with the preprocessing and activation that `Metadata.input_kind` asks for.
 
-    `channels_first` is the order of numbers in memory; else it is that of the pixels of pictures.
+    `channels_first` sets the memory order of the network's input; otherwise it follows the pixels.
     """
 
     def __init__(

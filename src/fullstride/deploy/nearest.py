@@ -1,7 +1,7 @@
-"""Finds the images of a gallery that are nearest to a picture, exactly, by Euclidean distance.
+"""Finds the images of a gallery nearest to a picture, exactly, by Euclidean distance.
 
-A gallery is a store that `fullstride predict --out` wrote for a task whose outputs are embeddings.
-Letters: Q pictures, B images of a block, D values of an embedding.
+A gallery is a store by `fullstride predict --out` for a task with embeddings as outputs. Letters:
+Q pictures, B images per block, D values per embedding.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 EMBEDDING, LABEL = "embedding", "true_label"  # columns
-QUERIES = 512  # pictures for which the gallery is read once
-BLOCK = 4096  # images of the gallery at a time: 16 MiB of distances, 64 MiB of 2,048 values
+QUERIES = 512  # pictures per pass over the gallery
+BLOCK = 4096  # gallery images at a time: 16 MiB of distances, 64 MiB of 2,048 values
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """An image of the gallery; for embeddings of length 1 the cosine is 1 - distance² / 2."""
+    """An image of the gallery; for embeddings of length 1, the cosine is 1 - distance² / 2."""
 
     path: str
-    label: str | None  # None where the gallery has none
+    label: str | None  # None if the gallery has no labels
     distance: float
 
     def __str__(self) -> str:
@@ -41,12 +41,12 @@ class Neighbour:
 
 
 def check_gallery(gallery: Path, model: Model) -> None:
-    """Raises ValueError, in one line, unless `gallery` has the embeddings of this very model."""
+    """Raise ValueError, in one line, unless `gallery` has the embeddings of exactly `model`."""
     key = read_key(gallery)
     if key.fingerprint != fingerprint(model):
         raise ValueError(
             f"{gallery} was made by another model, {key.model}, or by another file of it: give "
-            "that one, or predict the gallery again"
+            "that file, or predict the gallery again"
         )
     if EMBEDDING not in column_names(gallery):
         raise ValueError(
@@ -58,9 +58,9 @@ def check_gallery(gallery: Path, model: Model) -> None:
 def nearest_images(
     rows: Iterable[Prediction], gallery: Path, model: Model, top: int
 ) -> Iterator[Prediction]:
-    """The predictions of `model` with the `top` nearest images of `gallery` in place of embeddings.
+    """Replace the embeddings in predictions of `model` by the `top` nearest images of `gallery`.
 
-    The nearest one is the first; of equal distances the earlier one of the gallery.
+    The nearest image comes first; at equal distances, the earlier one in the gallery.
     """
     check_gallery(gallery, model)
     rows = iter(rows)
@@ -72,9 +72,9 @@ def nearest_images(
 
 
 def search(queries_qd: np.ndarray, gallery: Path, top: int) -> list[tuple[Neighbour, ...]]:
-    """For each query the `top` nearest images, in float64. Images that are not readable are none.
+    """Find the `top` nearest readable images for each query, in float64.
 
-    Raises ValueError where the embeddings of the gallery are not of D values.
+    Raises ValueError if the gallery's embeddings do not have D values.
     """
     queries_qd = queries_qd.astype(np.float64)
     labels = LABEL in column_names(gallery)

@@ -1,7 +1,7 @@
-"""Writes the predictions for any number of images into a store of parts, each written once.
+"""Writes predictions for any number of images to a store of parts, each written once.
 
-The images are divided into parts of equal size. A process takes every N-th part, and skips those
-that are in the store, so that a job that was killed goes on, also with another number of processes.
+The images are divided into parts of equal size. Each of N processes takes every N-th part, and
+skips parts that are in the store, so a killed job can continue, with any number of processes.
 """
 
 import hashlib
@@ -62,15 +62,15 @@ Watch = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineSettings:
-    """How a job is computed. Only `part_images` and `tta` decide what is in the store."""
+    """How a job is computed. Only `part_images` and `tta` affect the store's content."""
 
     batch: PositiveInt = 32
-    device: torch.device | str = "cpu"  # of a bundle
-    workers: Count = 0  # processes that decode images beside this one
+    device: torch.device | str = "cpu"  # for a bundle
+    workers: Count = 0  # processes that decode images beside this process
     tta: Tta = "none"
     rank: Count = 0  # of this process
     ranks: PositiveInt = 1  # processes that share the job
-    part_images: PositiveInt = PART_IMAGES  # rows of a part
+    part_images: PositiveInt = PART_IMAGES  # rows per part
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -81,9 +81,9 @@ class OfflineSettings:
 def outputs(
     model: Model, images: Images, how: OfflineSettings, skipped: dict[str, str], watch: Watch
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Indices of readable images in ascending order, and their activated outputs on the CPU.
+    """Yield indices of readable images in ascending order, with activated outputs on the CPU.
 
-    The reasons for the others go into `skipped`, before a larger index is yielded.
+    `skipped` receives the reasons for unreadable images before a larger index is yielded.
     """
     pre, kind = model.preprocessing, input_kind(model)
     batch = min(how.batch, most_in_batch(pre))
@@ -106,7 +106,7 @@ def outputs(
         for x, _, indices in watch(batches).epoch(0):
             yield indices.numpy(), activated(model, x, how.device, how.tta)
     except ValueError:
-        if len(skipped) < len(images):  # else none can be read, and each row says why
+        if len(skipped) < len(images):  # otherwise no image can be read, and each row says why
             raise
     finally:
         batches.close()
@@ -115,7 +115,7 @@ def outputs(
 def _outputs_of_pictures(
     model: Model, images: Images, batch: int, how: OfflineSettings, skipped: dict[str, str]
 ) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """`outputs` of a file that resizes images itself; they are decoded in this process."""
+    """`outputs` of a file that resizes images; they are decoded in this process."""
     numbers = iter(range(len(images)))
     while group := list(islice(numbers, batch)):
         views, readable = [], []
@@ -133,14 +133,14 @@ def _outputs_of_pictures(
 
 
 def fingerprint(model: Model) -> str:
-    """A hash of the weights of a bundle, or of a file, and of how images are prepared for them."""
+    """A hash of a bundle's weights, or of a file, and of the preprocessing of images."""
     weights = digest(model.net) if isinstance(model, Bundle) else _digest_of_files(model.path)
     how = (weights, asdict(model.preprocessing), model.task, task_of(model).state())
     return hashlib.sha256(repr(how).encode()).hexdigest()[:16]
 
 
 def _digest_of_files(path: Path) -> str:
-    """Of a file, or of all in a folder."""
+    """The digest of a file, or of all files in a folder."""
     whole = hashlib.sha256()
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     for each in files:
@@ -153,7 +153,7 @@ def _digest_of_files(path: Path) -> str:
 
 
 def schema(model: Model, columns: Columns, device: torch.device | str) -> "pa.Table":
-    """The table of no rows, by the outputs for a black image: a part may have no readable one."""
+    """An empty table, from outputs for a black image: a part may have no readable image."""
     black: Any = np.zeros(one_input(model.preprocessing, "pixels"), np.uint8)
     if input_kind(model) == "pictures":
         black = Image.fromarray(black.squeeze())
@@ -166,7 +166,7 @@ def to_table(columns: Mapping[str, Any]) -> "pa.Table":
 
 
 def _array(values: Any) -> Any:
-    """An arrow array of a list, or of a NumPy array, whose rows become lists of one size."""
+    """An arrow array from a list or a NumPy array, whose rows become lists of one size."""
     pa = pyarrow()
     if not isinstance(values, np.ndarray):
         return pa.array(_as_utf8(values))
@@ -189,7 +189,7 @@ def with_names(
     has_labels: bool,
     labels: Iterable[str] = (),
 ) -> "pa.Table":
-    """The table with the columns path, error and, where the data have labels, true_label."""
+    """Add the columns path, error and, if the data have labels, true_label."""
     pa = pyarrow()
     first = {"path": names}
     if has_labels:
@@ -202,11 +202,11 @@ def with_names(
 
 @dataclass
 class Summary:
-    """What a call computed, and what is left."""
+    """What a call wrote, and what is missing."""
 
-    images: int = 0  # rows that it wrote
-    parts: int = 0
-    present: int = 0  # parts of this process that were in the store before
+    images: int = 0  # rows written
+    parts: int = 0  # parts written
+    present: int = 0  # parts of this process that were already in the store
     missing: int = 0  # parts that other processes have not written yet
     skipped: dict[str, str] = field(default_factory=dict)  # unreadable images -> reason
 
@@ -218,10 +218,10 @@ def check_takes_images(model: Model, out: Path) -> None:
 
 @dataclass(frozen=True)
 class PredictionJob:
-    """The predictions of a model for all images, one row for each, as `columns` of its outputs.
+    """Writes a model's predictions, one row per image, with `columns` computed from its outputs.
 
-    Beside them a row has `path`, `error` (why the image cannot be read, else null) and, where the
-    data have labels, `true_label`.
+    Each row also has `path`, `error` (why the image cannot be read, else null) and, if the data
+    have labels, `true_label`.
     """
 
     model: Model
@@ -233,7 +233,7 @@ class PredictionJob:
     summary: Summary = field(default_factory=Summary)
 
     def write(self, out: Path) -> Summary:
-        """Write all rows to a file, or the parts of this process that a folder lacks."""
+        """Write all rows to a file, or this process's missing parts to a folder."""
         key, summary = self.key, self.summary
         if is_file(out):
             if self.how.ranks > 1:
@@ -256,7 +256,7 @@ class PredictionJob:
         return summary
 
     def tables(self, parts: Sequence[int]) -> Iterator["pa.Table"]:
-        """The rows of `parts`, in ascending order; unreadable images go into the summary."""
+        """Yield the rows of `parts`, in ascending order; the summary lists unreadable images."""
         if not parts:
             return
         arrow, skipped, size = pyarrow(), self.summary.skipped, self.key.part_images
@@ -303,17 +303,17 @@ def write_outputs(
     settings: OfflineSettings,
     watch: Watch = lambda batches: batches,
 ) -> Summary:
-    """Write predictions: the columns of the model's task, with the `top` most probable ones.
+    """Write the `top` most probable predictions, in the columns of the model's task.
 
-    As pseudo-labels, the indices of the `top` most probable classes and their probabilities in
-    fp16. A store is a folder of parts, of which one of the same job is continued, or a file for an
-    `out` that ends in .parquet, which one process writes and which is begun again after a stop.
-    `watch` may wrap the batches, to show progress.
+    Pseudo-labels are the indices of the `top` most probable classes and their probabilities in
+    fp16. A store is a folder of parts, and a later call continues the same job; or, for an `out`
+    that ends in .parquet, a file that one process writes, from the beginning after a stop. `watch`
+    may wrap the batches, to show progress.
 
     Raises ValueError for a network of clips, for predictions with places, which need the size of
-    each picture, for pseudo-labels of another task than classification, and where `out` has
-    something else, or predictions of another model, of other images or by other arguments;
-    FloatingPointError where an output is not finite.
+    each picture, for pseudo-labels of another task than classification, and if `out` has other
+    content: of another model, other images or other arguments; FloatingPointError if an output is
+    not finite.
     """
     task = task_of(model)
     if kind == "pseudo_labels":
@@ -347,7 +347,7 @@ def store_key(
     how: OfflineSettings,
     kind: Literal["predictions", "pseudo_labels"],
 ) -> StoreKey:
-    """The key of the store. Raises ValueError for a model that cannot be used for one."""
+    """The key of the store. Raises ValueError for a model that cannot write a store."""
     check_takes_images(model, out)
     pyarrow()
     if how.tta == "flip":
@@ -368,14 +368,14 @@ def store_key(
 
 
 def open_images(words: Sequence[str]) -> Unlabelled:
-    """The images of one place as of `open_unlabelled`, or those of several files and folders."""
+    """Open the images of one place by `open_unlabelled`, or of several files and folders."""
     if len(words) == 1 and words[0] != "-":
         return open_unlabelled(words[0])
     return of_files(*find_images(words))
 
 
 def this_share(rank: int | None, ranks: int | None) -> tuple[int, int]:
-    """The rank of this process and their number, by default those of torchrun."""
+    """The rank of this process and the number of processes, by default torchrun's."""
     if (rank is None) != (ranks is None):
         raise ValueError("--rank and --ranks belong together: give both or none")
     if rank is None or ranks is None:
@@ -384,7 +384,7 @@ def this_share(rank: int | None, ranks: int | None) -> tuple[int, int]:
 
 
 def this_device(device: torch.device) -> torch.device:
-    """The GPU of this process among those that torchrun started on a machine."""
+    """This process's own GPU if torchrun started several processes on a machine."""
     if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
         return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     return device

@@ -1,4 +1,4 @@
-"""Predicts what pictures or videos show, by a bundle or an exported file."""
+"""Predicts the content of pictures or videos with a bundle or an exported file."""
 
 import os
 import sys
@@ -48,17 +48,16 @@ from fullstride.tasks.task import Task, json_values
 from fullstride.tasks.video import views_of
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
-# of the inputs of a batch: 334 images of 224 x 224
-MAX_BATCH_PIXELS = 2**24
-CLASSES = 5  # that are predicted for a picture by default
-WHOLE_PIXEL_BYTES = 8  # of a picture that is decoded whole and converted
+MAX_BATCH_PIXELS = 2**24  # per batch of inputs: 334 images of 224 x 224
+CLASSES = 5  # default number of classes per picture
+WHOLE_PIXEL_BYTES = 8  # memory per pixel of a picture that is decoded whole and converted
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a task predicts for one picture, best first; or why it could not be read.
+    """A task's predictions for one picture, best first; or why it could not be read.
 
-    Places, such as boxes and maps, are those of the upright picture.
+    Places, such as boxes and maps, refer to the upright picture.
     """
 
     path: str  # "" for a picture in memory
@@ -88,26 +87,26 @@ def predict(
     views: str = "",
     clip_starts: Starts = "inclusive",
 ) -> Iterator[Prediction]:
-    """One `Prediction` for each picture, in order.
+    """Yield one `Prediction` for each picture, in order.
 
-    Of a network of clips the pictures are videos: paths of files or of folders of frames, or uint8
-    arrays (T, H, W, C) with 1 or 3 channels; an array (N, T, H, W, C) is N videos.
+    For a network of clips, the pictures are videos: paths of files or of folders of frames, or
+    uint8 arrays (T, H, W, C) with 1 or 3 channels; an array (N, T, H, W, C) is N videos.
 
     Args:
         model: A bundle, or an exported file.
-        pictures: One or more: paths of files, images of Pillow, or uint8 arrays (H, W) or
-            (H, W, C) with 1, 3 or 4 channels; an array (N, H, W, C) is N pictures.
-        top: The number of predictions for each, the most probable; by default 5 classes, and all
-            boxes of a detector, see `with_min_score`.
-        batch: Pictures at a time; fewer where their inputs would need much memory.
+        pictures: One or more paths of files, Pillow images, or uint8 arrays (H, W) or (H, W, C)
+            with 1, 3 or 4 channels; an array (N, H, W, C) is N pictures.
+        top: The number of most probable predictions for each; by default 5 classes, and all boxes
+            of a detector, see `with_min_score`.
+        batch: Pictures at a time; fewer if their inputs need much memory.
         device: Where a bundle computes; an exported file has its own device.
-        tta: With flip, the mean of the probabilities of a picture and of its mirror image.
-        views: Of a video, "CLIPSxCROPS" such as "10x3": the mean of the probabilities of these;
-            by default its middle clip alone.
+        tta: With flip, the mean of the probabilities of a picture and its mirror image.
+        views: For videos, "CLIPSxCROPS" such as "10x3": the mean of the probabilities of so many
+            clips and crops; by default only the middle clip.
         clip_starts: Where the clips of `views` begin, see `data.transforms.clips.clip_starts`.
 
-    A picture that cannot be read yields a `Prediction` with the reason. Raises ValueError for what
-    is no picture, and for flip where `check_tta` does.
+    An unreadable picture yields a `Prediction` with the reason. Raises ValueError for anything but
+    pictures, and if `check_tta` refuses flip.
 
     Examples:
         >>> import fullstride
@@ -120,7 +119,7 @@ def predict(
     pre, task = model.preprocessing, task_of(model)
     top = max(CLASSES, task.most_objects) if top is None else top
     pictures, many = _listed(pictures, pre), views_of(views, pre, clip_starts) if views else None
-    count = many.clips * many.crops if many else 1  # views of a picture
+    count = many.clips * many.crops if many else 1  # views per picture
     batch = min(batch, task.scoring_batch, most_in_batch(pre))
     step = max(1, batch // count)
     for start in range(0, len(pictures), step):
@@ -142,7 +141,7 @@ def predict(
 
 
 def with_min_score(model: Model, min_score: float) -> Model:
-    """The detector, which predicts boxes from `min_score` on. ValueError for another task."""
+    """A copy of a detector that predicts boxes from `min_score`. ValueError for another task."""
     if "min_score" not in find_task(model.task).state_fields:
         raise ValueError(
             f"--min-score {min_score:g} is for the boxes of detectors, and not for the task "
@@ -157,12 +156,12 @@ def with_min_score(model: Model, min_score: float) -> Model:
 
 
 def most_in_batch(pre: Preprocessing) -> int:
-    """How many inputs have `MAX_BATCH_PIXELS`."""
+    """The number of inputs with `MAX_BATCH_PIXELS` together."""
     return max(1, MAX_BATCH_PIXELS // (pre.resolution**2 * max(1, pre.frames)))
 
 
 def _listed(pictures: Any, pre: Preprocessing) -> list[Picture]:
-    """The pictures, or the videos of a network of clips; a single one as a list of it."""
+    """A list of the pictures, or videos for a network of clips; a single one becomes a list."""
     is_one = isinstance(pictures, (str, os.PathLike, Image.Image))
     if isinstance(pictures, np.ndarray):
         is_one = pictures.ndim < (5 if pre.frames else 4)
@@ -176,10 +175,10 @@ def _readable(
     sizes: dict[int, Size],
     has_places: bool,
 ) -> Iterator[Image.Image | np.ndarray]:
-    """The pictures that can be read, one in memory at a time, whose sizes go into `sizes`.
+    """Yield the readable pictures, one in memory at a time; their sizes go into `sizes`.
 
-    The size of a file, which is opened for it once more, is read for predictions with places only.
-    The reasons for the others go into `reasons`.
+    The size of a file, which is opened again, is only read for predictions with places. `reasons`
+    receives the reasons for unreadable pictures.
     """
     for index, picture in enumerate(pictures):
         try:
@@ -200,9 +199,9 @@ def _readable(
 def _readable_clips(
     videos: Sequence[Picture], view: View, reasons: dict[int, str], sizes: dict[int, Size]
 ) -> Iterator[np.ndarray]:
-    """The clips that `view` shows of the videos that can be read, (T, H, W, C) each.
+    """Yield the clips (T, H, W, C) that `view` takes from readable videos.
 
-    As `_readable`; sizes are (0, 0), as predictions for clips have no places.
+    See `_readable`; sizes are (0, 0), since predictions for clips have no places.
     """
     rng = np.random.default_rng(0)  # views of evaluation draw nothing
     for index, video in enumerate(videos):
@@ -220,7 +219,7 @@ def _readable_clips(
 
 
 def check_suffix(path: Path, pre: Preprocessing) -> None:
-    """Raises UnreadableImage for a picture where clips are needed, and the other way round."""
+    """Raise UnreadableImage for a picture if clips are needed, and vice versa."""
     suffix = path.suffix.lower()
     if pre.frames and suffix in IMAGES.suffixes:
         raise UnreadableImage(
@@ -244,7 +243,7 @@ def _check_clip(video: Any) -> None:
 def read_view(
     source: Path | bytes, model: Model, max_memory_mib: float | None = None
 ) -> Image.Image | np.ndarray:
-    """What `probabilities` takes of an image file, its path or its bytes.
+    """Read an image file, by path or bytes, as an input for `probabilities`.
 
     It is the `test_view`, for which a large JPEG is decoded at a fraction of its size. Models that
     resize get the whole image, of up to `MAX_MEGAPIXELS`. Raises UnreadableImage for a file that
@@ -288,10 +287,10 @@ def probabilities(
     batch: int = 32,
     tta: Tta = "none",
 ) -> np.ndarray:
-    """The activated outputs for pictures of any sizes, float32; for classification (N, K).
+    """Compute the activated outputs for pictures of any sizes, float32; (N, K) for classification.
 
-    Arrays are views by `read_view`. Of the pictures, which may come one by one, only the inputs of
-    a batch are held. Raises FloatingPointError where an output is not finite.
+    Arrays are views by `read_view`. Pictures may come one by one, and only the inputs of a batch
+    are in memory. Raises FloatingPointError if an output is not finite.
     """
     if tta == "flip":
         check_tta(model)
@@ -309,9 +308,9 @@ def input_kind(model: Model) -> InputKind:
 def activated(
     model: Model, x: Tensor, device: torch.device | str = "cpu", tta: Tta = "none"
 ) -> Tensor:
-    """The activated outputs for a batch of `inputs`, on the CPU.
+    """Compute the activated outputs for a batch of `inputs`, on the CPU.
 
-    Raises FloatingPointError where an output is not finite.
+    Raises FloatingPointError if an output is not finite.
     """
     kind = input_kind(model)
     if isinstance(model, Bundle):
@@ -332,7 +331,7 @@ def activated(
 
 
 def check_tta(model: Model, data: DataSet | None = None) -> None:
-    """Raises ValueError where the mirror image of a picture may be of another class."""
+    """Raise ValueError if mirroring a picture may change its class."""
     if not find_task(model.task).single_label:
         raise ValueError(f"--tta flip is for classes, and not for the task {model.task}")
     if not model.may_mirror or (data and not data.mirror):
@@ -345,7 +344,7 @@ def check_tta(model: Model, data: DataSet | None = None) -> None:
 def logits(
     bundle: Bundle, batches: Iterable[np.ndarray], device: torch.device | str = "cpu"
 ) -> np.ndarray:
-    """The outputs of a bundle's network, float32, for `inputs` of the kind normalised."""
+    """The outputs of a bundle's network, float32, for normalised `inputs`."""
     net = bundle.net.eval().to(device)
     with torch.inference_mode():
         rows = [net(torch.from_numpy(x).to(device)) for x in batches]
@@ -353,7 +352,7 @@ def logits(
 
 
 def outputs(model: ExportedModel, batches: Iterable[np.ndarray]) -> np.ndarray:
-    """The outputs of a file, float32: not activated if its inputs are normalised."""
+    """The outputs of a file, float32; not activated if its inputs are normalised."""
     return np.concatenate([model.run(x) for x in batches])
 
 
@@ -363,17 +362,16 @@ def inputs(
     pictures: Iterable[Image.Image | np.ndarray],
     batch: int = 32,
 ) -> Iterator[np.ndarray]:
-    """Pictures as inputs of a file (see `Metadata.input_kind`), in batches of up to `batch`.
+    """Yield pictures as inputs for a file of the given `InputKind`, in batches of up to `batch`.
 
-    Each picture is resized before the next one is taken; arrays are views already. Batches are
-    smaller where they would need much memory. Inputs of the kind pictures keep their size and come
-    one by one.
+    Each picture is resized before the next is read; arrays are already views. Batches are smaller
+    if they need much memory. Inputs of the kind "pictures" keep their size and come one by one.
     """
     batch = min(batch, most_in_batch(pre))
     if kind == "pictures":
         for picture in pictures:
             assert isinstance(picture, Image.Image)
-            pixels = np.array(in_mode(picture, pre.channels))  # writable, as PyTorch wants it
+            pixels = np.array(in_mode(picture, pre.channels))  # writable, as PyTorch requires
             yield pixels.reshape(1, *pixels.shape[:2], pre.channels)
         return
     views = (
@@ -416,15 +414,15 @@ PICTURE = Output(
 
 @dataclass
 class PictureFolder:
-    """Writes an image for each prediction: NAME.png, or NAME-2.png for the second of a name."""
+    """Writes an image for each prediction: NAME.png, and NAME-2.png for the second NAME."""
 
     folder: Path
     make: Callable[[Prediction], Image.Image | None]
-    names: set[str] = field(default_factory=set)  # of the files that it has written
-    repeats: Counter[str] = field(default_factory=Counter)  # of the name of a picture
+    names: set[str] = field(default_factory=set)  # names of written files
+    repeats: Counter[str] = field(default_factory=Counter)  # by name of a picture
 
     def write(self, prediction: Prediction) -> Path:
-        """Raises ValueError where there is another program's file, or nothing to write."""
+        """Write an image. Raises ValueError if another program's file is there, or for no image."""
         name = stem = Path(prediction.path).stem
         while name in self.names:
             self.repeats[stem] += 1
@@ -432,7 +430,7 @@ class PictureFolder:
         self.names.add(name)
         path, image = self.folder / f"{name}.png", self.make(prediction)
         if image is None:
-            raise ValueError(f"{path}: there is nothing to write of {prediction}")
+            raise ValueError(f"{path}: there is nothing to write for {prediction}")
         about = PngInfo()
         about.add_text("Software", GENERATOR)
         with atomic_write(path, PICTURE) as beside:
@@ -441,7 +439,7 @@ class PictureFolder:
 
 
 def drawings(model: Model, folder: Path) -> PictureFolder:
-    """For pictures with their predictions drawn; ValueError for a task that draws none."""
+    """Write pictures with drawn predictions. Raises ValueError for a task that draws none."""
     task = task_of(model)
     check_folder("draw", task, type(task).draw is not Task.draw, folder)
 
@@ -453,7 +451,7 @@ def drawings(model: Model, folder: Path) -> PictureFolder:
 
 
 def map_files(model: Model, folder: Path) -> PictureFolder:
-    """For predictions as images without losses; ValueError for a task without."""
+    """Write predictions as lossless images. Raises ValueError for a task without maps."""
     task = task_of(model)
     check_folder("maps", task, type(task).maps is not Task.maps, folder)
     return PictureFolder(folder, lambda prediction: task.maps(prediction.guesses))
@@ -469,13 +467,13 @@ def check_folder(flag: str, task: Any, has_any: bool, folder: Path) -> None:
 
 class ImagePaths(NamedTuple):
     paths: list[Path]
-    ignored: Mapping[str, int]  # number of other files in the folders, by reason
+    ignored: Mapping[str, int]  # number of other files in folders by reason
 
 
 def open_model(word: str, *, trust: bool = False, options: LoadOptions = BY_DEFAULT) -> Model:
-    """An exported file, or the bundle of a run, a file of weights or a name with released weights.
+    """Open an exported file, or a bundle: a run, a file of weights or a name with released weights.
 
-    Programs (formats pt2 and aoti) are opened with `trust` only. Raises ValueError.
+    Programs (formats pt2 and aoti) are only opened with `trust`. Raises ValueError.
     """
     if not is_exported_path(word):
         if (Path(word) / "fit.json").is_file() and (beside := near(Path(word) / "model")):
@@ -492,10 +490,10 @@ def open_model(word: str, *, trust: bool = False, options: LoadOptions = BY_DEFA
 def find_images(
     words: Sequence[str], listed: Iterable[str] | None = None, kind: FileKind = IMAGES
 ) -> ImagePaths:
-    """Files, those in folders in sorted order, and for - the paths in the lines of `listed`.
+    """Find files; a folder stands for its files in sorted order, and - for the lines of `listed`.
 
-    Of videos, a folder of frames is one itself. `listed` is standard input by default. Raises
-    ValueError if there are none.
+    For videos, a folder of frames is one video. `listed` is standard input by default. Raises
+    ValueError if nothing is found.
     """
     paths, ignored = [], Counter()
     for word in words:

@@ -1,4 +1,4 @@
-"""Holds what a user asks of an export, without the imports of PyTorch."""
+"""Holds the options of an export, without importing PyTorch."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Literal
 from fullstride.measure.budget import HERE, Budget, find_budget
 from fullstride.nets.efficiency import Precision
 
-# What a file takes, and returns. normalised: float32 (N, C, H, W) -> logits. pixels: uint8
+# Inputs and outputs of a file. normalised: float32 (N, C, H, W) -> logits. pixels: uint8
 # (N, H, W, C) at the network's resolution -> probabilities. pictures: uint8 (N, H, W, C) of any
-# size, resized in the file. Clips are (N, C, T, H, W) and (N, T, H, W, C), not resized in files.
+# size, resized in the file. Clips are (N, C, T, H, W) or (N, T, H, W, C); files do not resize them.
 InputKind = Literal["normalised", "pixels", "pictures"]
 Backend = Literal["onnx", "openvino", "tensorrt"]
 Tta = Literal["none", "flip"]  # test-time augmentation
-PART_IMAGES = 8192  # rows that are held at once: 64 MiB of embeddings of 2,048 numbers
+PART_IMAGES = 8192  # rows in memory at once: 64 MiB of embeddings of 2,048 numbers
 
 
 # Runtimes of servers and of phones and boards.
@@ -23,18 +23,18 @@ PhoneFormat = Literal["executorch", "ncnn", "litert"]
 
 @dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """What a file computes, and where. The comment on a field is its command-line help."""
+    """How and where a file computes. The comment on a field is its command-line help."""
 
-    # By default fp32, and any of them where the fastest file is chosen.
+    # By default fp32, or with auto any of them.
     precision: Precision | None = None
-    # The sides of images may be any multiples of 32.
+    # Accept images whose sides are any multiples of 32.
     any_size: bool = False
     # The runtime inside triton-server.
     backend: Backend = "onnx"
-    # With auto: another machine, on which files are measured: ssh://HOST, or a command that runs a
-    # Python there. See docs/guides/targets.md.
+    # With auto: another machine to measure files on: ssh://HOST, or a command that runs Python
+    # there. See docs/guides/targets.md.
     target: str = HERE
-    # Points of top-1, or in int8 of the metric of the task, that the file may lose; by default 0 in
+    # Points of top-1, or for int8 of the task's metric, that the file may lose; by default 0 in
     # fp32, 0.2 in bf16 and fp16, 0.5 in int8.
     max_drop: float | None = None
     # Where files of the formats aoti and pt2 compute: cpu or cuda.
@@ -45,33 +45,33 @@ class FileSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(FileSettings):
-    """How a file is written and compared."""
+    """How to write and compare a file."""
 
     format: str = "onnx"
     input_kind: InputKind = "normalised"
-    threads: int | None = None  # of the CPU, for the comparison; None: PyTorch's number
+    threads: int | None = None  # CPU threads for the comparison; None: PyTorch's number
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShipSettings(FileSettings):
-    """Which file is made of trained networks, and by which images it is judged."""
+    """Which file to make from trained networks, and the images to compare it on."""
 
-    # See docs/guides/shipping.md. auto: the fastest format and precision of openvino, onnx, aoti,
-    # tensorrt, executorch, ncnn and litert, of those that run here. By default the format of files
-    # that end as --out does: onnx, executorch for .pte, litert for .tflite; and openvino, the
-    # fastest on CPUs, for a folder.
+    # See docs/guides/shipping.md. auto: the fastest format and precision among openvino, onnx,
+    # aoti, tensorrt, executorch, ncnn and litert, if they run here. By default the suffix of --out
+    # decides: onnx, executorch for .pte, litert for .tflite, and for a folder openvino, the fastest
+    # on CPUs.
     format: Literal[ServerFormat, PhoneFormat, "auto"] | None = None
-    # The file takes uint8 pixels (N, H, W, C) of the network's resolution and returns
-    # probabilities; else normalised float32 (N, C, H, W) and logits.
+    # The file takes uint8 pixels (N, H, W, C) at the network's resolution and returns
+    # probabilities; otherwise it takes normalised float32 (N, C, H, W) and returns logits.
     with_preprocessing: bool = False
     # The file also resizes images of any size.
     with_resize: bool = False
-    # Only accept what takes at most this time, measured here or on --target: the median time of a
-    # call divided by its images.
+    # The longest time allowed, measured here or on --target: the median time of a call divided by
+    # its images.
     budget_ms: float | None = None
     # The budget as a rate instead.
     images_per_s: float | None = None
-    # Images of a call of the budget.
+    # Images per call for the budget.
     call_batch: int = 1
     # A file of `fullstride bench --out` with the times of the runs; by default they are measured.
     bench: Path | None = None
@@ -79,8 +79,8 @@ class ShipSettings(FileSettings):
     data: str = ""
     # Images for the ranges of int8; by default the run's own training images.
     calibration: str = ""
-    # Where int8 loses more, fine-tune with simulated int8 for so many epochs before layers fall
-    # back to float.
+    # If int8 loses more, fine-tune with simulated int8 for this many epochs before layers fall back
+    # to float.
     finetune_epochs: int = 0
 
     @property

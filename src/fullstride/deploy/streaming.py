@@ -1,4 +1,4 @@
-"""Predicts a window that slides over the frames of a long video."""
+"""Predicts a sliding window over the frames of a long video."""
 
 import math
 import os
@@ -21,20 +21,20 @@ from fullstride.deploy.settings import Tta
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks import task_of
 
-ROUNDING_S = 1e-6  # times of frames are multiples of a time base, in floating point
+ROUNDING_S = 1e-6  # frame times are floating-point multiples of a time base
 
 
 class Window(NamedTuple):
-    start_s: float  # time of its first frame, from the first frame of the video on
-    end_s: float  # and of its last frame
+    start_s: float  # time of its first frame since the first frame of the video
+    end_s: float  # time of its last frame
     pixels: np.ndarray  # uint8 (T, H, W, C)
 
 
 @dataclass(frozen=True)
 class WindowPrediction(Prediction):
-    """What a task predicts for a part of a video, best first."""
+    """A task's predictions for a part of a video, best first."""
 
-    start_s: float = 0.0  # times of its first and its last frame, from the first of the video on
+    start_s: float = 0.0  # see `Window`
     end_s: float = 0.0
 
     def __str__(self) -> str:
@@ -54,24 +54,23 @@ def stream(
     device: torch.device | str = "cpu",
     tta: Tta = "none",
 ) -> Iterator[WindowPrediction]:
-    """One prediction each `every_s` seconds of a video of any length, while it is decoded.
+    """Yield one prediction per `every_s` seconds of a video of any length, while it is decoded.
 
-    A window is a clip of the network, `frames` with `frame_stride` between them. The first one ends
-    where the video has so many frames, and others at the first frame that is a multiple of
-    `every_s` later or more. Frames are decoded once, in order, and those of one window are held, at
-    the network's resolution. A video shorter than a window has one row, for the clip that repeats
-    it.
+    A window is one clip of the network, `frames` frames with a step of `frame_stride`. The first
+    window ends as soon as the video has enough frames; each later window ends at the first frame at
+    least another `every_s` later. Frames are decoded once, in order, and one window is in memory at
+    the network's resolution. A video shorter than a window has one row, for a clip that repeats it.
 
     Args:
         model: A bundle of a network of clips, or an exported file.
-        video: The path of a file, or frames with rising times, such as a camera's.
-        every_s: Seconds of the video from a row to the next one.
-        top: The number of classes in a row.
+        video: The path of a file, or frames with increasing times, such as a camera's.
+        every_s: Seconds of video between rows.
+        top: The number of classes per row.
         device: Where a bundle computes; an exported file has its own device.
-        tta: With flip, the mean of the probabilities of a window and of its mirror image.
+        tta: With flip, the mean of the probabilities of a window and its mirror image.
 
-    Raises UnreadableImage where the video breaks, after the rows before that place, and ValueError
-    for a network of images.
+    Raises UnreadableImage at the place where the video is broken, and ValueError for a network of
+    images.
     """
     pre, task = model.preprocessing, task_of(model)
     if not pre.frames:
@@ -98,7 +97,7 @@ def stream_all(
     device: torch.device | str,
     tta: Tta = "none",
 ) -> Iterator[Prediction]:
-    """`stream` of several videos; one that breaks ends with a row that has the reason."""
+    """`stream` several videos; a broken video ends with a row that has the reason."""
     for path in videos:
         try:
             yield from stream(model, path, every_s=every_s, top=top, device=device, tta=tta)
@@ -107,10 +106,10 @@ def stream_all(
 
 
 def windows(frames: Iterable[TimedFrame], pre: Preprocessing, every_s: float) -> Iterator[Window]:
-    """The windows of `stream`, as they are complete."""
+    """Yield the windows of `stream` as soon as they are complete."""
     span = (pre.frames - 1) * pre.frame_stride + 1
     held: deque[tuple[float, np.ndarray]] = deque(maxlen=span)
-    first = due = None  # times of the last frames of the first window and of the next one
+    first = due = None  # end times of the first window and of the next window
     for seconds, picture in frames:
         held.append((seconds, test_view(picture, pre)))
         if len(held) < span or (due is not None and seconds < due):

@@ -1,12 +1,12 @@
-"""Times exported files on the machine that it runs on, for fullstride on another one.
+"""Times exported files on its machine for fullstride on another machine.
 
-fullstride sends the texts of `sessions.py` and of this file, as one without the import of the
-other, to a Python there, so they are installed nowhere; they need NumPy and one of the runtimes. It
-reads requests from standard input and answers on standard output, each a line of JSON. Files are
-kept in a temporary folder until it ends. It runs no code of a file.
+fullstride joins the texts of `sessions.py` and this file, without the import between them, and
+sends them to a Python there, so nothing is installed; they need NumPy and one of the runtimes. The
+program reads requests from standard input and answers on standard output, each a line of JSON.
+Files stay in a temporary folder until it ends. It runs no code from a file.
 """
 
-# Old boards have Python 3.9, so both use nothing newer, and import nothing else of fullstride.
+# Old boards have Python 3.9, so both files use nothing newer, and import nothing of fullstride.
 import base64
 import hashlib
 import json
@@ -30,7 +30,7 @@ PROTOCOL = 1
 
 
 def read(path: str) -> str:
-    """The text of a small file of the system, "" where there is none."""
+    """The text of a small system file; "" if there is none."""
     try:
         return Path(path).read_text(errors="replace")[:100_000].strip("\0\n ")
     except OSError:
@@ -38,13 +38,13 @@ def read(path: str) -> str:
 
 
 def number(path: str):
-    """Of thousands, such as kHz; None where there is none."""
+    """A number / 1000, such as kHz to MHz; None if the file has no number."""
     text = read(path)
     return float(text) / 1e3 if text.isdigit() else None
 
 
 def processor() -> str:
-    """The model of the processor or of the board, as the system names it."""
+    """The system's name for the model of the processor or board."""
     for line in read("/proc/cpuinfo").splitlines():
         if line.lower().startswith("model name"):
             return line.partition(":")[2].strip()
@@ -56,7 +56,7 @@ def cores() -> int:
 
 
 def state() -> dict:
-    """What changes under load, None where the system does not say."""
+    """The state that changes under load, with None for unknown values."""
     frequency = "/sys/devices/system/cpu/cpu0/cpufreq/"
     zones = Path("/sys/class/thermal").glob("thermal_zone*/temp")
     temperatures = [number(str(zone)) or 0.0 for zone in zones]
@@ -70,7 +70,7 @@ def state() -> dict:
 
 
 def runtimes() -> tuple[dict, dict]:
-    """The versions of the runtimes by format, and why others cannot be imported."""
+    """The versions of runtimes by format, and why other runtimes cannot be imported."""
     versions, missing = {}, {}
     for name, package in PACKAGES.items():
         try:
@@ -111,14 +111,14 @@ class Runner:
         }
 
     def path(self, name: str) -> Path:
-        """Of a file that was sent: a name of one part, or of a folder and a file in it."""
+        """The path of a sent file; `name` is a file, or a folder and a file in it."""
         parts = name.split("/")
         if not 1 <= len(parts) <= 2 or any(part in ("", ".", "..") for part in parts):
             raise ValueError(f"{name!r} is no name of a file")
         return self.folder.joinpath(*parts)
 
     def put(self, request: dict) -> dict:
-        """Append a part of a file; the last part has the digest of the whole."""
+        """Append a part of a file; the last part comes with the digest of the whole."""
         path = self.path(request["name"])
         path.parent.mkdir(exist_ok=True)
         with path.open("ab" if request["offset"] else "wb") as file:
@@ -138,7 +138,7 @@ class Runner:
         return {}
 
     def open(self, file: dict, threads: int):
-        """A function of a batch, opened once by the runtime of the file's format."""
+        """Open a file once by its format's runtime, as a function of a batch."""
         key = file["name"], threads
         if key not in self.sessions:
             path = str(self.path(file["name"]))
@@ -146,7 +146,7 @@ class Runner:
         return self.sessions[key]
 
     def run(self, request: dict) -> dict:
-        """The outputs of one file for given inputs, as base64 of little-endian float32."""
+        """The outputs of a file for given inputs, as base64 of little-endian float32."""
         dtype = np.dtype(request["dtype"]).newbyteorder("<")
         inputs = np.frombuffer(base64.b64decode(request["data"]), dtype).reshape(request["shape"])
         infer = self.open(request["file"], request["threads"] or cores())
@@ -154,7 +154,7 @@ class Runner:
         return {"shape": outputs.shape, "data": base64.b64encode(outputs.tobytes()).decode()}
 
     def measure(self, request: dict) -> dict:
-        """Milliseconds of every call of each file, in turn inside every round."""
+        """Milliseconds of every call of each file, measured in turn in every round."""
         threads, before = request["threads"] or cores(), state()
         steps = {
             file["name"]: partial(self.open(file, threads), random_inputs(file))
@@ -163,7 +163,7 @@ class Runner:
         return {"ms": in_turn(steps, request), "threads": threads, "before": before, **state()}
 
     def noise(self, request: dict) -> dict:
-        """Milliseconds of rounds of the same computation, on one core and without a runtime."""
+        """Milliseconds of calls of one fixed computation on one core, without a runtime."""
         values = np.ones(100_000, np.float32)
         return {"ms": in_turn({"values": partial(np.sqrt, values)}, request), **state()}
 
@@ -174,7 +174,7 @@ def random_inputs(file: dict):
 
 
 def in_turn(steps: dict, request: dict) -> dict:
-    """The times of each step; a first call of every round is not counted, as caches are cold."""
+    """Milliseconds of each step's calls, without the first call of a round, with cold caches."""
     calls = {name: warm_up(step, request) for name, step in steps.items()}
     ms: dict = {name: [] for name in steps}
     for _ in range(request["rounds"]):
@@ -188,7 +188,7 @@ def in_turn(steps: dict, request: dict) -> dict:
 
 
 def warm_up(step, request: dict) -> int:
-    """Run for `warmup_s`; the number of calls that take `round_s`."""
+    """Run for `warmup_s`; return the number of calls that take `round_s`."""
     step()  # chooses algorithms
     start, calls = time.perf_counter(), 0
     while calls == 0 or time.perf_counter() < start + request["warmup_s"]:
@@ -203,7 +203,7 @@ def too_long(*_) -> None:
 
 
 def main() -> None:
-    # What libraries print goes to standard error, so that answers stand alone.
+    # Libraries print to standard error, so that standard output has only answers.
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     signal.signal(signal.SIGALRM, too_long)
     with (
@@ -217,7 +217,7 @@ def main() -> None:
                 request = json.loads(line)
                 signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
                 answer = runner.operations[request["op"]](request)
-            except Exception as error:  # of a runtime, of any type; the next request may work
+            except Exception as error:  # a runtime may raise anything; the next request may work
                 answer = {"error": one_line(error)}
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)

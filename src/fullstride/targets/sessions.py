@@ -1,6 +1,6 @@
-"""Opens exported files by their runtimes, each as a function of a batch that returns its outputs.
+"""Opens exported files by their runtimes, each as a function from a batch to its outputs.
 
-It is part of what is sent to another machine, see `runner.py`, and needs NumPy and one runtime.
+This file is sent to another machine, see `runner.py`; it needs NumPy and one runtime.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# Format -> the package of its runtime. Its module has the same name, with underscores.
+# Format -> the package of its runtime. The module has the same name, with underscores.
 PACKAGES = {
     **{"onnx": "onnxruntime", "openvino": "openvino", "ncnn": "ncnn"},
     **{"litert": "ai-edge-litert", "executorch": "executorch"},
@@ -21,7 +21,7 @@ def onnx_session(path: str, threads: int):
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 4  # fatal: errors are raised, and are printed too
+    options.log_severity_level = 4  # fatal: errors are raised, not also printed
     gpu = {"CUDAExecutionProvider"} & {*onnxruntime.get_available_providers()}
     return onnxruntime.InferenceSession(path, options, [*gpu, "CPUExecutionProvider"])
 
@@ -42,7 +42,7 @@ def open_openvino(path: str, threads: int, precision: str):
 
 
 def one_by_one(infer):
-    """Outputs of a batch by a function of one image, which gets and returns a batch of one."""
+    """Run a batch through `infer`, which takes and returns a batch of one image."""
     return lambda images: np.concatenate([infer(images[i : i + 1]) for i in range(len(images))])
 
 
@@ -103,20 +103,20 @@ def executorch_outputs(module, threads: int):
     from torch import from_numpy
 
     def set_threads():
-        # Those of XNNPACK belong to the process, and each file asks for its own number.
+        # XNNPACK's threads belong to the process, and each file asks for its own number.
         if portable_lib._threadpool_get_thread_count() != threads:
             portable_lib._unsafe_reset_threadpool(threads)
 
     def infer(images):
         set_threads()
-        # Contiguous, as the runtime reads other strides as another layout.
+        # Contiguous, because the runtime reads other strides as another layout.
         return module.forward([from_numpy(np.ascontiguousarray(images))])[0].numpy().copy()
 
-    set_threads()  # it prints a line, which is suppressed where a file is opened
+    set_threads()  # prints a line, which is suppressed while a file is opened
     return one_by_one(infer)
 
 
-# Each gets a path, a number of threads and the precision of the file.
+# Arguments: path, number of threads, precision of the file.
 OPEN = {
     "onnx": lambda path, threads, _: onnx_outputs(onnx_session(path, threads)),
     "openvino": open_openvino,

@@ -1,6 +1,6 @@
-"""Stores the times of a target in a folder that has its name, and refuses those of another machine.
+"""Stores times in a folder named after their target, and refuses times of another machine.
 
-Of a fit that is its own folder, and of other commands one in the user's cache folder.
+A fit stores them in its own folder, other commands in the user's cache folder.
 """
 
 import re
@@ -31,7 +31,7 @@ def save_machine(target: Target, folder: Path) -> None:
 
 
 class StoredTimes:
-    """What was measured on a target before, a file for each network, size, batch and form."""
+    """Earlier measurements on a target, with a file per network, size, batch and form."""
 
     def __init__(self, target: Target):
         self.target = target
@@ -50,9 +50,9 @@ class StoredTimes:
         return self.checked / f"{name}-{resolution}-{batch}-{format}-{precision}.json"
 
     def find(self, *key: str | int) -> Measurement | None:
-        """The one of a network, a resolution, a batch, a format and a precision, if there is one.
+        """Find the measurement of a network, resolution, batch, format and precision, if stored.
 
-        Raises ValueError for a file that has something else.
+        Raises ValueError for a file with other content.
         """
         path = self.path(*key)  # pyright: ignore[reportArgumentType]
         if not path.exists():

@@ -1,7 +1,7 @@
-"""Times exported files on another machine: over SSH, or by any command that runs a Python there.
+"""Times exported files on another machine: over SSH, or by any command that runs Python there.
 
-A target is written as ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON], or as a command: one that runs
-what follows it elsewhere, such as "docker exec -i box", or that of a Python, such as
+A target is written as ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON], or as a command, either a prefix
+for commands there, such as "docker exec -i box", or a Python, such as
 "docker exec -i box /venv/bin/python".
 """
 
@@ -31,27 +31,27 @@ from fullstride.io.records import Positive, from_json
 from fullstride.measure.environment import Environment, version
 from fullstride.targets import runner, sessions
 
-# Reads the text of the runner from standard input, which requests follow.
+# Reads the text of the runner from standard input, before the requests.
 BOOT = "import sys;i=sys.stdin.buffer;exec(compile(i.read(int(i.readline())),'runner','exec'))"
-# Keys are checked as the user's ssh does. It asks for nothing, and notices a broken connection.
+# Keys are checked as by the user's ssh, which must not prompt, and must notice a lost connection.
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 SSH += ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3")
 PYTHON = "python3"
-PART_BYTES = 2**19  # of a file in one request
+PART_BYTES = 2**19  # of a file per request
 MAX_ANSWER_BYTES = 2**25
-MAX_GREETING_BYTES = 2**16  # that a login may print before the first answer
+MAX_GREETING_BYTES = 2**16  # printed by a login before the first answer
 HELLO_S = 60.0  # for an answer: a board imports NumPy and runtimes from a slow card
-FILE_S = 180.0  # to open a file, and for slow calls, beside the seconds of the protocol
-GRACE_S = 10.0  # after the limit that the runner keeps itself
+FILE_S = 180.0  # to open a file, and for slow calls, beside the protocol's seconds
+GRACE_S = 10.0  # after the runner's own limit
 PAUSES_S = (0.5, 2.0, 5.0, 10.0)  # before each attempt to connect again
-SLOWER = 0.9  # times an earlier clock, below which a machine is held back
+SLOWER = 0.9  # fraction of an earlier clock below which a machine is held back
 Milliseconds = Positive
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What times depend on, and what must not change between two of them."""
+    """The properties that times depend on, which must not change between measurements."""
 
     processor: str
     machine: str  # architecture, such as aarch64
@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What changes under load; None where the system does not say."""
+    """The state that changes under load, with None for unknown values."""
 
     governor: str | None
     clock_mhz: float | None
@@ -82,7 +82,7 @@ STATE = tuple(each.name for each in fields(State))
 
 @dataclass(frozen=True, kw_only=True)
 class Description(Machine, State):
-    """What the runner says of the machine and its software."""
+    """The runner's description of the machine and its software."""
 
     protocol: int
     os: str
@@ -102,9 +102,9 @@ class Description(Machine, State):
 
 @dataclass(frozen=True, kw_only=True)
 class TimedFile:
-    """An exported file, and the inputs of a call."""
+    """An exported file, with the inputs of a call."""
 
-    name: str  # of no other file that is timed with it
+    name: str  # unique among the files of a measurement
     path: Path  # of a file, or of a folder of files
     format: str
     precision: str
@@ -121,7 +121,7 @@ class TimedFile:
 
     @cached_property
     def key(self) -> str:
-        """The name of the file there, which its contents decide."""
+        """The file's name on the target, a hash of its content."""
         digest = hashlib.sha256()
         for path in self.paths():
             digest.update(path.name.encode() + path.read_bytes())
@@ -133,15 +133,15 @@ class TimedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Milliseconds of every call, in rounds of the same number of calls, and the conditions."""
+    """Milliseconds of every call, in rounds of equal numbers of calls, with the conditions."""
 
-    ms: dict[str, tuple[Milliseconds, ...]]  # by the name of the file
+    ms: dict[str, tuple[Milliseconds, ...]]  # by file name
     environment: Environment
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a file computed, as base64 of little-endian float32."""
+    """A file's outputs, as base64 of little-endian float32."""
 
     shape: tuple[int, ...]
     data: str
@@ -149,34 +149,34 @@ class Outputs:
 
 @cache
 def connect(where: str) -> "Target":
-    """The one connection of this process to a machine, which ends with the process."""
+    """This process's only connection to a machine, which ends with the process."""
     target = Target(where)
     atexit.register(target.close)
     return target
 
 
 class LostConnectionError(ConnectionError):
-    """The process that connects has ended, and may be started again."""
+    """The connecting process has ended, and may be started again."""
 
 
 class Target:
-    """Another machine, with a connection that is made when it is needed, and made again.
+    """Another machine, connected when needed, and connected again after a failure.
 
-    Every method raises ConnectionError, in one line, if the machine cannot be reached, is another
-    one than before, or answers with anything that the runner would not, and ValueError where the
-    machine cannot do what it is asked for, such as to open a file.
+    Every method raises ConnectionError, in one line, if the machine cannot be reached, is not the
+    same machine as before, or gives an answer that the runner would not, and ValueError if the
+    machine cannot serve the request, such as to open a file.
     """
 
     def __init__(self, where: str):
         self.where, self.command = where, command_of(where)
-        self.description: Description | None = None  # of the first connection
+        self.description: Description | None = None  # from the first connection
         self.process: subprocess.Popen[bytes] | None = None
-        self.sent: set[str] = set()  # names of files that are there
-        self.errors: Any = None  # file of what the process prints to standard error
+        self.sent: set[str] = set()  # names of files on the target
+        self.errors: Any = None  # a file with the process's standard error
 
     @property
     def name(self) -> str:
-        """As a file's name: pi@raspberrypi of ssh://pi@raspberrypi."""
+        """A name for files, such as pi@raspberrypi for ssh://pi@raspberrypi."""
         return re.sub(r"[^\w.@=-]+", "-", self.where.removeprefix("ssh://"))[:100].strip("-.")
 
     def __enter__(self) -> "Target":
@@ -186,7 +186,7 @@ class Target:
         self.close()
 
     def describe(self) -> Description:
-        """What is there. Connects, if there is no connection."""
+        """Describe the machine; connects if there is no connection."""
         if self.description is None:
             self._connect()
         assert self.description is not None
@@ -194,12 +194,12 @@ class Target:
 
     @property
     def environment(self) -> Environment:
-        """With all cores, as it was at the first connection."""
+        """The environment with all cores, at the first connection."""
         there = self.describe()
         return environment_of(there, there.state, there.state, None)
 
     def noise(self, rounds: int = 20, round_s: float = 0.2) -> float:
-        """(p90 - p10) / median of the rounds of one computation; above .05 the machine is busy."""
+        """(p90 - p10) / median over rounds of one computation; above 0.05 the machine is busy."""
         how = {"rounds": rounds, "round_s": round_s, "warmup_s": 0.5}
         answer = self._again(lambda: self._ask("noise", FILE_S, **how))
         times = self._read_answer(dict[str, tuple[Milliseconds, ...]], answer.get("ms"))
@@ -209,7 +209,7 @@ class Target:
         return float((p90 - p10) / p50)
 
     def run(self, file: TimedFile, images: np.ndarray, threads: int | None = None) -> np.ndarray:
-        """The outputs there for a batch of inputs, float32."""
+        """Run a batch of inputs on the target; return float32 outputs."""
         inputs = np.ascontiguousarray(images, np.dtype(file.dtype).newbyteorder("<"))
         how = {"file": file.request(), "threads": threads, "shape": inputs.shape}
         data = base64.b64encode(inputs.tobytes()).decode()
@@ -231,7 +231,7 @@ class Target:
         warmup_s: float,
         threads: int | None = None,
     ) -> Times:
-        """Every file in turn inside every round; `threads`: None for all cores there."""
+        """Time all files in turn in every round; `threads`: None for all cores."""
         names = {file.key: file.name for file in files}
         how = {"rounds": rounds, "round_s": round_s, "warmup_s": warmup_s, "threads": threads}
         seconds = len(files) * (FILE_S + warmup_s + 4 * rounds * round_s)
@@ -257,13 +257,13 @@ class Target:
         )
 
     def clear(self) -> None:
-        """Remove all files there."""
+        """Remove all files on the target."""
         if self.process is not None:
             self._again(lambda: self._ask("remove", HELLO_S))
         self.sent.clear()
 
     def close(self) -> None:
-        """End the connection, with which all files there are removed."""
+        """End the connection, which removes all files on the target."""
         if self.process is not None:
             for stream in (self.process.stdin, self.process.stdout):
                 if stream is not None:
@@ -279,7 +279,7 @@ class Target:
         self.sent.clear()
 
     def _again(self, work: Callable[[], Result]) -> Result:
-        """Do `work`, from its beginning after each new connection."""
+        """Do `work`, again from the beginning after each new connection."""
         for pause_s in (*PAUSES_S, None):
             try:
                 if self.process is None:
@@ -317,7 +317,7 @@ class Target:
         self.description = description
 
     def _send(self, file: TimedFile) -> None:
-        """Send a file, unless it is there."""
+        """Send a file, unless it was sent before."""
         key = file.key
         if key in self.sent:
             return
@@ -334,7 +334,7 @@ class Target:
         self.sent.add(key)
 
     def _ask(self, op: str, limit_s: float, text: bytes = b"", **request: Any) -> dict[str, Any]:
-        """The answer to a request, a JSON object; what a login prints before it is left out."""
+        """Send a request; return the answer, a JSON object, without text printed by a login."""
         line = json.dumps({"op": op, "limit_s": limit_s, **request}).encode() + b"\n"
         try:
             received = self._exchange(text + line, limit_s + GRACE_S, is_first=op == "hello")
@@ -358,7 +358,7 @@ class Target:
             raise ConnectionError(str(error)) from None
 
     def _exchange(self, data: bytes, limit_s: float, *, is_first: bool) -> bytes:
-        """Write `data`, and read a line; neither waits longer than the limit."""
+        """Write `data` and read a line, within the limit."""
         assert self.process is not None
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None
@@ -406,7 +406,7 @@ class Target:
         return part
 
     def _ended(self) -> LostConnectionError:
-        """The reason: the last line that the process has printed to standard error."""
+        """The error with the reason: the process's last line on standard error."""
         assert self.process is not None
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(2)
@@ -419,7 +419,7 @@ class Target:
 
 
 def command_of(where: str) -> list[str]:
-    """The words that run the runner there. Raises ValueError for what is no target."""
+    """The command that starts the runner. Raises ValueError for anything but a target."""
     if not where.startswith("ssh://"):
         words = shlex.split(where)
         if not words:
@@ -431,7 +431,7 @@ def command_of(where: str) -> list[str]:
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port, parts = None, None, urlsplit("")
-    # A name that begins with a hyphen would be an option of ssh.
+    # ssh would take a name that begins with a hyphen as an option.
     if (
         not host
         or parts.query
@@ -446,13 +446,13 @@ def command_of(where: str) -> list[str]:
 
 
 def runner_text() -> bytes:
-    """The program that is sent: two files as one."""
+    """The program to send: two files joined."""
     texts = [Path(str(each.__file__)).read_bytes() for each in (sessions, runner)]
     return b"".join(texts).replace(b"from fullstride.targets.sessions import OPEN, PACKAGES\n", b"")
 
 
 def parsed(line: bytes) -> Any:
-    """The value of a line of JSON; None for anything else."""
+    """Parse a line of JSON; None for anything else."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -460,7 +460,7 @@ def parsed(line: bytes) -> Any:
 
 
 def answer_start(received: bytearray) -> int:
-    """Where the first line begins that an answer may be, after what a login prints."""
+    """The start of the first line that may be an answer, after text printed by a login."""
     return 0 if received.startswith(b"{") else received.find(b"\n{") + 1 or len(received)
 
 
@@ -477,7 +477,7 @@ def advice(line: str) -> str:
 
 
 def held_back(before: State, after: State) -> str | None:
-    """Whether the clock fell under load, in words."""
+    """Say by how much the clock fell under load; None if it did not."""
     first, last = before.clock_mhz, after.clock_mhz
     if first is None or last is None or last >= SLOWER * first:
         return None
@@ -487,7 +487,7 @@ def held_back(before: State, after: State) -> str | None:
 def environment_of(
     description: Description, before: State, after: State, threads: int | None
 ) -> Environment:
-    """The environment of a measurement there. PyTorch had no part in it."""
+    """The environment of a measurement on the target, without PyTorch."""
     return Environment(
         device=description.processor,
         threads=threads or description.cores,
@@ -507,7 +507,7 @@ def environment_of(
 
 
 def report(there: Description, noise: float) -> Iterator[str]:
-    """What is on a target, for people."""
+    """Describe a target in lines of text."""
     cores = f"{there.processor}, {there.machine}, {there.cores} cores"
     yield "; ".join(filter(None, (cores, str(there.state))))
     yield f"Python {there.python}, NumPy {there.numpy}, {there.free_mib:,} MiB free; {there.os}"

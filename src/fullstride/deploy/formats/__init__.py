@@ -1,4 +1,4 @@
-"""Holds the table of formats, each of which is one file in this folder."""
+"""Holds the table of formats; each format is a file in this folder."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ from fullstride.deploy.formats import (
 from fullstride.deploy.formats.base import Format
 from fullstride.io.writing import Output, check_regular, read_regular
 
-# ONNX Runtime (from 1.29 on, when imported) and NNCF send telemetry unless these are set.
+# ONNX Runtime (from 1.29, when imported) and NNCF send telemetry unless these are set.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("NNCF_CI", "1")
 
@@ -43,14 +43,14 @@ FORMATS: dict[str, Format] = {
 
 
 def detect_format(path: Path) -> str | None:
-    """The name of the format that `path` seems to have."""
+    """The name of the format of `path`, by names and first bytes; None for no known format."""
     return next((name for name, each in FORMATS.items() if each.detect(path)), None)
 
 
 def output(kind: Format, force: bool) -> Output:
-    """What an export of `kind` may replace: with `force` any file, and folders of exports.
+    """The output of an export of `kind`, which with `force` may replace files and export folders.
 
-    Of a folder it replaces the files of all formats, as the earlier one may be another.
+    In a folder it replaces the files of all formats, since the earlier format may differ.
     """
     if not kind.files:
         return Output(f"a file of {kind.name}", kind.suffix, lambda path: force)
@@ -60,7 +60,7 @@ def output(kind: Format, force: bool) -> Output:
 
 
 def _is_exported_folder(path: Path) -> bool:
-    """Whether the folder has the form of a format, with our metadata in its graph or beside it."""
+    """Whether the folder has a format's files, with our metadata in or beside the graph."""
     mark = b"float_layers"
     graphs = (each for each in path.rglob("*") if each.suffix in (".onnx", ".xml", ".json"))
     return detect_format(path) is not None and any(
@@ -69,7 +69,7 @@ def _is_exported_folder(path: Path) -> bool:
 
 
 def is_exported_path(word: str) -> bool:
-    """Whether `word` names an exported file rather than a network, even if it cannot be read."""
+    """Whether `word` names an exported file, even an unreadable one, rather than a network."""
     return detect_format(Path(word)) is not None or Path(word).suffix in (
         ".onnx",
         ".xml",
@@ -82,10 +82,10 @@ def is_exported_path(word: str) -> bool:
 def open_file(
     path: str | Path, *, threads: int | None = None, trust: bool = False
 ) -> ExportedModel:
-    """Open an exported file of any format, to compute on CPU `threads` (None: PyTorch's number).
+    """Open an exported file of any format with a number of CPU threads (None: PyTorch's number).
 
-    Files of the formats pt2 and aoti are programs: loading one may run any code, so they are opened
-    only with `trust`. Raises ValueError, in one line, for any other file.
+    Files of the formats pt2 and aoti are programs that may run any code when loaded, so they are
+    only opened with `trust`. Raises ValueError, in one line, for any other file.
 
     Examples:
         >>> from pathlib import Path
@@ -120,12 +120,12 @@ def open_file(
 
 
 def near(path: Path) -> Path | None:
-    """An exported file of the same name in another format; of a fit it may be any."""
+    """An exported file with the name of `path` and another suffix; None if there is none."""
     others = path.parent.iterdir() if path.parent.is_dir() else ()
     return next((each for each in others if each.stem == path.stem and detect_format(each)), None)
 
 
 def open_as_modules(words: Iterable[str], *, trust: bool = False) -> dict[str, ExportedModule]:
-    """The exported files among `words`, as modules that `bench` can measure."""
+    """Open the exported files among `words` as modules for `bench`."""
     files = filter(is_exported_path, words)
     return {word: ExportedModule(open_file(word, trust=trust)) for word in files}

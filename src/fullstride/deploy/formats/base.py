@@ -19,30 +19,30 @@ from fullstride.io.writing import open_regular
 @dataclass(frozen=True)
 class Format:
     name: str
-    suffix: str  # of its files; "" for a folder
+    suffix: str  # of files; "" for a folder
     precisions: tuple[Precision, ...]
     write: Callable[[ExportJob, Path], None]
-    open: Callable[[Path, int], ExportedModel]  # with a number of threads; ValueError in one line
+    open: Callable[[Path, int], ExportedModel]  # path, threads; ValueError in one line
     detect: Callable[[Path], bool]  # by names and first bytes
     missing: Callable[[], str]  # why it cannot be written or run here, in one line; "" if it can
     files: tuple[str, ...] = ()  # patterns of the paths in its folder
     runs_code: bool = False  # whether opening a file may run code in it
-    one_size: bool = False  # whether its files take images of the network's resolution alone
+    one_size: bool = False  # whether files only take images at the network's resolution
 
 
 class Node(NamedTuple):
     """A node of a graph."""
 
     name: str
-    sources: Sequence[str]  # the nodes whose values it takes
-    is_layer: bool  # whether it has weights that int8 makes faster
+    sources: Sequence[str]  # nodes whose values it reads
+    is_layer: bool  # whether it has weights and is faster in int8
 
 
 def before_layers(nodes: Sequence[Node]) -> set[str]:
-    """The layers, and the nodes that they take their values of. Sources come before their readers.
+    """The names of layers and of all nodes before them. Sources come before their readers.
 
-    Others follow the last layer, as a softmax does and the choice of boxes: in int8 they would lose
-    much, boxes as large numbers beside small scores, and win no time.
+    The other nodes follow the last layer, such as a softmax or the choice of boxes. In int8 they
+    would lose much, since boxes are large numbers beside small scores, and save no time.
     """
     names = set[str]()
     for node in reversed(nodes):
@@ -52,18 +52,18 @@ def before_layers(nodes: Sequence[Node]) -> set[str]:
 
 
 def missing_package(package: str, extra: str = "export") -> ValueError:
-    """`extra`: of fullstride, the one that has the package; "" for one of the base install."""
+    """The error for a missing package; `extra`: fullstride's extra that has it, "" for none."""
     what = f"'fullstride[{extra}]'" if extra else package
     return ValueError(f"{package} is not installed: pip install {what}")
 
 
 def absent(module: str, package: str, extra: str) -> str:
-    """Why a package cannot be used, without an import, which may take seconds; "" if it can."""
+    """Why a package is unusable, "" if it is usable; without an import, which may take seconds."""
     return str(missing_package(package, extra)) if find_spec(module) is None else ""
 
 
 def has_magic(path: Path, suffix: str, magic: tuple[slice, bytes]) -> bool:
-    """Whether a file has the suffix of a format, and its bytes at their place."""
+    """Whether a file has a format's suffix, and the format's magic bytes at their place."""
     if path.suffix != suffix or not path.is_file():
         return False
     where, expected = magic
@@ -72,7 +72,7 @@ def has_magic(path: Path, suffix: str, magic: tuple[slice, bytes]) -> bool:
 
 
 def with_checked_sizes(model: ExportedModel) -> ExportedModel:
-    """The model, run on zeros, as its graph does not say its sizes. Raises ValueError."""
+    """Check the sizes of a graph that does not state them, by a run on zeros. Raises ValueError."""
     kind = np.float32 if model.metadata.input_kind == "normalised" else np.uint8
     model.run(np.zeros((1, *model.metadata.input_shape()), kind))
     return model
@@ -87,7 +87,7 @@ def unreadable_file(path: Path, error: Exception) -> ValueError:
 
 
 def last_line(error: Exception) -> str:
-    """The last line of the message of a runtime or a compiler, which may be pages."""
+    """The last line of a message by a runtime or compiler, which may have pages."""
     lines = str(error).split("\n")
     return next(
         (line.strip()[:200] for line in reversed(lines) if line.strip()), type(error).__name__
@@ -96,11 +96,11 @@ def last_line(error: Exception) -> str:
 
 @contextmanager
 def quiet(library: str) -> Iterator[None]:
-    """Suppress a library's warnings and log records below CRITICAL; "" is the root logger."""
+    """Suppress a library's warnings and log records below CRITICAL; "" for the root logger."""
     logger, handler = logging.getLogger(library), logging.NullHandler()
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    logger.addHandler(handler)  # logging would add a permanent one to a root logger without any
+    logger.addHandler(handler)  # logging adds a permanent handler to a root logger without one
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Writes and opens one .pte file for ExecuTorch, computed by XNNPACK, in fp32 or int8."""
+"""Writes and opens .pte files for ExecuTorch with XNNPACK, in fp32 or int8."""
 
 # pyright: reportMissingImports=false
 
@@ -18,7 +18,7 @@ from fullstride.io.console import without_native_lines
 from fullstride.targets import sessions
 
 METADATA = "metadata"  # the method of a file that returns its metadata as bytes of JSON
-MAGIC = slice(4, 8), b"ET12"  # where a file has which bytes
+MAGIC = slice(4, 8), b"ET12"  # place and bytes in a file
 
 
 def write(job: ExportJob, path: Path) -> None:
@@ -45,9 +45,10 @@ def write(job: ExportJob, path: Path) -> None:
 
 
 def quantize(program: torch.export.ExportedProgram, job: ExportJob) -> torch.export.ExportedProgram:
-    """The program in int8, except for `job.metadata.float_layers` and what is not of the network.
+    """Convert the network to int8, except `job.metadata.float_layers`.
 
-    Weights have a scale for each output channel, activations the range of the calibration images.
+    Weights have a scale per output channel, activations the range over the calibration images.
+    Preprocessing and activation stay in float.
     """
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
@@ -56,7 +57,7 @@ def quantize(program: torch.export.ExportedProgram, job: ExportJob) -> torch.exp
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     def in_int8(node: torch.fx.Node) -> bool:
-        if node.op == "get_attr":  # the weights of a convolution, which have no path
+        if node.op == "get_attr":  # weights of a convolution, which have no path
             return True
         stack = [*(node.meta.get("nn_module_stack") or {}).values()]
         path = str(stack[-1][0]) if stack else ""
@@ -64,7 +65,7 @@ def quantize(program: torch.export.ExportedProgram, job: ExportJob) -> torch.exp
 
     quantizer = XNNPACKQuantizer().set_filter_function(in_int8)
     quantizer.set_global(get_symmetric_quantization_config(is_per_channel=True))
-    # Of linear layers the weights alone: their outputs would be clipped, and have few steps.
+    # Only the weights of linear layers: their outputs would be clipped, and have few steps.
     quantizer.set_operator_type(
         torch.ops.aten.linear.default,
         get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True),

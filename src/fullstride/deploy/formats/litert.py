@@ -1,4 +1,4 @@
-"""Writes and opens one .tflite file for LiteRT, in fp32 or int8."""
+"""Writes and opens .tflite files for LiteRT, in fp32 or int8."""
 
 # pyright: reportMissingImports=false
 
@@ -25,8 +25,8 @@ from fullstride.io.writing import user_cache
 from fullstride.targets import sessions
 
 METADATA = "fullstride.json"  # in the archive at the end of a file
-MAGIC = slice(4, 8), b"TFL3"  # where a file has which bytes
-# Of an environment of its own: they want other versions of packages than this one.
+MAGIC = slice(4, 8), b"TFL3"  # place and bytes in a file
+# Packages of a separate environment: they need other versions than this one.
 CONVERTER = ("litert-torch==0.10.*", "ai-edge-quantizer==0.10.*")
 CONVERTER_GB = 1.0
 
@@ -39,17 +39,17 @@ def write(job: ExportJob, path: Path) -> None:
         if job.metadata.precision == "int8":
             np.save(f"{scratch}/calibration.npy", np.concatenate([*job.calibration]))
             Path(scratch, "float_layers.json").write_text(json.dumps(job.metadata.float_layers))
-        # -P: else the files beside it would be imported as packages of their names
+        # -P: otherwise the files beside it would be imported in place of packages
         run(python, "-P", litert_converter.__file__, scratch)
         Path(scratch, "model.tflite").rename(path)
-    with zipfile.ZipFile(path, "a") as archive:  # runtimes ignore what is behind the graph
+    with zipfile.ZipFile(path, "a") as archive:  # runtimes ignore bytes after the graph
         archive.writestr(METADATA, json.dumps(job.metadata.to_strings()))
 
 
 def converter(job: ExportJob) -> Path:
-    """The interpreter of the environment of the converter, which is made the first time.
+    """The Python of the converter's environment, which the first call installs.
 
-    Its environment sees the packages of this one behind its own, so it has the same PyTorch.
+    That environment sees this one's packages after its own, so it has the same PyTorch.
     """
     home = environment()
     if converter_missing():
@@ -64,13 +64,13 @@ def converter(job: ExportJob) -> Path:
             (packages / "parent.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
             same = f"torch=={torch.__version__.split('+')[0]}"
             run(fresh / "bin/python", "-m", "pip", "install", "--quiet", *CONVERTER, same)
-            if not home.exists():  # another process may have made it meanwhile
+            if not home.exists():  # another process may have installed it meanwhile
                 fresh.rename(home)
     return home / "bin/python"
 
 
 def environment() -> Path:
-    """The folder of the converter for this version of Python and of PyTorch."""
+    """The converter's folder for this version of Python and PyTorch."""
     return user_cache() / f"litert-{platform.python_version()}-{torch.__version__}"
 
 

@@ -1,6 +1,6 @@
 """Converts a graph of torch.export to LiteRT, and to int8.
 
-A program by itself, in an environment that has the converter and not this package.
+It runs as a program, in an environment with the converter and without this package.
 """
 
 # pyright: reportMissingImports=false
@@ -15,8 +15,8 @@ import torch
 
 # An output of the graph is named after its layers, such as a.Wrapper/b.Network_net/c.Linear_fc;1
 NETWORK = "/[^/;]*_net"
-SIGNATURE = "serving_default"  # of the graph, whose input has the next name
-INPUT = "args_0"
+SIGNATURE = "serving_default"  # of the graph
+INPUT = "args_0"  # of the graph
 
 
 def main(folder: Path) -> None:
@@ -32,10 +32,10 @@ def main(folder: Path) -> None:
 
 
 def quantize(path: Path, float_layers: list[str], images: np.ndarray) -> None:
-    """Replace the file by one in int8, except for these layers and what is not of the network.
+    """Convert the network in the file to int8, except these layers.
 
-    Of linear layers weights alone are in int8: their outputs would be probabilities in few steps.
-    Ranges are those of all images: by default they are means, which later images change little.
+    Linear layers have only weights in int8: their outputs would be probabilities in few steps.
+    Ranges cover all images; the default, a running mean, would hardly follow later images.
     """
     from ai_edge_quantizer import algorithm_manager, calibrator, qtyping, quantizer, recipe_manager
     from ai_edge_quantizer.utils.qsv_utils import min_max_update
@@ -54,7 +54,7 @@ def quantize(path: Path, float_layers: list[str], images: np.ndarray) -> None:
 
 
 def scope(layer: str) -> str:
-    """The names of the outputs of a layer, such as head.fc."""
+    """A regular expression for the names of outputs of a layer, such as head.fc."""
     return NETWORK + "".join(rf"/[^/;]*_{re.escape(part)}" for part in layer.split(".")) + ";"
 
 

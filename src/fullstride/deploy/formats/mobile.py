@@ -1,7 +1,7 @@
-"""Rewrites networks for the runtimes of phones and boards, which run few operators well.
+"""Rewrites networks for the runtimes of phones and boards, which support few operators well.
 
-Their files take one image of one size a call. The graph has the same outputs up to rounding:
-operators that these runtimes lack, or compute outside of their kernels, become others.
+Their files take one image of one size per call. Operators that these runtimes lack, or compute
+outside their kernels, are replaced, with the same outputs up to rounding.
 """
 
 import copy
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 def program(job: ExportJob) -> torch.export.ExportedProgram:
-    """The float32 graph of the job's module for one image, of operators that run well."""
+    """The float32 graph of the job's module for one image, with well supported operators."""
     return of_one_image(job).program(batch=1).run_decompositions(DECOMPOSITIONS)
 
 
@@ -35,7 +35,7 @@ def of_one_image(job: ExportJob) -> ExportJob:
 def run_converter(
     runtime: str, *words: str | Path, environment: Mapping[str, str] | None = None
 ) -> None:
-    """Run a program. Raises ValueError with the last line that it prints where it fails."""
+    """Run a program. Raises ValueError with its last printed line if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", env=environment)
     if done.returncode:
         why = last_line(ValueError(done.stderr or done.stdout))
@@ -43,7 +43,7 @@ def run_converter(
 
 
 def with_patch_convolutions(net: nn.Module, channels: int) -> nn.Module:
-    """A copy of `net` whose space-to-depth, ours and timm's, of an image is a convolution."""
+    """Copy `net` with a convolution in place of each space-to-depth of an image, ours or timm's."""
     from timm.layers.space_to_depth import SpaceToDepth as TimmSpaceToDepth
 
     net = copy.deepcopy(net)
@@ -56,7 +56,7 @@ def with_patch_convolutions(net: nn.Module, channels: int) -> nn.Module:
 class PatchConvolution(nn.Module):
     """`SpaceToDepth` as a convolution with constant weights: (N, C, H, W) -> (N, 16C, H/4, W/4).
 
-    Runtimes lack the transpose of six dimensions that moves the pixels.
+    Runtimes lack the six-dimensional transpose that moves the pixels.
     """
 
     weight: Tensor
@@ -64,7 +64,7 @@ class PatchConvolution(nn.Module):
     def __init__(self, channels: int):
         super().__init__()
         p = SpaceToDepth.patch
-        # output (row, column, c) is the pixel of channel c at this row and column of a patch
+        # output (row, column, c) is channel c of the pixel at this row and column of a patch
         weight = torch.eye(p * p * channels).view(-1, p, p, channels).permute(0, 3, 1, 2)
         self.register_buffer("weight", weight.contiguous())
 
@@ -92,7 +92,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor: int | None = None,
 ) -> Any:
-    """Of 2 x 2 pixels that do not overlap; at an odd end the last pixels are averages alone."""
+    """Pooling of disjoint 2 x 2 pixels with ceil_mode, by repeating the last odd pixels."""
     pairs = {tuple(kernel), tuple(stride or kernel)} == {(2, 2)}
     if not (pairs and ceil_mode and not any(padding) and divisor is None):
         return NotImplemented
@@ -104,7 +104,7 @@ def avg_pool2d(
 
 
 def mean(x: Tensor, dims: list[int] | None, keepdim: bool = False, **types: Any) -> Any:
-    """Of rows and columns, with their dimensions kept."""
+    """A mean over rows and columns that keeps the dimensions, then flattens."""
     if keepdim or x.ndim != 4 or sorted(dim % 4 for dim in dims or ()) != [2, 3]:
         return NotImplemented
     return aten.mean.dim(x, [2, 3], True, **types).flatten(1)

@@ -1,4 +1,4 @@
-"""Writes and opens folders of ncnn: graph, weights and a file about them, in fp32 or fp16."""
+"""Writes and opens folders of ncnn: graph, weights and metadata, in fp32 or fp16."""
 
 # pyright: reportMissingImports=false
 
@@ -28,12 +28,12 @@ from fullstride.io.writing import open_regular, read_regular
 from fullstride.targets import sessions
 
 GRAPH, WEIGHTS, ABOUT = "model.param", "model.bin", "model.json"
-# Types of layers that ncnn lacks have the name of their operator: torch.topk, aten::sort.
+# Characters in types of layers that ncnn lacks, named after their operator: torch.topk, aten::sort.
 FOREIGN = {".", ":"}
 
 
 class Planes(nn.Module):
-    """A module of pixels (N, H, W, C) that takes what ncnn makes of them: float32 (N, C, H, W)."""
+    """Gives a module of pixels (N, H, W, C) ncnn's form of pixels: float32 (N, C, H, W)."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -65,7 +65,7 @@ def write(job: ExportJob, folder: Path) -> None:
 
 
 def convert(scratch: Path, folder: Path, fp16: bool) -> None:
-    """Let the converter of ncnn make its two files of `scratch`/graph.pt."""
+    """Convert `scratch`/graph.pt to ncnn's two files by its converter."""
     from pnnx import EXEC_PATH
 
     names = dict(pnnxparam="a", pnnxbin="b", pnnxpy="c", ncnnpy="d", pnnxonnx="e")
@@ -78,7 +78,7 @@ def convert(scratch: Path, folder: Path, fp16: bool) -> None:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """ncnn reads beyond the end of damaged files, so they are compared before."""
+    """SHA-256 of both files, checked first because ncnn reads beyond the end of damaged files."""
     sums: dict[str, str] = {}
     for name in (GRAPH, WEIGHTS):
         with open_regular(folder / name) as file:
@@ -104,7 +104,7 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
         raise unreadable_file(folder, error) from None
 
     def infer(images: np.ndarray) -> np.ndarray:
-        if images.shape[1:] != metadata.input_shape():  # ncnn itself would take any size
+        if images.shape[1:] != metadata.input_shape():  # ncnn itself would accept any size
             raise ValueError("another size")
         return outputs(images)
 
@@ -117,7 +117,7 @@ def detect(path: Path) -> bool:
 
 
 def missing(*packages: str) -> str:
-    """Without an import. `packages`: of its two, by default both."""
+    """Why ncnn or its converter is missing, without an import; `packages`: by default both."""
     reasons = (absent(each, each, "ncnn") for each in packages or ("ncnn", "pnnx"))
     return next(filter(None, reasons), "")
 

@@ -1,4 +1,4 @@
-"""Writes and opens one .onnx file for ONNX Runtime, in float or int8."""
+"""Writes and opens .onnx files for ONNX Runtime, in float or int8."""
 
 import math
 from collections import Counter
@@ -15,11 +15,11 @@ from fullstride.targets import sessions
 
 OPSET = 20
 INPUT = "images"
-MAX_TENSOR = 2**28  # numbers, of which one image of 2048 pixels a side has 64 channels
-# Numbers that a graph may compute without an image: so many for each byte of its file, for int8
-# weights as floats, and so many more.
+MAX_TENSOR = 2**28  # elements, as in 64 channels of an image of 2048 pixels a side
+# Limit of the constants that a graph may compute: elements per byte of its file, for int8 weights
+# as floats, plus a number of elements.
 CONSTANTS_OF_BYTE, CONSTANT_NUMBERS = 4, 2**20
-MAX_SHAPE_BYTES = 4096  # of a tensor with the sizes of others
+MAX_SHAPE_BYTES = 4096  # a larger constant tensor holds weights, not sizes of other tensors
 LOOPS = {"If", "Loop", "Scan"}
 
 
@@ -29,10 +29,10 @@ def write(job: ExportJob, path: Path) -> None:
 
 
 def convert(job: ExportJob) -> Any:
-    """An `onnx.ModelProto` whose nodes have the names of the network's layers, for any batch size.
+    """An `onnx.ModelProto` for any batch size, with nodes named after the network's layers.
 
-    In fp16 inputs and outputs are float32, and the network computes in float16. `job.graphs` caches
-    the model: its nodes are not to be modified.
+    In fp16, inputs and outputs are float32, and the network computes in float16. `job.graphs`
+    caches the model, so its nodes must not be modified.
     """
     dtype = torch.float16 if job.metadata.precision == "fp16" else torch.float32
     if (dtype, job.any_size) not in job.graphs:
@@ -46,9 +46,9 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
         import onnxscript  # noqa: F401  torch.onnx needs it
     except ImportError as error:
         raise missing_package(str(error.name), extra="") from None
-    with quiet("torch.onnx"):  # its warnings are about itself; the comparison judges the file
+    with quiet("torch.onnx"):  # warnings about its internals; the comparison judges the file
         program = torch.onnx.export(
-            # a pooling of numbers in another order is traced as a gather with the batch in it
+            # with channels last, pooling is traced as a gather that contains the batch size
             job.program(dtype, job.traced_batch, channels_first=True),
             dynamo=True,
             opset_version=OPSET,
@@ -65,11 +65,10 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
 
 
 def with_any_batch(model: Any, batch: int) -> None:
-    """Let an `onnx.ModelProto` that was traced with `batch` images take any number.
+    """Let an `onnx.ModelProto` that was traced with `batch` images take any number of images.
 
-    Reshapes to that number are the only places where most graphs have it. Others fail when they are
-    opened or run with another number, or their outputs have another shape: trace these for any
-    number.
+    Most graphs contain that number only in reshapes. Other graphs fail when they are opened or run
+    with another number, or return another shape: trace these with a dynamic batch.
     """
     from onnx import numpy_helper
 
@@ -86,10 +85,10 @@ def with_any_batch(model: Any, batch: int) -> None:
 
 
 def at_resolution(model: Any, resolution: int, sides: tuple[int, ...]) -> Any:
-    """A copy of an `onnx.ModelProto` for another resolution, at the dimensions `sides` of an image.
+    """Copy an `onnx.ModelProto` for another resolution, in the dimensions `sides` of an image.
 
-    Most graphs do not depend on it. Of others the copy fails when it is opened or run, or its
-    outputs have another shape: trace these again.
+    Most graphs do not depend on the resolution. Copies of other graphs fail when they are opened or
+    run, or return another shape: trace these again.
     """
     from onnx import ModelProto
 
@@ -128,12 +127,12 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     import onnxruntime
 
     check_graph(path)
-    onnxruntime.set_default_logger_severity(4)  # fatal: errors are raised, and are printed too
+    onnxruntime.set_default_logger_severity(4)  # fatal: errors are raised, not also printed
     try:
         session = sessions.onnx_session(str(path), threads)
         strings = session.get_modelmeta().custom_metadata_map
         infer = sessions.onnx_outputs(session)
-    except Exception as error:  # of several types, which its documentation does not name
+    except Exception as error:  # several types, which its documentation does not name
         raise unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
     (source,), (result,) = session.get_inputs(), session.get_outputs()
@@ -143,10 +142,10 @@ def open_file(path: Path, threads: int) -> ExportedModel:
 
 
 def check_graph(path: Path) -> None:
-    """Raise ValueError, in one line, for a file of which the runtime would make much of little.
+    """Raise ValueError, in one line, for a small file that the runtime would expand to much.
 
-    Our files have no loops. What depends on no image is computed when a file is opened: here
-    these are weights, which have at most one number for each byte of the file.
+    Exported files have no loops. Constants are computed when a file is opened: in exported files
+    these are weights, at most one element per byte of the file.
     """
     import onnx
 
@@ -162,12 +161,12 @@ def check_graph(path: Path) -> None:
                 tensor.ClearField("raw_data")
         graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
         check_sizes(graph, limit)
-    except Exception as error:  # of several types
+    except Exception as error:  # several types
         raise unreadable_file(path, error) from None
 
 
 def check_sizes(graph: Any, most_constants: int) -> None:
-    """Raise ValueError for a graph with a large tensor, or with so many numbers without images."""
+    """Raise ValueError for a graph with a tensor that is too large, or with too many constants."""
     sizes = {
         value.name: [side.dim_value for side in value.type.tensor_type.shape.dim]
         for value in (*graph.value_info, *graph.output)

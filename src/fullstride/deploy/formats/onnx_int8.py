@@ -11,21 +11,21 @@ import numpy as np
 from fullstride.deploy.formats.base import Node, before_layers, missing_package, quiet
 from fullstride.deploy.job import ExportJob
 
-# Calibration images per batch: twice as fast as 32 for TResNet-M, with 0.7 GB in place of 3.
+# Calibration images per batch: for TResNet-M twice as fast as 32, with 0.7 instead of 3 GB.
 BATCH = 2
-PIXEL_AXES = ([2, 3], [2, 3, 4])  # of images, and of clips
+PIXEL_AXES = ([2, 3], [2, 3, 4])  # of images and of clips
 LAYERS = {"Conv", "Gemm", "MatMul"}  # with weights, if an input is constant
-NO_KERNEL = {"InstanceNormalization"}  # in int8, of a group norm: rounding would win no time
+NO_KERNEL = {"InstanceNormalization"}  # in int8, from group norms: rounding would save no time
 
 
 def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
-    """A copy of the `onnx.ModelProto` in int8, except for the layers `job.metadata.float_layers`.
+    """Copy the `onnx.ModelProto` in int8, except the layers `job.metadata.float_layers`.
 
-    Weights are int8 with a scale for each output channel. Activations are uint8, which x86
-    processors multiply with int8 several times as fast as int8 with int8. Their range is from the
-    smallest to the largest value in calibration: histograms, which would clip outliers, need the
-    activations of all images in memory. `symmetric` is for TensorRT, which has no zero points:
-    activations are int8 around zero, only at the inputs of layers, and biases are float.
+    Weights are int8 with a scale per output channel. Activations are uint8, which x86 processors
+    multiply with int8 several times as fast as int8 with int8. Their range is the smallest to the
+    largest value in calibration: histograms, which would clip outliers, need the activations of all
+    images in memory. `symmetric` is for TensorRT, which has no zero points: activations are int8
+    around zero, only at the inputs of layers, and biases are float.
     """
     try:
         import onnx
@@ -83,9 +83,9 @@ class Reader:
 
 
 def means_to_pools(model: Any) -> Any:
-    """A copy with means over all pixels as global average pools, which have an int8 kernel.
+    """Copy the model with global average pools, which have an int8 kernel, for means over pixels.
 
-    ResNet-RS-50 with squeeze-excite is 1.6 times as fast at batch 1, one thread of a Zen 5, and
+    At batch 1 on one thread of a Zen 5, ResNet-RS-50 with squeeze-excite is 1.6 times as fast, and
     3D ResNet-RS-50 1.3 times.
     """
     from onnx import ModelProto, numpy_helper
@@ -119,7 +119,7 @@ def layer_nodes(model: Any, paths: Collection[str]) -> list[str]:
 
 
 def outside_network(model: Any) -> list[str]:
-    """Nodes of the preprocessing, those after the last layer, and those without a kernel."""
+    """Nodes of the preprocessing, after the last layer, or without an int8 kernel."""
     constants = {each.name for each in model.graph.initializer}
     inside = {name for name in constants if name.startswith("net.")}
     makers, nodes, names = producers(model), list[Node](), set[str]()
@@ -139,9 +139,9 @@ def outside_network(model: Any) -> list[str]:
 
 
 def restore_float_inputs(model: Any, original: Any, in_float: Collection[str]) -> None:
-    """Let the nodes `in_float` read their inputs as they were before rounding for other nodes.
+    """Let the nodes `in_float` read their inputs before the rounding for other nodes.
 
-    A ReLU is removed where rounding to unsigned integers clips at zero anyway: then it is restored.
+    Rounding to unsigned integers clips at zero, so ReLUs were removed; they are restored.
     """
     from onnx import helper
 
@@ -162,5 +162,5 @@ def restore_float_inputs(model: Any, original: Any, in_float: Collection[str]) -
 
 
 def producers(model: Any) -> dict[str, Any]:
-    """The node that computes each tensor, by the tensor's name."""
+    """The node that computes each tensor, by the name of the tensor."""
     return {name: node for node in model.graph.node for name in node.output}

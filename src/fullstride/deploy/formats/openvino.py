@@ -1,4 +1,4 @@
-"""Writes and opens folders of OpenVINO: model.xml, the graph, and model.bin."""
+"""Writes and opens folders of OpenVINO: the graph, model.xml, and the weights, model.bin."""
 
 import contextlib
 import io
@@ -27,7 +27,7 @@ from fullstride.io.writing import open_regular
 MODEL, WEIGHTS = "model.xml", "model.bin"
 SECTION = "fullstride"  # of the runtime information in the file
 LAYERS = {"Convolution", "GroupConvolution", "MatMul"}  # with weights, if an input is constant
-# The type that it computes in; int8 layers are marked in the graph.
+# The type of computation; the graph marks int8 layers.
 HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f32", "int8": "f32"}
 
 
@@ -42,7 +42,7 @@ def write(job: ExportJob, folder: Path) -> None:
 
 
 def convert(job: ExportJob) -> Any:
-    """The float32 graph as an `openvino.Model`, by way of ONNX."""
+    """The float32 graph as an `openvino.Model`, converted from ONNX."""
     import onnx as onnx_package
 
     job = replace(job, metadata=replace(job.metadata, precision="fp32"))
@@ -53,7 +53,7 @@ def convert(job: ExportJob) -> Any:
 
 
 def read_onnx(path: Path) -> Any:
-    """An `openvino.Model`, constants folded. OpenVINO's `convert_model` would send telemetry."""
+    """Read an `openvino.Model` and fold constants; `openvino.convert_model` sends telemetry."""
     model = core().read_model(path)
     from openvino.passes import ConstantFolding, Manager
 
@@ -66,10 +66,10 @@ def read_onnx(path: Path) -> Any:
 def quantize(model: Any, job: ExportJob) -> Any:
     """The `openvino.Model` of `convert` in int8, except for `job.metadata.float_layers`.
 
-    Weights have a scale for each output channel, activations the range of the calibration images,
-    from the smallest to the largest value. NNCF's default is the mean of each image's range and a
-    correction of biases: on three tiny networks trained on the digits, probabilities are then 20 to
-    50 times as far off (Kullback-Leibler divergence).
+    Weights have a scale per output channel, activations the range over the calibration images, from
+    the smallest to the largest value. With NNCF's default, the mean of each image's range and a
+    correction of biases, probabilities of three tiny networks trained on the digits are 20 to 50
+    times as far off (Kullback-Leibler divergence).
     """
     with quiet("nncf"), quiet("torch"), contextlib.redirect_stdout(io.StringIO()):  # progress bars
         try:
@@ -92,9 +92,9 @@ def quantize(model: Any, job: ExportJob) -> Any:
 
 
 def float_operations(model: Any, float_layers: tuple[str, ...]) -> list[str]:
-    """Operations of the layers `float_layers`, of the preprocessing, and after the last layer."""
+    """Operations of the layers `float_layers`, of the preprocessing, or after the last layer."""
     inside, nodes, names = set[str](), list[Node](), list[str]()
-    layers: dict[str, str] = {}  # of operations that stay in float
+    layers: dict[str, str] = {}  # by operation that stays in float
     for operation in model.get_ordered_ops():
         name, kind = operation.get_friendly_name(), operation.get_type_name()
         makers = [each.get_source_output().get_node() for each in operation.inputs()]
@@ -135,7 +135,7 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     options = {
         "INFERENCE_PRECISION_HINT": HINTS[metadata.precision],
         "INFERENCE_NUM_THREADS": threads,
-        "PERFORMANCE_HINT": "LATENCY",  # one call uses all threads, whatever its batch size
+        "PERFORMANCE_HINT": "LATENCY",  # one call uses all threads at any batch size
     }
     try:
         compiled = core().compile_model(model, "CPU", options)
@@ -150,9 +150,9 @@ def open_file(path: Path, threads: int) -> ExportedModel:
 
 
 def check_xml(path: Path) -> None:
-    """Raise ValueError, in one line, for a file whose first element is no graph.
+    """Raise ValueError, in one line, for a file whose first element is not a graph.
 
-    OpenVINO would try it as a file of other programs, whose readers print to standard error.
+    OpenVINO would try the readers of other programs' files, which print to standard error.
     """
     try:
         with open_regular(path) as file:
@@ -174,14 +174,14 @@ def read_strings(model: Any) -> dict[str, str]:
 
 @cache
 def core() -> Any:
-    """The only `openvino.Core` of this process, never destroyed.
+    """The only `openvino.Core` of this process, which is never destroyed.
 
-    The CPU plugin of each (observed in 2026.4) gives the thread a signal stack and restores the
-    previous one when it is destroyed. If two are not destroyed in reverse order, a freed stack is
+    A core's CPU plugin (observed in 2026.4) gives the thread a signal stack and restores the
+    previous stack on destruction. If two cores are not destroyed in reverse order, a freed stack is
     restored, and the next signal, such as the end of a data-loader worker, kills the process.
     """
     instance = openvino().Core()
-    instance.get_versions("CPU")  # loads the plugin, before other libraries install their stacks
+    instance.get_versions("CPU")  # loads the plugin before other libraries install their stacks
     return instance
 
 

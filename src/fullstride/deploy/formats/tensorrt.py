@@ -1,8 +1,8 @@
-"""Writes and opens engines of TensorRT, which are built from an ONNX file for one GPU.
+"""Writes and opens folders with a TensorRT engine, built from an ONNX file for one GPU.
 
-A folder of model.onnx and, if TensorRT and a GPU are available and images have one size,
-model.engine. The ONNX file is strongly typed: TensorRT computes each layer in the type of the file.
-An engine works on one kind of GPU and with one version of TensorRT.
+A folder has model.onnx and, if TensorRT and a GPU are available and images have one size,
+model.engine. The ONNX file is strongly typed: TensorRT computes each layer in the file's type. An
+engine works on one kind of GPU and with one version of TensorRT.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from fullstride.deploy.job import ExportJob
 MODEL, ENGINE = "model.onnx", "model.engine"
 DEVICE = "cuda"
 MAX_BATCH = 256
-BATCHES = (1, 8, MAX_BATCH)  # the smallest, the one that TensorRT optimises for, the largest
+BATCHES = (1, 8, MAX_BATCH)  # smallest, optimised, largest
 
 
 def write(job: ExportJob, folder: Path) -> None:
@@ -35,7 +35,7 @@ def write(job: ExportJob, folder: Path) -> None:
 
 
 def build(path: Path, shape: tuple[int, ...]) -> bytes:
-    """The engine of an ONNX file for this GPU, for 1 to `MAX_BATCH` images of `shape`."""
+    """Build the engine of an ONNX file for this GPU, for 1 to `MAX_BATCH` images of `shape`."""
     import tensorrt as trt  # pyright: ignore[reportMissingImports]
 
     logger = trt.Logger(trt.Logger.ERROR)
@@ -57,7 +57,7 @@ def build(path: Path, shape: tuple[int, ...]) -> bytes:
 
 
 def open_file(folder: Path, threads: int) -> ExportedModel:
-    """The engine, if there is one and TensorRT is available; else the ONNX file."""
+    """Open the engine if it exists and TensorRT is available, else the ONNX file."""
     model = onnx.open_file(folder / MODEL, threads)
     if engine_missing() or not (folder / ENGINE).exists():
         return replace(model, path=folder)

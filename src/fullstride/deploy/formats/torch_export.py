@@ -1,4 +1,4 @@
-"""Writes and opens files of PyTorch: a graph (pt2), or compiled for this machine (aoti)."""
+"""Writes and opens files of PyTorch: a graph (pt2) or code compiled for this machine (aoti)."""
 
 import json
 import zipfile
@@ -24,13 +24,13 @@ TYPES: dict[Precision, torch.dtype] = {
     "fp16": torch.float16,
 }
 METADATA = "about.json"  # in the archive
-# Models in an aoti package and their batch sizes; other programs load the first name.
+# Models in an aoti package -> batch size; other programs load the first name.
 BATCHES = {"model": None, "one": 1}
 
 
 def write_pt2(job: ExportJob, path: Path) -> None:
     extra = {METADATA: json.dumps(job.metadata.to_strings())}
-    archive = BytesIO()  # writing to a file, PyTorch aborts the process when the disk is full
+    archive = BytesIO()  # PyTorch aborts the process if it writes to a file on a full disk
     torch.export.save(job.program(TYPES[job.metadata.precision]), archive, extra_files=extra)
     path.write_bytes(archive.getbuffer())
 
@@ -38,18 +38,18 @@ def write_pt2(job: ExportJob, path: Path) -> None:
 def open_pt2(path: Path, threads: int) -> ExportedModel:
     extra = {METADATA: ""}
     try:
-        with quiet("torch"):  # it would log the failure to the terminal
+        with quiet("torch"):  # it logs failures to the terminal
             module = torch.export.load(path, extra_files=extra).module()
-    except Exception as error:  # of many types
+    except Exception as error:  # many types
         raise unreadable_file(path, error) from None
     return exported_model(path, extra[METADATA], module, "graph", threads)
 
 
 def write_aoti(job: ExportJob, path: Path) -> None:
-    """Compile for the CPU, or the GPU, of this machine, with weights in its preferred layout.
+    """Compile for the CPU or GPU of this machine, with weights in its preferred layout.
 
-    The package has two models, each with its weights: code for any batch size takes up to twice as
-    long for one image as code for one.
+    The package has two models, each with its weights, because code for any batch size takes up to
+    twice as long for one image as code for a single image.
     """
     from torch._inductor.package.package import package_aoti
 
@@ -106,16 +106,16 @@ def exported_model(
 
 
 def contiguous(images: np.ndarray) -> Tensor:
-    """A tensor with the strides of a fresh one, which compiled code relies on.
+    """Convert to a tensor with the strides of a fresh tensor, which compiled code relies on.
 
-    A dimension of size 1, such as one channel, may have any stride, and PyTorch and NumPy call the
-    array contiguous all the same.
+    A dimension of size 1, such as one channel, may have any stride in an array that PyTorch and
+    NumPy call contiguous.
     """
     return torch.from_numpy(images).flatten().view(images.shape)
 
 
 def has_folder(path: Path, folder: str) -> bool:
-    """Whether `path` is an archive of PyTorch with this folder in it."""
+    """Whether `path` is a PyTorch archive with this folder in it."""
     if path.suffix != ".pt2" or not path.is_file():
         return False
     try:

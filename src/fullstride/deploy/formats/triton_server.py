@@ -1,6 +1,6 @@
 """Writes a model repository of NVIDIA's Triton Inference Server.
 
-FOLDER/NAME/config.pbtxt, FOLDER/NAME/labels.txt and FOLDER/NAME/1/ with the file of another format.
+FOLDER/NAME/config.pbtxt, FOLDER/NAME/labels.txt and FOLDER/NAME/1/ with another format's file.
 """
 
 import json
@@ -18,8 +18,8 @@ CONFIG, VERSION, LABELS = "config.pbtxt", "1", "labels.txt"
 MODEL = "model.onnx"  # the name that the server's ONNX Runtime reads
 MAX_BATCH = 64  # images in one dynamic batch
 MAX_DELAY_US = 2000  # microseconds that an image waits for others
-# By backend: the format, and those of its files that the server reads. With tensorrt the server's
-# ONNX Runtime has TensorRT build an engine for its GPU when it loads the file.
+# Backend -> the format, and its files that the server reads. With tensorrt, the server's ONNX
+# Runtime lets TensorRT build an engine for its GPU when it loads the file.
 FORMATS: dict[Backend, tuple[Format, tuple[str, ...]]] = {
     "onnx": (onnx.ONNX, ()),
     "openvino": (openvino.OPENVINO, (openvino.MODEL, openvino.WEIGHTS)),
@@ -29,7 +29,7 @@ DYNAMIC_BATCHING = f"""dynamic_batching {{
   max_queue_delay_microseconds: {MAX_DELAY_US}
 }}
 """
-# Dynamic batching is off for OpenVINO: its backend fills or refuses batches below the largest.
+# Dynamic batching is off for OpenVINO, whose backend fills or refuses batches below the largest.
 ON_CPU = "instance_group [{ kind: KIND_CPU }]\n"
 ACCELERATOR = """optimization {
   execution_accelerators {
@@ -87,12 +87,12 @@ output {{
 
 
 def server_name(name: str) -> str:
-    """`name` as a folder and a part of a URL."""
+    """`name` as the name of a folder and a part of a URL."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "model"
 
 
 def open_file(folder: Path, threads: int) -> ExportedModel:
-    """The file of version 1, opened by its runtime on this machine."""
+    """Open the file of version 1 by its runtime on this machine."""
     for format, name in ((onnx.ONNX, MODEL), (openvino.OPENVINO, openvino.MODEL)):
         for path in folder.glob(f"*/{VERSION}/{name}"):
             return replace(format.open(path, threads), path=folder)
@@ -102,7 +102,7 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
 
 
 def detect(path: Path) -> bool:
-    """Only a repository of one model: of several, the choice would be arbitrary."""
+    """Whether `path` is a repository of exactly one model, since a choice would be arbitrary."""
     return (
         path.is_dir() and len([*path.glob(f"*/{CONFIG}")]) == 1 and any(path.glob(f"*/{VERSION}"))
     )

@@ -15,7 +15,7 @@ import torch
 from fullstride.deploy.choose_form import (
     Label,
     measure_files,
-    quickly_written,
+    probe_label,
     runnable,
     untrained_files,
 )
@@ -55,9 +55,9 @@ def find_label(format: str = "") -> Label | None:
     if format == MODULE:
         return None
     if format:
-        return quickly_written(runnable((format,)))
+        return probe_label(runnable((format,)))
     try:
-        return quickly_written(runnable())
+        return probe_label(runnable())
     except ValueError:
         return None
 
