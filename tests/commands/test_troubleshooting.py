@@ -16,7 +16,7 @@ import fullstride
 from fullstride import cli
 from fullstride.data.readers import videos
 from fullstride.io import locks
-from fullstride.nets.weights import hub
+from fullstride.nets.weights import repositories
 from fullstride.train import loop
 from fullstride.train.recipes.choice import RunOptions
 
@@ -81,7 +81,7 @@ def zoo_fails(patch: pytest.MonkeyPatch) -> None:
 
 
 def offline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(hub, "is_offline", lambda: True)
+    patch.setattr(repositories, "is_offline", lambda: True)
     patch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
 
 
@@ -124,7 +124,7 @@ TRIGGERS: dict[str, str | tuple[str, Change]] = {
     "… has no boxes": f"{TRAIN} --task detect",
     "no network named": "measure cost tresnet_s",
     "timm has no network": "measure cost timm/resnet51",
-    "the weights of …": (TRAIN.replace("genet_tiny", "tresnet_m --weights hub"), offline),
+    "huggingface.co/… cannot": (TRAIN.replace("genet_tiny", "tresnet_m --weights hub"), offline),
     "no released weights": f"{TRAIN} --weights hub",
     "… is a damaged": f"{TRAIN} --weights half.pth",
     "… is not a file of weights": f"{TRAIN} --weights text.pth",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from bundles import COLOUR, make_bundle
+from generators import drain
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -15,6 +16,7 @@ from local_hub import LocalHub, refusal
 from toy_bundles import bundle_of
 
 from fullstride import cli, tasks
+from fullstride.autofit.candidates import Pictures, list_candidates
 from fullstride.nets import zoo
 from fullstride.nets.bundle import METADATA, WEIGHTS
 from fullstride.nets.weights import repositories
@@ -115,6 +117,32 @@ def test_a_head_of_a_task_is_built(hub):
         tasks.find_network("hf:ann/digits", classes=3)
 
 
+def test_a_fit_begins_with_the_commit_that_is_the_latest_when_it_begins(hub, pushed):
+    pictures = Pictures(classes=4, channels=3, side=32)
+    listing = list_candidates(pictures, weights="hf:ann/digits", licence="any")
+    lines, candidates = drain(listing)
+    assert lines[-1].startswith("fine-tuning: weights in hf:ann/digits, networks: 1")
+    assert {(each.model, each.weights) for each in candidates} == {
+        ("genet_tiny", "hf:ann/digits@commit0")
+    }
+    (pushed / METADATA).write_text("{")
+    with pytest.raises(
+        ValueError, match=r"^no weights of .* in hf:ann/digits .hf:ann/digits/[^\n]+\Z"
+    ):
+        drain(list_candidates(pictures, weights="hf:ann/digits"))
+
+
+@pytest.mark.slow
+def test_a_fit_trains_from_a_bundle_on_the_hub(hub, pushed, tmp_path, capsys):
+    words = ["digits", "--weights", "hf:ann/digits", "--licence", "any", "--budget-ms", "1000"]
+    words += ["--resolutions", "16", "--formats", "onnx", "--precisions", "fp32", "--epochs", "1"]
+    out = tmp_path / "fit"
+    assert cli.run(["fit", *words, "--device", "cpu", "--out", str(out)]) == 0
+    assert "digits-16 as onnx fp32: test top-1" in capsys.readouterr().out
+    (run,) = out.glob("trials/*/run.json")
+    assert json.loads(run.read_text())["weights"] == "hf:ann/digits@commit0"
+
+
 def test_without_a_network_the_copy_in_the_cache_is_used_and_that_is_said(
     hub, pushed, monkeypatch, capsys
 ):
@@ -124,7 +152,7 @@ def test_without_a_network_the_copy_in_the_cache_is_used_and_that_is_said(
     assert "hf:ann/digits: the hub cannot be reached" in capsys.readouterr().err
     shutil.rmtree(hub.cache)
     assert refused() == (
-        f"{PLACE} cannot be reached (no network): connect to the network, or give a folder"
+        f"{PLACE} cannot be reached (no network): connect to the network, or give a local path"
     )
 
 

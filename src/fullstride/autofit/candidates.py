@@ -24,6 +24,7 @@ from fullstride.autofit.released_weights import (
     cached,
     examine,
     family_of,
+    in_repository,
     listed,
     without_tag,
 )
@@ -37,6 +38,7 @@ from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.key_maps import meta_network
 from fullstride.tables import SMALL_RESOLUTIONS
+from fullstride.tables.names import is_repository
 
 NON_SQUARE = 1.2  # longer / shorter side, from which a crop leaves out much of a picture
 ENLARGED = 1.25  # pictures are enlarged by up to this factor, small ones by more
@@ -94,7 +96,8 @@ class Candidate:
 
 
 def label_of(source: str) -> str:
-    """The last part of a path that says something, without the suffix of a file."""
+    """The last part of a path that says something, without a file's suffix or a hub's commit."""
+    source = source.partition("@")[0] if is_repository(source) else source
     parts = [part for part in Path(source).parts if part not in ("bundle", METADATA, "..", "/")]
     stems = [
         part[: part.rindex(".")] if part.endswith((".json", *SUFFIXES)) else part
@@ -170,7 +173,7 @@ def list_candidates(
         pictures: What the data ask for.
         weights: hub: the released weights of the package's table that are in the local cache or
             can be downloaded, else random ones. A folder: those of its files, bundles and runs.
-            "": random ones.
+            hf:USER/NAME: those of a bundle on the hub. "": random ones.
         names: Networks in place of the lists here: of the zoo, timm/NAME, or JSON files of specs.
         licence: With permissive, weights of another licence, or an unknown one, are left out.
 
@@ -183,7 +186,7 @@ def list_candidates(
     if weights == "hub":
         starts = yield from hub_starts(pictures, names, licence)
     elif weights:
-        starts = yield from folder_starts(Path(weights), pictures, names, licence)
+        starts = yield from given_starts(weights, pictures, names, licence)
     else:
         starts = []
         yield "from scratch: all candidates begin with random weights"
@@ -240,16 +243,16 @@ def hub_starts(
     return best
 
 
-def folder_starts(
-    folder: Path, pictures: Pictures, names: Sequence[str], licence: Licence
+def given_starts(
+    weights: str, pictures: Pictures, names: Sequence[str], licence: Licence
 ) -> Generator[str, None, list[Start]]:
-    """The weights in a folder that take the pictures, gray ones also as RGB.
+    """The weights in a folder, or of `hf:USER/NAME`, that take the pictures, gray ones also as RGB.
 
     Raises ValueError where there are none.
     """
-    check_source(str(folder))
+    check_source(weights)
     starts, problems = [], []
-    for item in examine(folder):
+    for item in in_repository(weights) if is_repository(weights) else examine(Path(weights)):
         if isinstance(item, str):
             problems.append(item)
         elif item.channels < pictures.channels:
@@ -262,19 +265,19 @@ def folder_starts(
     if not starts:
         reason = f" ({problems[0]})" if problems else ""
         raise ValueError(
-            f"no weights of {' or '.join(names) or 'a known network'} in {folder}{reason}: give "
+            f"no weights of {' or '.join(names) or 'a known network'} in {weights}{reason}: give "
             "files of safetensors or torch.save, bundles or runs"
         )
     for problem in problems:
         yield f"left out: {problem}"
     allowed = yield from allowed_by(licence, starts)
-    yield f"fine-tuning: weights in {folder}, {counts(allowed)}"
+    yield f"fine-tuning: weights in {weights}, {counts(allowed)}"
     return allowed
 
 
 def check_source(weights: str) -> None:
     """Raises ValueError, in one line, for a folder of weights that does not exist."""
-    if weights not in ("", "hub") and not Path(weights).exists():
+    if weights not in ("", "hub") and not zoo.has_own_spec(weights):
         raise ValueError(f"no weights at {weights}: give hub, or a folder with files of weights")
 
 

@@ -210,6 +210,20 @@ def examine(root: Path) -> Iterator[Start | str]:
             yield str(error)
 
 
+def in_repository(name: str) -> Iterator[Start | str]:
+    """The bundle `hf:USER/NAME`, of the commit that is its latest now; a line if it does not fit.
+
+    Raises ValueError, in one line, where it cannot be downloaded.
+    """
+    folder = zoo.local_path(name)
+    try:
+        start = of_folder(folder)
+    except ValueError as error:
+        yield str(error).replace(str(folder), name)
+    else:
+        yield replace(start, label=name, weights=f"{name.partition('@')[0]}@{folder.name}")
+
+
 def weight_paths(root: Path) -> Iterator[Path]:
     """Files that may be weights, and folders of bundles and runs, below `root` or `root` itself."""
     if not root.is_dir():

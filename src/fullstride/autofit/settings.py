@@ -35,7 +35,7 @@ class FitSettings(TargetSettings):
     # As --hours; the two add up.
     minutes: Positive | None = None
     # Where networks begin: hub, for released weights in the hub's cache or on the hub; a folder of
-    # files of weights; or none, for random weights.
+    # files of weights; hf:USER/NAME, a bundle on the hub; or none, for random weights.
     weights: str = "hub"
     # Licences of weights that may be used; permissive leaves out those of unknown licence too.
     licence: Annotated[Licence, arg(aliases=["--license"])] = "permissive"

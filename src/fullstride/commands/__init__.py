@@ -95,5 +95,5 @@ VALUES = {
     "task": choices(TASKS),
     "weights": "hub|PATH|hf:USER/NAME",
     "push": "USER/NAME",
-    "fit weights": "hub|none|FOLDER",
+    "fit weights": "hub|none|FOLDER|hf:USER/NAME",
 }

@@ -207,7 +207,7 @@ def load_released(name: str) -> Bundle:
     """
     model = hub.timm_name(name)
     config = hub.hub_config(model)
-    state = read_flat(hub.download(str(config.hf_hub_id), name))
+    state = read_flat(repositories.fetch_weights(str(config.hf_hub_id)))
     if not name.startswith("timm/"):
         match, state = convert(state, name.partition(".")[0])
         pre = hub.authors_preprocessing(model, config)

@@ -149,26 +149,6 @@ def hub_config(model: str) -> Any:
     return config
 
 
-def download(repository: str, name: str) -> Path:
-    """The path of the cached weights, downloaded if needed. `name` is for the error."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    cached = try_to_load_from_cache(repository, WEIGHTS)
-    if isinstance(cached, str):
-        return Path(cached)
-    try:
-        if is_offline():  # the hub's client would retry for half a minute
-            raise LocalEntryNotFoundError("no network")
-        return Path(hf_hub_download(repository, WEIGHTS))
-    except (HfHubHTTPError, OSError) as error:
-        raise ValueError(
-            f"the weights of {name} are not in the local cache, and huggingface.co/{repository} "
-            f"cannot be reached ({type(error).__name__}): connect to the network, or give a file "
-            "of weights"
-        ) from None
-
-
 def is_offline() -> bool:
     """Whether the hub's host name cannot be resolved; always False behind a proxy."""
     from huggingface_hub.constants import ENDPOINT

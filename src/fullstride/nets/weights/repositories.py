@@ -1,4 +1,4 @@
-"""Downloads bundles from repositories of the Hugging Face hub, and commits bundles to them."""
+"""Downloads weights and bundles from the Hugging Face hub, and commits bundles to it."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fullstride.io.console import print_note
-from fullstride.nets.weights.hub import is_offline
+from fullstride.nets.weights.hub import WEIGHTS, is_offline
 from fullstride.nets.weights.reader import first_ten, one_line
 from fullstride.tables.names import REPOSITORY
 
@@ -16,6 +16,21 @@ USER_AND_NAME = re.compile(f"{WORD}/{WORD}", re.ASCII)
 WITH_REVISION = re.compile(f"{REPOSITORY}({USER_AND_NAME.pattern})(?:@([\\w./-]+))?", re.ASCII)
 CARD, EXPORTED = "README.md", "exported/"  # paths in a repository
 OF_THE_HUB = (".gitattributes", CARD)  # files of an empty repository
+
+
+def fetch_weights(repository: str) -> Path:
+    """The weights of one of timm's repositories in the hub's cache, downloaded if need be.
+
+    Raises ValueError in one line.
+    """
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(repository, WEIGHTS)
+    if isinstance(cached, str):
+        return Path(cached)
+    with hub_errors(repository):
+        check_online()  # the hub's client would retry for half a minute
+        return Path(hf_hub_download(repository, WEIGHTS))
 
 
 def fetch(name: str, limits: Mapping[str, int]) -> Path:
@@ -209,5 +224,5 @@ def hub_errors(repository: str) -> Iterator[None]:
             raise
         reason = one_line(str(error)) or type(error).__name__
         raise ValueError(
-            f"{place} cannot be reached ({reason}): connect to the network, or give a folder"
+            f"{place} cannot be reached ({reason}): connect to the network, or give a local path"
         ) from None
