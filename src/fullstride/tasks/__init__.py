@@ -24,7 +24,7 @@ TASKS: dict[str, type[Task]] = {
 
 
 class TrainedModel(Protocol):
-    """What bundles, exported files and their metadata say of their task."""
+    """The fields of bundles, exported files and metadata that describe the task."""
 
     @property
     def task(self) -> str: ...
@@ -48,7 +48,7 @@ def find_task(name: str = "classify") -> Task:
 def task_of(model: TrainedModel) -> Task:
     """The task of a bundle or an exported file, for its classes and with its fitted state.
 
-    Raises ValueError where the state does not fit the task.
+    Raises ValueError if the state does not fit the task.
     """
     state = {"temperature": model.temperature} if model.temperature != 1 else {}
     task = find_task(model.task).for_classes(model.classes)
@@ -56,9 +56,9 @@ def task_of(model: TrainedModel) -> Task:
 
 
 def common_metric(models: Iterable[Any]) -> Metric:
-    """The metric that all bundles among `models` were chosen by in training.
+    """The metric by which training chose all bundles among `models`, which have one task.
 
-    It is the task's own where they differ, and for exported files. All are of one task.
+    The task's own metric if the bundles differ, or if all are exported files.
     """
     models = list(models)
     recipes = [each.recipe for each in models if isinstance(each, Bundle) and each.recipe]
@@ -67,17 +67,17 @@ def common_metric(models: Iterable[Any]) -> Metric:
 
 
 def load(what: str | Path, name: str | None = None, options: LoadOptions = BY_DEFAULT) -> Bundle:
-    """`zoo.load`, also of networks that have the head of a task."""
+    """`zoo.load` that also builds the head of a network's task."""
     return zoo.load(what, name, build_head, options)
 
 
 def find_network(
     name: str, task: str = "", classes: int | None = None, frames: int | None = None
 ) -> zoo.NamedNetwork:
-    """The network of a name with the head of `task` for so many classes, or that at a path.
+    """The network of a name, with the head of `task`, or the trained network at a path.
 
-    The task is by default classification, and the classes, and the frames of a clip, those of the
-    network. What is at a path has its own. Raises ValueError, in one line.
+    By default the task is classification, and a named network keeps its number of classes and of
+    frames. Raises ValueError, in one line, also for any of the three beside a path.
     """
     if zoo.names_weights(name):
         options = {"task": task, "classes": classes, "frames": frames}

@@ -31,7 +31,6 @@ from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric, Score, T
 # Letters: N images, K classes. All scores but the loss are in percent; docs/guides/measuring.md
 # defines them.
 
-
 BINS = 15  # of equal width, for the calibration error
 TOP = 5
 
@@ -39,10 +38,10 @@ TOP = 5
 class ClassificationScore(Score):
     """Scores of predicted classes, counted batch by batch.
 
-    The memory is that of the pairs of classes that occur, and does not grow with K². `loss` is the
-    mean cross-entropy of the outputs as they are. `ece` is the expected calibration error of
-    their softmax, with another temperature than 1 of the outputs divided by it; then
-    `ece_uncalibrated` is that without.
+    The memory grows with the pairs of classes that occur, not with K². `loss` is the mean
+    cross-entropy of the logits as they are. `ece` is the expected calibration error of
+    softmax(logits / temperature); if the temperature is not 1, `ece_uncalibrated` is the error
+    of softmax(logits).
     """
 
     def __init__(self, temperature: float = 1.0) -> None:
@@ -50,7 +49,7 @@ class ClassificationScore(Score):
         self.images, self.correct, self.loss = 0, 0, 0.0
         self.classes, self.in_top = 0, 0
         self.pairs: Counter[tuple[int, int]] = Counter()  # images by label and prediction
-        # by the temperature, see `calibration_bins`
+        # by temperature, see `calibration_bins`
         self.bins = {each: np.zeros((3, BINS)) for each in (temperature, 1.0)}
 
     def update(self, logits_nk: Tensor, labels_n: Tensor) -> None:
@@ -72,7 +71,7 @@ class ClassificationScore(Score):
         self.images += other.images
         self.correct += other.correct
         self.loss += other.loss
-        self.classes = max(self.classes, other.classes)  # 0 where a process had no image
+        self.classes = max(self.classes, other.classes)  # 0 if a process had no image
         self.in_top += other.in_top
         for temperature, bins in self.bins.items():
             bins += other.bins[temperature]
@@ -99,7 +98,7 @@ class ClassificationScore(Score):
         return ConfusionMatrix(self.classes, labels, predictions, images)
 
     def calibration(self, temperature: float | None = None) -> Calibration:
-        """By a temperature of the outputs: that of the score, or 1."""
+        """The counts at a temperature: the score's own by default, or 1."""
         images, correct, confidence = self.bins[
             self.temperature if temperature is None else temperature
         ]
@@ -109,7 +108,7 @@ class ClassificationScore(Score):
 
 
 def count_in_top(logits_nk: Tensor, labels_n: Tensor) -> int:
-    """The images whose label is among the `TOP` largest logits; of equal ones the first count."""
+    """Count images whose label is among the `TOP` largest logits; the first of equals wins."""
     true_n1 = logits_nk.gather(1, labels_n[:, None])
     is_before = torch.arange(logits_nk.shape[1]) < labels_n[:, None]
     rank_n = (logits_nk > true_n1).sum(1) + ((logits_nk == true_n1) & is_before).sum(1)
@@ -117,8 +116,10 @@ def count_in_top(logits_nk: Tensor, labels_n: Tensor) -> int:
 
 
 def calibration_bins(confidence_n: Tensor, is_correct_n: Tensor) -> np.ndarray:
-    """(3, `BINS`): in each bin (b/15, (b+1)/15] of the confidence the images, those that are
-    correct, and the sum of the confidence."""
+    """(3, `BINS`): images, correct images and the sum of confidence, for confidence in each bin.
+
+    Bin b is (b / 15, (b + 1) / 15].
+    """
     confidence = confidence_n.double().nan_to_num().numpy()
     bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
     weights = (None, is_correct_n.double().numpy(), confidence)
@@ -127,15 +128,14 @@ def calibration_bins(confidence_n: Tensor, is_correct_n: Tensor) -> np.ndarray:
 
 # Calibration by a temperature that logits are divided by before softmax.
 
-
 LIMITS = (0.05, 20.0)  # of a temperature
 
 
 def fit_temperature(logits_nk: Tensor, labels_n: Tensor) -> float:
-    """The temperature T for which softmax(logits / T) has the lowest cross-entropy (1706.04599).
+    """The T with the lowest cross-entropy of softmax(logits / T) (arXiv:1706.04599).
 
-    The target is a probability of (N + 1) / (N + 2) for the label, and the rest for the other
-    classes alike, as in Platt's scaling: without it T would be 0 where all images are classified
+    The target is a probability of (N + 1) / (N + 2) for the label, with the rest spread over the
+    other classes, as in Platt's scaling; otherwise T would be 0 if all images are classified
     correctly. The derivative by 1 / T only grows, so that its root is the exact minimum; the result
     is within `LIMITS`. Dividing by T keeps the order of the classes.
     """
@@ -161,7 +161,7 @@ def fit_temperature(logits_nk: Tensor, labels_n: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Guess:
-    """A class, and its probability by the network."""
+    """A predicted class."""
 
     label: str
     probability: float
@@ -172,9 +172,9 @@ class Guess:
 
 @dataclass(frozen=True)
 class Classify(Task):
-    """One of the losses of `tasks.losses`; compared by top-1 accuracy in percent.
+    """Classification by a loss of `tasks.losses`; compared by top-1 accuracy in percent.
 
-    With `triplet`, the loss of `tasks.losses.TRIPLET_FORMS` on the embeddings is added.
+    With `triplet`, a loss of `tasks.losses.TRIPLET_FORMS` on the embeddings is added.
     """
 
     label_smoothing: float = 0.0  # probability taken from the true class and spread over all
@@ -187,7 +187,7 @@ class Classify(Task):
     focal_gamma: float = 2.0
     class_weights: Literal["none", "balanced", "sqrt"] = "none"
     class_counts: tuple[int, ...] = ()  # training images of each class, for `class_weights`
-    temperature: Positive = 1.0  # that logits are divided by before softmax, not in the loss
+    temperature: Positive = 1.0  # divisor of the logits before softmax, but not in the loss
 
     name: ClassVar[str] = "classify"
     metric: ClassVar[Metric] = Metric("top1", "top-1", "%", percent_of_images=True)
@@ -215,7 +215,7 @@ class Classify(Task):
     def loss(self, outputs: Any, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
         """`targets`: class indices (N,), or a probability for each class (N, K).
 
-        `outputs`: logits (N, K), with `triplet` a pair of logits and embeddings (N, D).
+        `outputs`: logits (N, K); with `triplet`, a pair of logits and embeddings (N, D).
         """
         logits, embeddings = outputs if self.triplet else (outputs, None)
         logits = full_precision(logits)
@@ -237,7 +237,7 @@ class Classify(Task):
         return loss
 
     def weights(self, logits: Tensor) -> Tensor | None:
-        """The weight of each class (K,) in the loss of `logits`; None for equal ones."""
+        """The weight of each class (K,) in the loss of `logits`; None if all are equal."""
         if self.class_weights == "none":
             return None
         if not self.class_counts:
@@ -245,11 +245,10 @@ class Classify(Task):
                 f"class_weights {self.class_weights} come from the images of each class: use "
                 "task.for_data(data)"
             )
-        how = self.class_weights
-        return weight_tensor(self.class_counts, how, logits.device, logits.dtype)
+        return weight_tensor(self.class_counts, self.class_weights, logits.device, logits.dtype)
 
     def chance_loss(self) -> float | None:
-        """The entropy of the classes, ln K of equally frequent ones; of cross-entropy alone."""
+        """The entropy of the class frequencies, ln K if equal; None unless cross-entropy alone."""
         others = self.triplet or self.class_weights != "none"
         if self.objective != "cross_entropy" or others or len(self.class_counts) < 2:
             return None
@@ -291,20 +290,22 @@ class Classify(Task):
         return scaled.softmax(1)
 
     def invert(self, activated: Tensor) -> Tensor:
-        # a probability that is rounded to 0 would make the loss infinite
+        # a probability that was rounded to 0 would make the loss infinite
         return activated.clamp_min(torch.finfo(torch.float32).tiny).double().log()
 
     def uncalibrated(self) -> Self:
         return replace(self, temperature=1.0)
 
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
-        return [most_probable(row, classes, top) for row in outputs]
+        indices, values = (each.tolist() for each in most_probable_classes(outputs, top))
+        return [
+            tuple(Guess(classes[k], value) for k, value in zip(*row, strict=True))
+            for row in zip(indices, values, strict=True)
+        ]
 
     def columns(self, outputs: Tensor, classes: Sequence[str], top: int) -> dict[str, Any]:
-        """`label` and `probability` of the most probable class; `labels`, `probabilities` of all.
-
-        The lists have the `top` most probable classes, the first included.
-        """
+        """`label` and `probability`: the most probable class; `labels` and `probabilities`: the
+        `top` most probable classes."""
         indices, values = most_probable_classes(outputs, top)
         labels = [[classes[index] for index in row] for row in indices.tolist()]
         return {
@@ -316,11 +317,6 @@ class Classify(Task):
 
 
 def most_probable_classes(probabilities_nk: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """Indices and probabilities (N, min(top, K)), the largest first; of equal ones the first."""
+    """Indices and probabilities (N, min(top, K)), the largest first; equal ones in class order."""
     values, indices = probabilities_nk.sort(dim=1, descending=True, stable=True)
     return indices[:, :top], values[:, :top]
-
-
-def most_probable(probabilities_k: Tensor, classes: Sequence[str], top: int) -> tuple[Guess, ...]:
-    order = probabilities_k.argsort(descending=True, stable=True)[:top]
-    return tuple(Guess(classes[int(k)], probabilities_k[k].item()) for k in order)

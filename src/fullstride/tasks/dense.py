@@ -1,4 +1,4 @@
-"""The parts that dense tasks share: a feature pyramid, a head for pixels, maps and colours."""
+"""The shared parts of dense tasks: a feature pyramid, a head for pixels, maps and colours."""
 
 import colorsys
 from collections import OrderedDict
@@ -27,20 +27,20 @@ from fullstride.io.records import Bounds, PositiveInt
 from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.tasks.task import Task, full_precision
 
-FROM_NETWORK = (8, 16, 32)  # strides of the maps of a network that P3 to P5 are made of
+FROM_NETWORK = (8, 16, 32)  # strides of the network's maps that give P3 to P5
 Factor = Annotated[float, Bounds(gt=0, le=4)]
 HEAD_WIDTHS: tuple[Mapping[str, int], ...] = tuple({"head_width": each} for each in (64, 128, 256))
-SMALLEST_VIEW, LARGEST_VIEW, SIDE_STEP = 64, 640, 32  # pixels a side; they divide by the last
+SMALLEST_VIEW, LARGEST_VIEW, SIDE_STEP = 64, 640, 32  # pixels a side, in multiples of the step
 
 
 @dataclass(frozen=True)
 class DenseOptions:
     """The options of all tasks of boxes and pixels."""
 
-    # channels of the pyramid and of what follows it
+    # channels of the pyramid and of the head's convolutions
     head_width: PositiveInt = 256
-    # in place of random resized crops: side of the whole picture, padded to a square, / side of the
-    # view, which is a random crop of it; the least and the largest
+    # in place of random resized crops: least and largest side of the whole picture, padded to a
+    # square, / side of the view, which is a random crop of that square
     jitter: tuple[Factor, Factor] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
@@ -51,15 +51,15 @@ class DenseOptions:
 class Pyramid(nn.Module):
     """The maps of a network -> P3 to P7, (N, width, H / stride, W / stride) for each of `strides`.
 
-    P6 is a 3 x 3 convolution of stride 2 on P5, and P7 one on the ReLU of P6. P6 and P7 round up.
-    Source: arXiv:1612.03144; P6 and P7 of P5 as in FCOS (arXiv:1904.01355).
+    P6 is a 3 x 3 convolution of stride 2 on P5, and P7 the same on the ReLU of P6. Their sizes are
+    rounded up. Source: arXiv:1612.03144; P6 and P7 as in FCOS (arXiv:1904.01355).
 
     Args:
-        channels: Of the maps of the network.
-        strides: Of the maps of the network. Those of 8, 16 and 32 are used.
+        channels: The channels of the network's maps.
+        strides: The strides of the network's maps; 8, 16 and 32 are used.
         width: Channels of each level.
-        norm: The layer after the convolutions of a level, of its channels, such as
-            `nn.BatchNorm2d`; P6 is made of P5 before it, and P7 of P6. None: no layer.
+        norm: Builds the layer after the convolutions of a level from its channels, such as
+            `nn.BatchNorm2d`; P6 and P7 take their input before this layer. None: no layer.
     """
 
     strides = (*FROM_NETWORK, 64, 128)
@@ -83,7 +83,7 @@ class Pyramid(nn.Module):
             )
         self.used = tuple(list(strides).index(stride) for stride in FROM_NETWORK)
         self.out_channels = width
-        extra = LastLevelP6P7(width, width)  # of P5: other first numbers mean the network's map
+        extra = LastLevelP6P7(width, width)  # from P5; unequal numbers mean the network's map
         self.levels = FeaturePyramidNetwork([channels[i] for i in self.used], width, extra)
         self.norms = nn.ModuleList(
             norm(width) if norm else nn.Identity() for _ in range(len(self.strides))
@@ -95,36 +95,35 @@ class Pyramid(nn.Module):
 
 
 def sides_around(side: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """Sides of views, which are near so many shares of `side` pixels."""
+    """Sides of views near the given fractions of `side`, in pixels."""
     near = (SIDE_STEP * round(share * side / SIDE_STEP) for share in shares)
     return tuple(sorted({min(max(each, SMALLEST_VIEW), LARGEST_VIEW) for each in near}))
 
 
 # The head for pixels: P3 to P7, summed at stride 4.
 
-
-FINEST = 4  # stride of the grid that the levels are summed on
+FINEST = 4  # stride of the grid where the levels are summed
 CONVOLUTIONS = 3
 
 
 class PixelHead(nn.Module):
     """The maps of a network -> (N, outputs, H, W), for the H x W pixels of the network's input.
 
-    Every level of the pyramid, whose convolutions a batch norm follows, is resized bilinearly to
-    the grid of stride 4. Their sum goes through three 3 x 3 convolutions, each with batch norm and
-    ReLU, and a 1 x 1 convolution. In training that is the result, (N, outputs, H / 4, W / 4); in
-    evaluation it is resized bilinearly to the input in float32, and `finish` applied to it.
+    Every level of the pyramid, with a batch norm, is resized bilinearly to the grid of stride 4.
+    The sum of the levels goes through three 3 x 3 convolutions, each with batch norm and ReLU, and
+    a 1 x 1 convolution. The result in training is (N, outputs, H / 4, W / 4); in evaluation it is
+    resized bilinearly to the input in float32, before `finish`.
 
     Source: the segmentation of arXiv:2006.06882, which arXiv:2103.07579 uses; numbers that the
-    papers do not state are those of its code.
+    papers do not state are from the code of arXiv:2006.06882.
 
     Args:
-        channels: Of the maps of the network.
-        strides: Of the maps of the network; 8, 16 and 32 are needed.
+        channels: The channels of the network's maps.
+        strides: The strides of the network's maps; 8, 16 and 32 are needed.
         outputs: Values of a pixel.
         width: Channels of the pyramid and of the convolutions.
-        finish: What is applied to the result in evaluation.
-        start: The result of training begins near it.
+        finish: The last function in evaluation.
+        start: The initial outputs in training are near it.
     """
 
     def __init__(
@@ -167,18 +166,15 @@ def _convolution(width: int) -> nn.Sequential:
 
 
 def resize(values: Tensor, size: tuple[int, int]) -> Tensor:
-    """(N, C, h, w) -> (N, C, *size), bilinearly; corners of pixels stay corners."""
+    """(N, C, h, w) -> (N, C, *size), bilinearly, with `align_corners=False`."""
     return F.interpolate(values, size, mode="bilinear", align_corners=False)
-
-
-# Tasks with a value for each pixel, and such maps on their picture.
 
 
 class PixelTask(DenseOptions, Task):
     """A task whose targets and predictions are maps with a value for each pixel."""
 
-    outside: ClassVar[float]  # of pixels of the view that are not of the picture, in targets
-    # whether values are divided by the factor that a picture is enlarged by in training
+    outside: ClassVar[float]  # target of pixels of the view outside the picture
+    # whether values are divided by the factor by which training enlarges a picture
     divides: ClassVar[bool] = False
 
     default_recipe: ClassVar[str] = "dense"
@@ -206,7 +202,7 @@ class PixelTask(DenseOptions, Task):
 
 
 def on_picture(values: np.ndarray, size: Size, pre: Preprocessing, outside: float) -> np.ndarray:
-    """The map of a view, (side, side), on the pixels of its picture: the nearest values, (h, w).
+    """Map values of a view, (side, side), to the picture by nearest neighbours: (h, w).
 
     `outside` is the value of pixels that the view does not show.
     """
@@ -218,9 +214,8 @@ def on_picture(values: np.ndarray, size: Size, pre: Preprocessing, outside: floa
 
 # Colours of classes, and of depths.
 
-
 OPACITY = 0.6  # of colours over a picture
-GOLDEN = 0.618034  # of the circle of hues, by which each class differs from the one before
+GOLDEN = 0.618034  # step of the hue, 0 to 1, from one class to the next
 # Depths from near to far: light yellow, orange, violet, dark blue.
 NEAR_TO_FAR = np.array([(252, 253, 191), (251, 135, 97), (146, 43, 129), (20, 14, 54)])
 
@@ -234,21 +229,21 @@ def class_colours() -> np.ndarray:
 
 
 def class_picture(classes: np.ndarray) -> Image.Image:
-    """Classes, uint8 (H, W), as an image with a palette: its values are the classes."""
+    """Classes, uint8 (H, W), as an image with a palette; the pixel values are the classes."""
     image = Image.fromarray(classes)
     image.putpalette(class_colours().tobytes())
     return image
 
 
-def over_picture(picture: Image.Image, colours: np.ndarray) -> Image.Image:
+def blend_over(picture: Image.Image, colours: np.ndarray) -> Image.Image:
     """`picture` with colours, uint8 (H, W, 3), over it."""
     return Image.blend(picture.convert("RGB"), Image.fromarray(colours), OPACITY)
 
 
 def depth_colours(metres: np.ndarray) -> np.ndarray:
-    """Metres (H, W), 0 where there are none -> uint8 (H, W, 3), from the nearest to the farthest.
+    """Depths in metres, (H, W) -> colours, uint8 (H, W, 3); pixels without a depth, 0, are black.
 
-    Equal ratios of depths are equal steps of colours. Pixels without a depth are black.
+    Equal ratios of depths are equal steps of colours.
     """
     shown = metres > 0
     logs = np.log(np.where(shown, metres, 1.0))

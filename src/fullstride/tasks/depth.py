@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -28,11 +28,10 @@ from fullstride.tasks.dense import (
 )
 from fullstride.tasks.task import Metric, Score, bootstrap, full_precision, mean_over_processes
 
-# The priors: depths that are predicted without the picture, of all pixels and of each row.
+# The priors: depths that ignore the picture, for all pixels and for each row.
 
-
-MAPS = 500  # at most, that the priors are the medians of
-SAMPLES = 64  # rows and columns of a map that are read off
+MAPS = 500  # most maps whose median is taken
+SAMPLES = 64  # sampled rows, and columns, of a map
 
 
 class Priors(NamedTuple):
@@ -43,10 +42,10 @@ class Priors(NamedTuple):
 
 
 def fit_priors(images: Images, max_depth: float = 0.0) -> Priors:
-    """The medians of at most `MAPS` of the images' maps, which are at equal distances in the list.
+    """The medians over at most `MAPS` maps, evenly spaced in the list of images.
 
-    Depths above `max_depth` are left out, if that is not 0; so are maps that cannot be read. A row
-    without depth has the median of all. Raises ValueError where there is no depth at all.
+    Depths above `max_depth`, if that is not 0, and unreadable maps are left out. A row without
+    depths gets the overall median. Raises ValueError if there is no depth at all.
     """
     number = min(len(images), MAPS)
     samples = []
@@ -60,7 +59,7 @@ def fit_priors(images: Images, max_depth: float = 0.0) -> Priors:
         )
         samples.append(metres[rows][:, columns])
     depths = np.stack(samples, 1) if samples else np.zeros((SAMPLES, 0, SAMPLES), np.float32)
-    valid = is_valid(depths, max_depth)
+    valid = valid_pixels(depths, max_depth)
     if not valid.any():
         raise ValueError("no training image has a depth: give maps with metres above 0")
     constant = float(np.median(depths[valid]))
@@ -69,14 +68,10 @@ def fit_priors(images: Images, max_depth: float = 0.0) -> Priors:
     return Priors(constant, tuple(rows))
 
 
-def is_valid(metres: np.ndarray, max_depth: float) -> np.ndarray:
-    return (metres > 0) & ((metres <= max_depth) if max_depth else True)
-
-
 def row_numbers(inside_h: np.ndarray, rows: int) -> np.ndarray:
-    """For each of H rows of a view the number of its prior, of so many from top to bottom.
+    """(H,): the index of each view row's prior, among `rows` priors from top to bottom.
 
-    `inside_h` says which rows show the picture, its first one to its last one.
+    `inside_h` says which rows show the picture, from its first row to its last.
     """
     shown = np.flatnonzero(inside_h)
     first, count = (int(shown[0]), len(shown)) if len(shown) else (0, 1)
@@ -84,12 +79,11 @@ def row_numbers(inside_h: np.ndarray, rows: int) -> np.ndarray:
     return np.clip((shares * rows).astype(int), 0, rows - 1)
 
 
-# The score: shares of pixels within a ratio, and errors, beside those of the priors.
+# The score: shares of pixels within a ratio, errors, and the scores of the priors.
 #
-# Letters: N images, H x W pixels. delta1, delta2 and delta3 are percentages of the valid pixels of
-# all images whose predicted and true depth, the larger by the smaller, are below 1.25, 1.25 squared
-# and cubed.
-
+# Letters: N images, H x W pixels. delta1, delta2 and delta3 are the percentages of all valid pixels
+# whose ratio of predicted and true depth, the larger / the smaller, is below 1.25, 1.25 squared and
+# 1.25 cubed.
 
 RATIO = 1.25
 SUMS = ("pixels", "delta1", "delta2", "delta3", "mae", "rmse", "loss")
@@ -99,13 +93,12 @@ PRIORS = ("constant", "rows")
 class DepthScore(Score):
     """Scores of depths over the valid pixels of all images, at the size of the view.
 
-    With `constant` and `rows`, the priors of the training, `delta1_constant` and `delta1_rows` are
-    the scores of predicting these.
+    `delta1_constant` and `delta1_rows` are the scores of predicting the training priors.
 
     Args:
-        constant: In metres; 0: no prior.
-        rows: In metres, from the top of the picture to its bottom.
-        max_depth: In metres; true depths above are not valid. 0: all are.
+        constant: The prior of all pixels in metres; 0: no priors.
+        rows: The priors of rows in metres, from the top of the picture to the bottom.
+        max_depth: Larger true depths, in metres, are not valid; 0: no limit.
     """
 
     def __init__(
@@ -114,7 +107,8 @@ class DepthScore(Score):
         self.constant, self.max_depth = constant, max_depth
         self.rows = torch.tensor(tuple(rows), dtype=torch.float32)
         self.sums: dict[str, float] = dict.fromkeys((*SUMS, *PRIORS), 0.0)
-        self.images: list[tuple[int, int]] = []  # of each: valid pixels, and those within `RATIO`
+        # of each image: valid pixels, and valid pixels within `RATIO`
+        self.images: list[tuple[int, int]] = []
 
     def update(self, metres_n1hw: Tensor, targets_nhw: Tensor) -> None:
         predicted = full_precision(metres_n1hw)[:, 0]
@@ -123,21 +117,22 @@ class DepthScore(Score):
         error = (depth - true).abs()
         self.sums["pixels"] += len(true)
         self.images += [
-            (int(pixels.sum()), within(metres[pixels], targets[pixels], RATIO))
+            (int(pixels.sum()), count_within(metres[pixels], targets[pixels], RATIO))
             for metres, targets, pixels in zip(predicted, targets_nhw, valid, strict=True)
         ]
         for power in (1, 2, 3):
-            self.sums[f"delta{power}"] += within(depth, true, RATIO**power)
+            self.sums[f"delta{power}"] += count_within(depth, true, RATIO**power)
         self.sums["mae"] += error.sum().item()
         self.sums["rmse"] += error.square().sum().item()
         self.sums["loss"] += (depth.log() - true.log()).abs().sum().item()
         if self.constant:
             constant = torch.full_like(true, self.constant)
-            self.sums["constant"] += within(constant, true, RATIO)
-            self.sums["rows"] += within(self._by_row(targets_nhw)[valid].double(), true, RATIO)
+            by_row = self._row_priors(targets_nhw)[valid].double()
+            self.sums["constant"] += count_within(constant, true, RATIO)
+            self.sums["rows"] += count_within(by_row, true, RATIO)
 
-    def _by_row(self, targets_nhw: Tensor) -> Tensor:
-        """The prior of each pixel by its row of the picture, (N, H, W)."""
+    def _row_priors(self, targets_nhw: Tensor) -> Tensor:
+        """(N, H, W): the prior of each pixel by its row of the picture."""
         inside_nh = (targets_nhw >= 0).any(2).cpu().numpy()
         numbers = np.stack([row_numbers(inside_h, len(self.rows)) for inside_h in inside_nh])
         prior_nh = self.rows[torch.from_numpy(numbers)].to(targets_nhw.device)
@@ -172,20 +167,23 @@ class DepthScore(Score):
         }
 
 
-def within(depth: Tensor, true: Tensor, ratio: float) -> int:
-    """The number of pixels whose depths, the larger by the smaller, are below `ratio`."""
+def count_within(depth: Tensor, true: Tensor, ratio: float) -> int:
+    """The number of pixels whose larger depth / smaller depth is below `ratio`."""
     return int((torch.maximum(depth / true, true / depth) < ratio).sum())
 
 
-def valid_pixels(targets: Tensor, max_depth: float) -> Tensor:
-    """Which true depths count: those above 0 and up to `max_depth`, if that is not 0."""
-    valid = targets > 0
-    return valid & (targets <= max_depth) if max_depth else valid
+def valid_pixels(metres: Any, max_depth: float) -> Any:
+    """Which true depths count: above 0 and, unless it is 0, at most `max_depth`.
+
+    A tensor or a NumPy array -> booleans of its shape.
+    """
+    valid = metres > 0
+    return valid & (metres <= max_depth) if max_depth else valid
 
 
-OUTSIDE = -1.0  # of a target: pixels of the view that are not of the picture; 0: no valid depth
-MAX_MILLIMETRES = 65535  # of an image of 16 bits
-SAME, SAME_RATIO = 0.99, 1.01  # share of pixels within that ratio, for predictions that are equal
+OUTSIDE = -1.0  # target of pixels of the view outside the picture; 0: no valid depth
+MAX_MILLIMETRES = 65535  # the largest value of a 16-bit image
+SAME, SAME_RATIO = 0.99, 1.01  # predictions are equal if this share of pixels has a smaller ratio
 
 Metres = NonNegative
 
@@ -210,26 +208,25 @@ class DepthMap:
 
 @dataclass(frozen=True)
 class DepthOptions(DenseOptions):
-    """The options of the estimation of depths."""
+    """The options of depth estimation."""
 
-    max_depth: Metres = 0.0  # true depths above it, in metres, do not count; 0: all do
+    max_depth: Metres = 0.0  # larger true depths, in metres, do not count; 0: all do
 
 
 @dataclass(frozen=True)
 class Depth(DepthOptions, PixelTask):
-    """Mean absolute error of the logarithm of depths; compared by delta1 in percent.
+    """Depth estimation by the mean absolute error of log depths; compared by delta1 in percent.
 
     The network's output is the logarithm in training, and its exponential in evaluation, so that
-    depths are positive and ratios count, as in the score. The paper does not state its loss. Pixels
-    without a valid depth are left out; the loss is the mean over the others of the batch, in all
-    processes. A picture that is enlarged by a factor in training has depths divided by it, as in
-    arXiv:1406.2283.
+    depths are positive and ratios count, as in the score. The paper does not state its loss. The
+    loss is the mean over the valid pixels of the batch in all processes. If training enlarges a
+    picture by a factor, its depths are divided by the factor, as in arXiv:1406.2283.
 
-    `constant` and `rows` are the priors that each score is beside, see `Priors`.
-    Training begins with the constant.
+    `constant` and `rows` are the priors that scores are compared with, see `Priors`. Training
+    begins at the constant.
     """
 
-    constant: Metres = 0.0  # median of the training depths; 0: not known
+    constant: Metres = 0.0  # median of the training depths; 0: unknown
     rows: tuple[Metres, ...] = ()  # median of each row of training pictures, from the top
 
     name: ClassVar[str] = "depth"
@@ -275,11 +272,12 @@ class Depth(DepthOptions, PixelTask):
             return ""
         return (
             "without looking at the images, the median of the training depths has delta1 "
-            f"{scores['delta1_constant']:.2f} %, and that of each row {scores['delta1_rows']:.2f} %"
+            f"{scores['delta1_constant']:.2f} %, and the median of each row "
+            f"{scores['delta1_rows']:.2f} %"
         )
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """Whether nearly all depths are within a hundredth."""
+        """Whether nearly all depths agree within a hundredth."""
         ratio = torch.maximum(outputs / expected, expected / outputs)
         return (ratio < SAME_RATIO).flatten(1).to(torch.float32).mean(1) >= SAME
 
@@ -291,7 +289,7 @@ class Depth(DepthOptions, PixelTask):
     def place(
         self, guesses: tuple[DepthMap, ...], size: Size, pre: Preprocessing
     ) -> tuple[DepthMap, ...]:
-        """The depths of the pixels of the picture, without the view's padding."""
+        """The depths on the picture's pixels, without the view's padding."""
         return (DepthMap.of(on_picture(guesses[0].map, size, pre, 0)),)
 
     def truth(self, target: DepthFile, classes: Sequence[str]) -> tuple[DepthMap, ...]:
@@ -304,6 +302,6 @@ class Depth(DepthOptions, PixelTask):
         return Image.fromarray(depth_colours(guesses[0].map))
 
     def maps(self, guesses: tuple[DepthMap, ...]) -> Image.Image:
-        """The depths in millimetres, as an image of 16 bits: 0 where they are not known."""
+        """The depths in millimetres, as a 16-bit image; 0: unknown."""
         millimetres = np.rint(MILLIMETRES * guesses[0].map).clip(0, MAX_MILLIMETRES)
         return Image.fromarray(millimetres.astype(np.uint16))

@@ -1,9 +1,9 @@
 """The losses of classification, as means over the images of a batch.
 
-Targets are class indices (N,), or a probability for each class (N, K). With `weights_k`, a weight
-for each class, the loss of an image has the weight of its class, and the sum is divided by N. (For
-class indices PyTorch divides by the sum of the weights, by which the loss of an image would depend
-on the other images of its batch, and so on accumulation and on the number of processes.)
+Targets are class indices (N,), or a probability for each class (N, K). `weights_k` weights the loss
+of an image by its class, and the sum is divided by N. (For class indices PyTorch divides by the sum
+of the weights, so that an image's loss would depend on the other images of the batch, and thus on
+accumulation and on the number of processes.)
 """
 
 from collections.abc import Callable, Sequence
@@ -58,11 +58,11 @@ def binary_cross_entropy(
     smoothing: float = 0.0,
     weights_k: Tensor | None = None,
 ) -> Tensor:
-    """A binary problem for each class, so that mixed images have several.
+    """Binary cross-entropy of each class, so that mixed images can have several classes.
 
     Args:
-        threshold: Targets above it become 1 and others 0; 0: as they are.
-        reduction: Over the classes. The gradients of "sum" are of the size of cross-entropy's.
+        threshold: Targets above it become 1 and others 0; 0: targets stay as they are.
+        reduction: Over the classes. With "sum", gradients are as large as with cross-entropy.
 
     Source: arXiv:2110.00476 and timm's `BinaryCrossEntropy`, which takes the mean by default.
     """
@@ -77,18 +77,18 @@ def binary_cross_entropy(
 
 
 def smoothed(targets: Tensor, logits_nk: Tensor, smoothing: float) -> Tensor:
-    """Probabilities (N, K): the share `smoothing` of each target is spread over all classes."""
+    """Target probabilities (N, K) with the share `smoothing` spread over all classes."""
     classes = logits_nk.shape[1]
     dense_nk = targets if targets.ndim == 2 else F.one_hot(targets, classes)
     return dense_nk.to(logits_nk.dtype) * (1 - smoothing) + smoothing / classes
 
 
 def class_weights(counts: Sequence[int], how: Literal["balanced", "sqrt"]) -> tuple[float, ...]:
-    """A weight for each class from its number of training images; their mean over images is 1.
+    """A weight for each class from its number of training images; the mean over images is 1.
 
-    "balanced" is images / (classes * images of the class), as scikit-learn's
-    `compute_class_weight`; "sqrt" is proportional to its square root. Classes without images do
-    not count, and weigh 0.
+    "balanced" is images / (classes * images of the class), as in scikit-learn's
+    `compute_class_weight`; "sqrt" is proportional to the square root of that. Classes without
+    images do not count, and get 0.
     """
     power = {"balanced": -1.0, "sqrt": -0.5}[how]
     raw = [count**power if count else 0.0 for count in counts]
@@ -103,7 +103,7 @@ def weight_tensor(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """`class_weights` on a device, to which they are copied once."""
+    """`class_weights` as a tensor, which is copied to the device once."""
     return torch.tensor(class_weights(counts, how), device=device, dtype=dtype)
 
 
@@ -129,12 +129,12 @@ def weighted_triplet(embeddings_nd: Tensor, labels_n: Tensor) -> Tensor:
 
         log(1 + exp(sum of softmax(d) d over positives - sum of softmax(-d) d over negatives))
 
-    and 0 where no image has both. Gradients flow through the weights too. The batch should have
+    and 0 if no image has both. Gradients flow through the weights too. The batch should have
     several images of each class. Embeddings should not be normalised: their scale sets how much
-    the hard pairs weigh.
+    hard pairs weigh.
 
     Source: soft margin, arXiv:1703.07737; weights, arXiv:1803.10859 as in JDAI-CV/fast-reid, except
-    that an image is not among its own positives. TResNet's authors did not publish theirs
+    that an image is not among its own positives. TResNet's authors did not publish their loss
     (Alibaba-MIIL/TResNet#27).
     """
     d_nn, positive_nn, negative_nn = _pairs(embeddings_nd, labels_n)
@@ -165,7 +165,7 @@ TRIPLET_FORMS: dict[TripletForm, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def _pairs(embeddings_nd: Tensor, labels_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The distances (N, N), and which pairs are positive and negative; no image is with itself."""
+    """(N, N): distances, positive pairs without the diagonal, and negative pairs."""
     x_nd = embeddings_nd if embeddings_nd.dtype == torch.float64 else embeddings_nd.float()
     # by differences: a matrix product would cancel digits between near embeddings
     d_nn = torch.cdist(x_nd, x_nd, compute_mode="donot_use_mm_for_euclid_dist")
@@ -180,6 +180,6 @@ def _soft_margin(margin_n: Tensor, positive_nn: Tensor, negative_nn: Tensor) -> 
 
 
 def _softmax_mean(values_nn: Tensor, scores_nn: Tensor, mask_nn: Tensor) -> Tensor:
-    """Over each row's entries in the mask; an empty row gets a finite number in place of NaN."""
+    """The mean over each row's entries in the mask; finite, not NaN, for an empty row."""
     least = torch.finfo(scores_nn.dtype).min
     return (scores_nn.masked_fill(~mask_nn, least).softmax(1) * values_nn).sum(1)

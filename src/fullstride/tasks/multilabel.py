@@ -24,17 +24,16 @@ from fullstride.tasks.task import (
     full_precision,
 )
 
-# The average precision of each label, and of their mean over resamples of the images.
+# The average precision of each label, and the mean over labels on resamples of the images.
 #
 # Letters: N images, K labels, B resamples of the images.
 
 
 def average_precisions(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
-    """(K,): the non-interpolated average precision of each label, from 0 to 1.
+    """(K,): the non-interpolated average precision of each label, from 0 to 1; NaN without images.
 
-    It is the sum over distinct scores of (recall there - recall at the next higher one) * precision
-    there, so that the order of images with equal scores has no influence. NaN for a label that no
-    image has.
+    The sum over distinct scores of (recall - recall at the next higher score) * precision, so that
+    the order of images with equal scores has no influence.
     """
     once_n1 = np.ones((len(scores_nk), 1), np.int32)
     precisions = [
@@ -47,7 +46,7 @@ def average_precisions(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
 def resampled(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
     """(B,): the mean average precision over resamples of the images, see `bootstrap`.
 
-    A resample in which no image has a label leaves that label out; it is NaN without any.
+    A resample leaves out labels that none of its images has, and is NaN without any label.
     """
     columns = [
         _Ranking.of(scores_n, has_n)
@@ -68,12 +67,12 @@ def resampled(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Ranking:
-    """The images by falling scores for a label, in groups that end with those that have it."""
+    """The images by falling score for a label, in groups that each end in images with the label."""
 
     order: np.ndarray  # images
-    hits: np.ndarray  # those of them that have the label
-    groups: np.ndarray  # the first image of each group, in `order`
-    hit_groups: np.ndarray  # the same in `hits`
+    hits: np.ndarray  # images that have the label
+    groups: np.ndarray  # the first index of each group in `order`
+    hit_groups: np.ndarray  # the first index of each group in `hits`
 
     @staticmethod
     def of(scores_n: np.ndarray, has_n: np.ndarray) -> "_Ranking":
@@ -87,15 +86,12 @@ class _Ranking:
         return _Ranking(order[: last[-1] + 1], order[places], np.append(0, last[:-1] + 1), firsts)
 
     def average_precision(self, drawn_nb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """By resample, with images drawn so many times: the precision, and the images' number."""
+        """(b,), (b,): the average precision and the images with the label in each resample."""
         images = np.add.reduceat(drawn_nb[self.order], self.groups).cumsum(0)
         hits = np.add.reduceat(drawn_nb[self.hits], self.hit_groups)
         total = hits.cumsum(0)
         sums_b = (hits * total / np.maximum(images, 1)).sum(0)
         return sums_b / np.maximum(total[-1], 1), total[-1]
-
-
-# The loss: focal, with an exponent for labels that an image has and one for others.
 
 
 def multilabel_focal(
@@ -108,29 +104,28 @@ def multilabel_focal(
     weight_gradient: bool = True,
     weights_k: Tensor | None = None,
 ) -> Tensor:
-    """A binary problem for each label: (N, K), (N, K) -> the mean over images of sums over labels.
+    """Binary losses of labels: (N, K), (N, K) -> the mean over images of the sums over labels.
 
-    With p = sigmoid(logit) and p_m = max(p - shift, 0) a label costs
+    With p = sigmoid(logit) and p_m = max(p - shift, 0), the loss of a label is
 
         -(1 - p)^gamma_positive log p           where the target is 1, and
         -p_m^gamma_negative log(1 - p_m)        where it is 0;
 
-    targets between, of mixed images, weigh the two. It is computed in float32 or wider. Without
-    exponents and shift it is the binary cross-entropy, with equal exponents the focal loss of
-    arXiv:1708.02002, otherwise the asymmetric loss (ASL) of arXiv:2009.14119, of which TResNet
-    (arXiv:2003.13630) has the two exponents. ASL's code takes the sum over the batch too, which is
-    N times as large: for its learning rate that makes no difference with Adam, and a factor of N
-    with SGD.
+    targets of mixed images, between 0 and 1, weigh the two. All is in float32 or wider. Without
+    exponents and shift this is the binary cross-entropy, with equal exponents the focal loss of
+    arXiv:1708.02002, otherwise the asymmetric loss (ASL) of arXiv:2009.14119; TResNet
+    (arXiv:2003.13630) uses the two exponents. ASL's code sums over the batch too, which makes the
+    loss N times as large: the learning rate is the same with Adam, and N times smaller with SGD.
 
-    If training does not learn, its authors' advice is to begin with exponents of 0, then to try
+    If training does not learn, ASL's authors advise to begin with exponents of 0, then to try
     (2, 2) without a shift, and then (0, 4) with a shift of 0.05
     (https://github.com/Alibaba-MIIL/ASL/issues/22).
 
     Args:
         logits_nk: Logits.
-        targets_nk: 1 for a label that an image has, 0 for others.
+        targets_nk: 1 for a label that an image has, 0 for other labels.
         gamma_positive: Exponent for labels that an image has.
-        gamma_negative: Exponent for the others; higher for fewer gradients of easy ones.
+        gamma_negative: Exponent for other labels; a higher one reduces easy labels' gradients.
         shift: Probability below which a label that an image does not have costs nothing.
         weight_gradient: Whether gradients flow through the powers; in ASL's training they do not.
         weights_k: A weight for each label (K,).
@@ -158,20 +153,18 @@ def _power(base: Tensor, exponent: float, gradient: bool) -> Tensor | float:
 
 # The threshold of each label's probability, chosen on the validation split.
 
-
 DEFAULT = 0.5
-MIN_IMAGES = 10  # with a label, and without, to choose its threshold
+MIN_IMAGES = 10  # least images with a label, and without it, to choose a threshold
 LIMITS = (1e-6, 1 - 1e-6)
 
 
 def choose_thresholds(probability_nk: np.ndarray, has_nk: np.ndarray) -> tuple[float, ...]:
-    """For each label the threshold of the highest F1; `DEFAULT` for one with too few images."""
     columns = zip(probability_nk.T, has_nk.T, strict=True)
     return tuple(best_threshold(probability_n, has_n) for probability_n, has_n in columns)
 
 
 def best_threshold(probability_n: np.ndarray, has_n: np.ndarray) -> float:
-    """That of `best_f1_threshold`, and `DEFAULT` for few images."""
+    """The threshold with the best F1, or `DEFAULT` if there are too few images."""
     if min(has_n.sum(), (~has_n).sum()) < MIN_IMAGES:
         return DEFAULT
     return float(np.clip(best_f1_threshold(probability_n, has_n, int(has_n.sum())), *LIMITS))
@@ -182,13 +175,12 @@ def best_threshold(probability_n: np.ndarray, has_n: np.ndarray) -> float:
 # Letters: N images, K labels. Scores but the loss are in percent; docs/tasks/multilabel.md
 # defines them.
 
-
-TOP = 3  # labels of an image that the scores of the name count
+TOP = 3  # most predicted labels of an image for the scores with `top3` in the name
 
 
 @dataclass(frozen=True)
 class LabelScore(ClassScore):
-    """The scores of one label; precision, recall and F1 are those at its threshold."""
+    """The scores of one label; its threshold decides precision, recall and F1."""
 
     average_precision: float | None  # None: no image has the label
     threshold: float  # of the probability, in percent
@@ -196,7 +188,7 @@ class LabelScore(ClassScore):
 
 @dataclass(frozen=True)
 class Counts:
-    """For each label the images that have it and are predicted to, have it, and are predicted."""
+    """For each label the correctly predicted images, the images with it, and the predictions."""
 
     correct_k: np.ndarray
     images_k: np.ndarray
@@ -225,9 +217,9 @@ class Counts:
 class MultiLabelScore(Score):
     """Scores of predicted labels. The logits of all images are held, 5 bytes a label and image.
 
-    Labels are predicted from a probability of 0.5 on, for the names with `top3` if they are among
-    the three most probable too; with `thresholds` there is the mean F1 by these as well. Means over
-    classes are those of the classes that an image has; the number of others is a score.
+    A label is predicted if its probability is at least 0.5, and, for the scores with `top3`, among
+    the image's three highest; `thresholds` add a mean F1 of their own. Means over classes leave out
+    classes that no image has; `absent_classes` is the number of these classes.
     """
 
     def __init__(self, thresholds: Sequence[float] = ()) -> None:
@@ -272,7 +264,7 @@ class MultiLabelScore(Score):
         return total.item() / len(logits_nk)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Logits (N, K), and which labels the images have (N, K)."""
+        """Logits (N, K), and booleans (N, K) for the labels of the images."""
         return torch.cat(self.logits).numpy(), torch.cat(self.targets).numpy()
 
     @property
@@ -280,7 +272,7 @@ class MultiLabelScore(Score):
         return average_precisions(*self.arrays())
 
     def counts(self, thresholds: Sequence[float] = ()) -> Counts:
-        """The counts of labels that are predicted by `thresholds`, or from 0.5 on."""
+        """The counts of labels that are predicted by `thresholds`, by default 0.5."""
         logits_nk, has_nk = self.arrays()
         if not thresholds:
             return Counts.of(logits_nk >= 0, has_nk)
@@ -315,12 +307,12 @@ def _harmonic(a: float, b: float) -> float:
 
 
 Threshold = Annotated[float, Bounds(gt=0, lt=1)]
-TIE = 0.02  # of the largest output: what 16 bits may change, and several labels are often equal
+TIE = 0.02  # of the largest output: the error of 16 bits, as several labels are often equal
 
 
 @dataclass(frozen=True)
 class LabelGuess:
-    """A label, its probability by the network, and the threshold that this is compared with."""
+    """A label, its predicted probability, and its threshold."""
 
     label: str
     probability: float
@@ -335,21 +327,21 @@ class LabelGuess:
 
 @dataclass(frozen=True)
 class MultiLabelOptions:
-    """The options of the prediction of several labels; all are of the loss `focal`."""
+    """The options of multi-label recognition; all concern the loss `focal`."""
 
-    # exponent of the probability of a label that an image does not have; None: focal_gamma
+    # exponent for the labels that an image does not have; None: focal_gamma
     focal_gamma_negative: NonNegative | None = None
-    # probability below which such a label costs nothing
+    # probability below which a label that an image does not have costs nothing
     focal_shift: BelowOne = 0.0
     focal_weight_gradient: bool = True  # let gradients flow through the powers
 
 
 @dataclass(frozen=True)
 class MultiLabel(MultiLabelOptions, Task):
-    """`multilabel_focal` on a binary problem for each label; compared by the mAP in percent.
+    """Multi-label recognition by `multilabel_focal`; compared by the mAP in percent.
 
-    Of the losses of recipes, cross_entropy and bce are exponents of 0, and focal has those of
-    `focal_gamma`, for labels that an image has, and `focal_gamma_negative`, for the others.
+    A recipe's losses cross_entropy and bce set both exponents to 0; focal takes `focal_gamma` for
+    labels that an image has, and `focal_gamma_negative` for the other labels.
     """
 
     objective: Literal["cross_entropy", "bce", "focal"] = "cross_entropy"  # a recipe's `loss`
@@ -401,14 +393,14 @@ class MultiLabel(MultiLabelOptions, Task):
         return tuple(sorted(numbers[label] for label in target))
 
     def collate(self, targets: list[tuple[int, ...]]) -> Tensor:
-        """Indices of the labels of N images -> 1 for each, and 0 for the others (N, K)."""
+        """Indices of the labels of N images -> (N, K): 1 for these labels, 0 for others."""
         has_nk = torch.zeros(len(targets), self.labels)
         for row, labels in zip(has_nk, targets, strict=True):
             row[list(labels)] = 1
         return has_nk
 
     def loss(self, outputs: Tensor, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
-        """`outputs`: logits (N, K). `targets`: 1 for a label that an image has, or a share."""
+        """`outputs`: logits (N, K). `targets` (N, K): 1 for the labels of an image, or a share."""
         weights = None
         if self.class_weights != "none":
             how = self.class_weights
@@ -430,7 +422,7 @@ class MultiLabel(MultiLabelOptions, Task):
         return MultiLabelScore(self.thresholds)
 
     def fit(self, outputs: Tensor, targets: Tensor) -> Self:
-        """With the threshold of the highest F1 for each label that enough images have."""
+        """The task with the threshold of the best F1 for each label that enough images have."""
         probability_nk = self.activate(outputs).numpy()
         return replace(self, thresholds=choose_thresholds(probability_nk, targets.numpy() > 0))
 
@@ -450,18 +442,18 @@ class MultiLabel(MultiLabelOptions, Task):
         return outputs.sigmoid()
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """Whether the largest output is of the same label, or of one that is hardly less."""
+        """Whether the most probable labels are the same, or nearly equally probable."""
         others = expected.gather(1, outputs.argmax(1, keepdim=True))[:, 0]
         return others >= expected.amax(1) - TIE * expected.abs().amax()
 
     def invert(self, activated: Tensor) -> Tensor:
-        # a float32 that is rounded to 0 or 1 would make the loss infinite
+        # a float32 that was rounded to 0 or 1 would make the loss infinite
         return activated.double().clamp(torch.finfo(torch.float32).tiny, 1 - 2**-25).logit()
 
     def decode(
         self, outputs: Tensor, classes: Sequence[str], top: int
     ) -> list[tuple[LabelGuess, ...]]:
-        """The labels whose probability is not below the threshold; of none the most probable."""
+        """The labels whose probability reaches the threshold, or else the most probable label."""
         return [self._guesses(row, classes, top) for row in outputs]
 
     def truth(self, target: tuple[int, ...], classes: Sequence[str]) -> tuple[LabelGuess, ...]:

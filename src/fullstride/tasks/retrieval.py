@@ -20,8 +20,6 @@ from fullstride.nets.backbone import Backbone, EmbeddingHead, Masks
 from fullstride.tasks.losses import TRIPLET_FORMS, TripletForm, cross_entropy
 from fullstride.tasks.task import Metric, Score, Task, bootstrap, full_precision
 
-# The head, over the embedding of a classifier.
-
 
 class RetrievalHead(EmbeddingHead):
     """An optional linear layer, and division by the Euclidean norm in float32: (N, C) -> (N, D)."""
@@ -37,7 +35,7 @@ class RetrievalHead(EmbeddingHead):
 
 
 class WithProjection(nn.Module):
-    """Logits, and what the head would normalise: (N, C, H, W) -> (N, K), (N, D)."""
+    """Logits, and embeddings before they are normalised: (N, C, H, W) -> (N, K), (N, D)."""
 
     def __init__(self, net: Backbone):
         super().__init__()
@@ -49,7 +47,7 @@ class WithProjection(nn.Module):
 
 
 def embedding_channels(net: Backbone) -> int:
-    """C, the inputs of the classifier. Raises ValueError where that is no linear layer."""
+    """C, the inputs of the classifier. Raises ValueError if that is no linear layer."""
     classifier = net.get_submodule(net.classifier)
     if not isinstance(classifier, nn.Linear):
         raise ValueError(f"{net.spec.source} has no linear classifier: choose another network")
@@ -58,21 +56,20 @@ def embedding_channels(net: Backbone) -> int:
 
 # The splits of a data set for retrieval: the test has classes that are not trained on.
 
-
 VAL_SHARE = 0.1  # of the classes
-LEAST = 2  # classes of a split: of one alone all images would be retrieved
+LEAST = 2  # classes of a split: with one, any image would be a right result
 
 
 def hold_out_classes(data: DataSet) -> DataSet:
-    """`data` with whole classes in the validation split and the test that it does not have itself.
+    """Hold out whole classes for the validation split and the test, unless the data have them.
 
-    The classes with the lowest hashes of their names are for the test, a tenth of them or the share
-    of the data's rule, and of the others as many for the validation split; at least two each. A
-    class of one image stays in training. With a group, images are held out by groups, as
-    `open_data` does it. Splits that the data have stay as they are. A note says how many of their
-    classes are trained on too.
+    The test gets the classes whose names have the lowest hashes, a tenth or the share of the data's
+    rule, and the validation split the same share of the other classes; at least two each. A class
+    of one image stays in training. With a group, images are held out by groups, as in `open_data`.
+    Splits of the data stay as they are; a note says how many of their classes are trained on too.
 
-    `classes` are those of the training images; other classes have larger targets.
+    The result's `classes` are the classes of the training images; other classes have larger
+    targets.
 
     Raises ValueError for too few classes, and for a split in which nothing can be retrieved.
     """
@@ -88,8 +85,8 @@ def hold_out_classes(data: DataSet) -> DataSet:
 
 
 def _split_by_class(data: DataSet, splits: list[str]) -> DataSet:
-    """`data` whose `splits` are taken from its training images by class."""
-    pool = _joined(data.train, *(getattr(data, split) for split in splits))
+    """Take `splits` from the training images of `data`, by class."""
+    pool = _join(data.train, *(getattr(data, split) for split in splits))
     sizes = Counter(pool.targets)
     classes = sorted(
         (label for label, size in sizes.items() if size > 1),
@@ -112,11 +109,11 @@ def _split_by_class(data: DataSet, splits: list[str]) -> DataSet:
         count = max(LEAST, round(shares[split] * len(left)))
         count = min(count, len(left) - LEAST * (len(splits) + 1 - number))
         split_of |= dict.fromkeys(left[:count], split)
-    return _taken(data, pool, splits, split_of)
+    return _divide(data, pool, splits, split_of)
 
 
-def _taken(data: DataSet, pool: Images, splits: list[str], split_of: dict[int, str]) -> DataSet:
-    """`data` with the classes of `pool` in their splits, and without copies of these elsewhere."""
+def _divide(data: DataSet, pool: Images, splits: list[str], split_of: dict[int, str]) -> DataSet:
+    """Divide `pool` into splits by class, without training images that copy held-out images."""
     places: dict[str, list[int]] = {split: [] for split in ("train", *splits)}
     for index, label in enumerate(pool.targets):
         places[split_of.get(label, "train")].append(index)
@@ -147,8 +144,8 @@ def _taken(data: DataSet, pool: Images, splits: list[str], split_of: dict[int, s
     )
 
 
-def _joined(*parts: Images) -> Images:
-    """The images of all parts, in the order of their classes and names."""
+def _join(*parts: Images) -> Images:
+    """The images of all parts, sorted by class and name."""
     pairs = [pair for part in parts for pair in zip(part.targets, part.names, strict=True)]
     pairs.sort()
     targets, names = zip(*pairs, strict=True)
@@ -181,13 +178,12 @@ def _notes(data: DataSet) -> list[str]:
     return notes
 
 
-# The score: each image is a query, and all others are its gallery.
+# The score: each image is a query, and all other images are its gallery.
 #
 # Letters: N images, D values of an embedding, Q queries.
 
-
 RECALLS = (1, 5, 10)  # numbers of nearest images
-BLOCK_VALUES = 2**22  # distances at a time: with what is computed of them at most 128 MiB
+BLOCK_VALUES = 2**22  # distances at a time: at most 128 MiB with all intermediate results
 
 
 def recall_name(k: int) -> str:
@@ -201,9 +197,9 @@ METRICS = (
 
 
 class RetrievalScore(Score):
-    """`retrieval_scores` of the outputs, as a `Score`.
+    """`retrieval_scores` as a `Score`.
 
-    It holds the embeddings in float32: 4 N D bytes, 490 MB for 60,000 images of 2,048 values.
+    Embeddings are held in float32: 4 N D bytes, 490 MB for 60,000 images with 2,048 values each.
     """
 
     def __init__(self) -> None:
@@ -233,21 +229,20 @@ class RetrievalScore(Score):
         return bootstrap(len(labels), weighted)
 
     def interval(self) -> None:
-        """None: recall@1 is a percentage of images, whose interval is binomial."""
+        """None: the interval of recall@1, a percentage of images, is binomial."""
 
 
 def retrieval_scores(embeddings_nd: Tensor, labels_n: Tensor) -> dict[str, float]:
     """Recall@k for `RECALLS`, and mAP@R, in percent: (N, D), (N,) -> scores by name.
 
-    The gallery of a query is all other images, in the order of their Euclidean distances, which is
-    that of their cosines if embeddings are normalised. Of equal distances images of other classes
-    come first, so that equal embeddings are not retrieved by chance. Recall@k is the share of
-    queries with an image of their class among the k nearest ones. mAP@R is the mean over queries
-    of the precisions at the ranks of the images of their class, of which there are R, those beyond
-    rank R counting 0, divided by R (arXiv:2003.08505). An image that is the only one of its class
-    is in the gallery, but is no query.
+    The gallery of a query is all other images, sorted by Euclidean distance, which equals the order
+    by cosine for normalised embeddings. Among equal distances, images of other classes come first,
+    so that equal embeddings are not retrieved by chance. Recall@k is the share of queries with an
+    image of their class among the k nearest images. mAP@R, for a query with R other images of its
+    class, is the sum of the precisions at their ranks up to R, divided by R; the score is the mean
+    over queries (arXiv:2003.08505). The only image of a class is in the gallery, but is no query.
 
-    Raises ValueError if there is no query. All are NaN for embeddings that are not finite.
+    Raises ValueError if there is no query. All scores are NaN if an embedding is not finite.
     """
     if not embeddings_nd.isfinite().all():
         return {metric.name: nan for metric in METRICS}
@@ -258,17 +253,17 @@ def retrieval_scores(embeddings_nd: Tensor, labels_n: Tensor) -> dict[str, float
 
 
 def retrieve(embeddings_nd: Tensor, labels_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The Q queries, whether each has its class in the `RECALLS` nearest images, and its precision.
+    """The queries, and what each query retrieves by finite embeddings: (N, D), (N,) -> a tuple.
 
-    (N, D), (N,) -> indices (Q,), bool (Q, 3), and the mean of the precisions of mAP@R (Q,), see
-    `retrieval_scores`. Embeddings are finite.
+    Indices (Q,) of the queries; bool (Q, 3), whether the `RECALLS` nearest images have the query's
+    class; and mAP@R of each query (Q,), see `retrieval_scores`.
     """
     _, class_n, sizes = labels_n.unique(return_inverse=True, return_counts=True)
     relevant_n = sizes[class_n] - 1
     queries = relevant_n.nonzero()[:, 0]
     if not len(queries):
         raise ValueError("no two of the images are of one class: nothing can be retrieved")
-    # products of embeddings far from the origin would cancel digits
+    # dot products of embeddings far from the origin would cancel digits
     x_nd = (embeddings_nd - embeddings_nd.mean(0, dtype=torch.float64)).float()
     half_n = x_nd.square().sum(1) / 2
     most = min(len(x_nd) - 1, max(*RECALLS, int(relevant_n.max())))
@@ -289,12 +284,12 @@ def retrieve(embeddings_nd: Tensor, labels_n: Tensor) -> tuple[Tensor, Tensor, T
 
 
 SHOWN = 4  # values of an embedding in a line
-TIE = 1e-6  # distance of embeddings of length 1 that rounding may cause between equal images
+TIE = 1e-6  # largest distance that rounding causes between embeddings of length 1
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """What images are compared by."""
+    """A vector by which images are compared."""
 
     values: tuple[float, ...]
 
@@ -307,21 +302,20 @@ class Embedding:
 class RetrievalOptions:
     """The options of retrieval."""
 
-    # numbers of an embedding, by a layer that the triplet loss trains; 0: those that the classifier
-    # takes
+    # values of an embedding, from a layer that the triplet loss trains; 0: the classifier's input
     embedding_size: Count = 0
-    normalise_embedding: bool = True  # embeddings have length 1, but not in the loss
+    normalise_embedding: bool = True  # scale embeddings to length 1, but not in the loss
 
 
 @dataclass(frozen=True)
 class Retrieval(RetrievalOptions, Task):
     """Cross-entropy over the training classes and, with `triplet`, a triplet loss of embeddings.
 
-    The network's outputs in evaluation are embeddings: the input of the classifier or, with
-    `embedding_size`, a linear function of it, divided by their norm unless `normalise_embedding` is
-    False. The triplet loss takes them before that, and alone trains the linear function. Compared
-    by recall@1 on classes that were not trained on, see `hold_out_classes`. Scores have no loss,
-    as these classes have no logits.
+    The outputs in evaluation are embeddings: the classifier's input or, with `embedding_size`, a
+    linear function of it, divided by the norm unless `normalise_embedding` is False. The triplet
+    loss takes embeddings before the division, and alone trains the linear function. Compared by
+    recall@1 on classes that were not trained on, see `hold_out_classes`; scores have no loss, as
+    these classes have no logits.
     """
 
     label_smoothing: float = 0.0  # probability taken from the true class and spread over all
@@ -370,8 +364,8 @@ class Retrieval(RetrievalOptions, Task):
         return RetrievalScore()
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """Whether an embedding is nearest to that of its own image, among all that are expected."""
-        how = "donot_use_mm_for_euclid_dist"  # products would cancel digits
+        """Whether the nearest expected embedding of each output is of the same image."""
+        how = "donot_use_mm_for_euclid_dist"  # dot products would cancel digits
         distances_nn = torch.cdist(outputs, expected, compute_mode=how)
         return distances_nn.diagonal() <= distances_nn.amin(1) + TIE
 

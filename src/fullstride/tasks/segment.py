@@ -20,10 +20,10 @@ from fullstride.tasks.dense import (
     DenseOptions,
     PixelHead,
     PixelTask,
+    blend_over,
     class_colours,
     class_picture,
     on_picture,
-    over_picture,
     resize,
 )
 from fullstride.tasks.task import (
@@ -37,12 +37,12 @@ from fullstride.tasks.task import (
 
 # The score: mIoU and accuracies, from one table of counts.
 #
-# Letters: N images, K classes, H x W pixels. Scores but the loss are in percent.
+# Letters: N images, K classes, H x W pixels. All scores but the loss are in percent.
 
 
 @dataclass(frozen=True)
 class RegionScore(ClassScore):
-    """The scores of one class. `images` and `predicted` are numbers of pixels."""
+    """The scores of one class; `images` and `predicted` count pixels."""
 
     headers: ClassVar[Mapping[str, str]] = {
         **ClassScore.headers,
@@ -51,22 +51,21 @@ class RegionScore(ClassScore):
         "iou": "IoU",
     }
 
-    iou: float | None  # pixels that are rightly of the class / those that are or are taken for it
+    iou: float | None  # intersection / union of the class's pixels and its predicted pixels
 
 
 class SegmentScore(Score):
-    """Pixels by class and prediction over all images, at the size of the view.
+    """Counts of pixels by class and prediction over all images, at the size of the view.
 
-    Pixels of class `IGNORED` count nowhere: padding is among them. A class that no pixel has and
-    none is taken for has no IoU; `absent_classes` is their number. `miou_constant` is the mIoU of
-    the most frequent class for all pixels.
+    Pixels of class `IGNORED`, such as padding, do not count. A class that no pixel has or is
+    predicted as has no IoU; `absent_classes` is the number of such classes. `miou_constant` is the
+    mIoU of predicting the most frequent class for all pixels.
     """
 
     def __init__(self) -> None:
-        # by class (rows) and prediction (columns); before the first batch a 0 for all of them
+        # by class (rows) and prediction (columns); before the first batch a single 0
         self.counts_kk = np.zeros((1, 1), np.int64)
-        # of each image, by class: the pixels that are rightly of it, and in either set
-        self.images: list[np.ndarray] = []  # int64 (2, K)
+        self.images: list[np.ndarray] = []  # int64 (2, K): each image's intersections and unions
         self.loss = 0.0  # the sum over pixels
 
     def update(self, logits_nkhw: Tensor, targets_nhw: Tensor) -> None:
@@ -104,7 +103,7 @@ class SegmentScore(Score):
         }
 
     def sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each class the pixels that are rightly of it, are of it, and in either set."""
+        """For each class the intersection, the pixels of the class, and the union."""
         return self.counts_kk.diagonal(), self.counts_kk.sum(1), _union(self.counts_kk)
 
     def resampled(self) -> np.ndarray:
@@ -133,24 +132,24 @@ class SegmentScore(Score):
 
 
 def _union(counts_kk: np.ndarray) -> np.ndarray:
-    """For each class the pixels that are of it or predicted as it."""
+    """For each class the pixels that have or are predicted as the class."""
     return counts_kk.sum(0) + counts_kk.sum(1) - counts_kk.diagonal()
 
 
-SAME = 0.99  # of the pixels of an image that predict the same, from which on predictions are equal
+SAME = 0.99  # least share of pixels with the same class in predictions that count as equal
 
 
 @dataclass(frozen=True)
 class Regions:
-    """The class of each pixel of an image, and how much of it each class is."""
+    """The class of each pixel of an image, and the share of each class."""
 
     percent: dict[str, float]  # of the pixels, by class, the largest first
-    map: np.ndarray = field(repr=False, compare=False)  # uint8 (H, W); `IGNORED`: not known
+    map: np.ndarray = field(repr=False, compare=False)  # uint8 (H, W); `IGNORED`: unknown
     classes: np.ndarray = field(repr=False, compare=False)  # names of the map's values
 
     @classmethod
     def of(cls, map_hw: np.ndarray, classes: Sequence[str], top: int) -> "Regions":
-        """With the shares of the `top` most frequent classes."""
+        """The regions of a map; `percent` has the `top` most frequent classes."""
         counts = np.bincount(map_hw[map_hw != IGNORED], minlength=len(classes))
         order = [k for k in np.argsort(-counts, kind="stable").tolist() if counts[k]][:top]
         percent = {str(classes[k]): 100 * counts[k].item() / counts.sum().item() for k in order}
@@ -165,17 +164,17 @@ class Regions:
 class SegmentOptions(DenseOptions):
     """The options of segmentation."""
 
-    # the colours of classes, where masks are in colours: a file with a line such as 128 0 0 road
-    # for each class, or voc for Pascal VOC's palette
+    # the colours of classes in coloured masks: a file with a line such as 128 0 0 road for each
+    # class, or voc for Pascal VOC's palette
     colours: str = ""
 
 
 @dataclass(frozen=True)
 class Segment(SegmentOptions, PixelTask):
-    """Cross-entropy of the pixels, at the size of the input; compared by the mIoU in percent.
+    """Segmentation by the cross-entropy of pixels; compared by the mIoU in percent.
 
-    Pixels of class `IGNORED` are left out. The loss is the mean over the other pixels of the batch,
-    in all processes. Scores are those of the pixels of the view, without its padding.
+    The loss is the mean over the pixels of the batch in all processes, at the size of the input,
+    without class `IGNORED`. Scores count the pixels of the view without its padding.
     """
 
     name: ClassVar[str] = "segment"
@@ -203,7 +202,7 @@ class Segment(SegmentOptions, PixelTask):
         """`outputs`: logits (N, K, h, w), resized to the targets. `targets`: uint8 (N, H, W)."""
         logits = resize(full_precision(outputs), (targets.shape[-2], targets.shape[-1]))
         classes = targets.long()
-        # not the sum of cross_entropy, which is not deterministic on a GPU
+        # cross_entropy's own sum is not deterministic on a GPU
         each = F.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="none")
         pixels = mean_over_processes((classes != IGNORED).sum().to(each.dtype))
         return each.sum() / pixels.clamp_min(1)
@@ -218,21 +217,21 @@ class Segment(SegmentOptions, PixelTask):
         return f"the most frequent class for all pixels has mIoU {value:.2f} %"
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """Whether nearly all pixels are of the same class: of logits that are equal, any is."""
+        """Whether nearly all pixels have the same class; equal logits may choose either."""
         same = outputs.argmax(1) == expected.argmax(1)
         return same.flatten(1).to(torch.float32).mean(1) >= SAME
 
     def decode(
         self, outputs: Tensor, classes: Sequence[str], top: int
     ) -> list[tuple[Regions, ...]]:
-        """The class of the largest logit of each pixel, and the shares of the `top` largest."""
+        """The most probable class of each pixel, and the shares of the `top` largest classes."""
         maps = outputs.argmax(1).to(torch.uint8).numpy()
         return [(Regions.of(map_hw, classes, top),) for map_hw in maps]
 
     def place(
         self, guesses: tuple[Regions, ...], size: Size, pre: Preprocessing
     ) -> tuple[Regions, ...]:
-        """The classes of the pixels of the picture, without the view's padding."""
+        """The classes on the picture's pixels, without the view's padding."""
         (regions,) = guesses
         map_hw = on_picture(regions.map, size, pre, IGNORED)
         return (Regions.of(map_hw, regions.classes.tolist(), len(regions.percent)),)
@@ -243,8 +242,8 @@ class Segment(SegmentOptions, PixelTask):
     def draw(
         self, picture: Image.Image, guesses: tuple[Regions, ...], classes: Sequence[str]
     ) -> Image.Image:
-        return over_picture(picture, class_colours()[guesses[0].map])
+        return blend_over(picture, class_colours()[guesses[0].map])
 
     def maps(self, guesses: tuple[Regions, ...]) -> Image.Image:
-        """The classes as the values of an image with a palette."""
+        """An image with a palette whose values are the classes."""
         return class_picture(guesses[0].map)

@@ -23,7 +23,6 @@ from fullstride.nets.preprocessing import Fit, Preprocessing
 
 # Counts of images by class and prediction, and the scores of classes.
 
-
 MAX_CLASSES = 10**6
 
 
@@ -31,19 +30,19 @@ MAX_CLASSES = 10**6
 class ClassScore:
     """The scores of one class, in percent. None: not defined, as it would divide by zero."""
 
-    # of columns in tables, where they are not the names of the fields
+    # headers of columns in tables, where they differ from the names of the fields
     headers: ClassVar[Mapping[str, str]] = {"name": "class", "f1": "F1"}
 
     name: str
     images: int  # of the class
-    predicted: int  # images, of any class, for which it was predicted
-    precision: float | None  # share of `predicted` that are of the class
-    recall: float | None  # share of `images` for which it was predicted
-    f1: float | None  # harmonic mean of the two; 0 where no image of the class was recognised
+    predicted: int  # images, of any class, for which the class was predicted
+    precision: float | None  # share of `predicted` that is of the class
+    recall: float | None  # share of `images` for which the class was predicted
+    f1: float | None  # harmonic mean of the two; 0 if no image of the class was recognised
 
     @classmethod
     def of_counts(cls, name: str, hits: int, images: int, predicted: int, **others: Any) -> Self:
-        """By the images of the class, those it was predicted for, and those that are both."""
+        """The scores by three counts; `hits` are predicted images of the class."""
         return cls(
             name=name,
             images=images,
@@ -57,7 +56,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """How often each class was predicted for the images of each; only pairs that occur.
+    """The images of each pair of a label and a prediction that occurs.
 
     Raises ValueError for columns of different lengths, and for classes that do not exist.
     """
@@ -76,7 +75,7 @@ class ConfusionMatrix:
 
     @cached_property
     def sums(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each class the images that are recognised, are of it, and are predicted as it."""
+        """For each class the recognised images, all its images, and its predictions."""
         labels, predictions = np.array(self.labels, int), np.array(self.predictions, int)
         images, same = np.array(self.images, np.int64), labels == predictions
         hits_k, images_k, predicted_k = np.zeros((3, self.classes), np.int64)
@@ -100,7 +99,7 @@ class ConfusionMatrix:
         return 100 * float((2 * hits_k[occurs] / (images_k + predicted_k)[occurs]).mean())
 
     def by_class(self, names: Sequence[str]) -> list[ClassScore]:
-        """The scores of each class; `names` are those of all classes, in their order."""
+        """The scores of each class; `names` has all classes, in order."""
         columns = (each.tolist() for each in self.sums)
         return [
             ClassScore.of_counts(name, hits, images, predicted)
@@ -121,19 +120,19 @@ class ConfusionMatrix:
 
 
 def best_f1_threshold(scores_n: np.ndarray, is_hit_n: np.ndarray, positives: int) -> float:
-    """The score from which on predictions have the highest F1, of equal ones the highest score.
+    """The threshold of the score with the highest F1; the highest threshold among equals.
 
-    It is in the middle between two scores, so that rounding does not decide. There is at least one
-    prediction.
+    It is midway between two scores, so that rounding does not decide.
 
     Args:
-        scores_n: Of N predictions, in any order.
-        is_hit_n: Which of them are right.
-        positives: The number of all that should be predicted, hits included.
+        scores_n: The scores of N predictions, N >= 1, in any order.
+        is_hit_n: Which predictions are right.
+        positives: The number of objects that should be predicted, hits included.
     """
     order = np.argsort(-scores_n, kind="stable")
     falling = scores_n[order].astype(np.float64)
-    cuts = np.append(np.flatnonzero(np.diff(falling)), len(falling) - 1)  # the last one above
+    # the last prediction above each possible threshold
+    cuts = np.append(np.flatnonzero(np.diff(falling)), len(falling) - 1)
     hits = is_hit_n[order].cumsum()[cuts]
     best = cuts[(2 * hits / (cuts + 1 + positives)).argmax()]
     below = falling[best + 1] if best + 1 < len(falling) else 0.0
@@ -152,8 +151,8 @@ class Metric:
     label: str  # in tables and reports
     unit: str = ""
     higher_is_better: bool = True
-    percent_of_images: bool = False  # a proportion of the images, which has a binomial interval
-    min_outputs: int = 1  # of the network; with fewer the score says nothing, and is not computed
+    percent_of_images: bool = False  # a proportion of the images, so its interval is binomial
+    min_outputs: int = 1  # of the network; with fewer the score is trivial and not computed
 
     def rank(self, value: float) -> float:
         """Higher for a better `value`."""
@@ -166,66 +165,62 @@ class Metric:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How often predictions are right, by bins of equal width of their probability.
+    """Counts of predictions in bins of equal width of the predicted class's probability."""
 
-    Each column has a number for every bin: images, those that are right, and the sum of the
-    probabilities of the predicted classes.
-    """
-
-    images: tuple[Count, ...]
-    correct: tuple[Count, ...]
-    probability: tuple[float, ...]
+    images: tuple[Count, ...]  # in each bin
+    correct: tuple[Count, ...]  # images in each bin whose prediction is right
+    probability: tuple[float, ...]  # its sum in each bin
 
     @property
     def error(self) -> float:
         """The expected calibration error in percent (arXiv:1706.04599).
 
-        The mean difference of a bin's share of right predictions and its mean probability, weighted
-        by its images.
+        The mean over bins, weighted by images, of the absolute difference between the share of
+        right predictions and the mean probability.
         """
         differences = np.abs(np.subtract(self.correct, self.probability))
         return 100 * float(differences.sum()) / max(1, sum(self.images))
 
 
 class Score(ABC):
-    """Scores of a data set, updated batch by batch, so that no outputs are held."""
+    """Scores of a data set, updated batch by batch, so that outputs need not be held."""
 
     @abstractmethod
     def update(self, outputs: Any, targets: Any, /) -> None:
-        """Count one batch. The outputs are those of the network in evaluation mode."""
+        """Count one batch; the outputs come from the network in evaluation mode."""
 
     @abstractmethod
     def merge(self, other: Any, /) -> None:
-        """Add what another process counted on other images."""
+        """Add the counts of another process on other images."""
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Values by name, with the metric's; of equal metrics the lower "loss" is better."""
+        """Values by name, the metric included; among equal metrics the lower "loss" is better."""
 
     def confusion(self) -> ConfusionMatrix | None:
         """The counts by class and prediction; None for a task without."""
         return None
 
     def calibration(self) -> Calibration | None:
-        """How right probabilities are; None for a task without one class for each image."""
+        """How accurate probabilities are; None for a task without one class for each image."""
         return None
 
     def by_class(self, names: Sequence[str]) -> Sequence[ClassScore]:
-        """A row of scores for each class, in their order; none for a task without."""
+        """A row of scores for each class, in order; () for a task without class scores."""
         matrix = self.confusion()
         return matrix.by_class(names) if matrix else ()
 
     def resampled(self) -> np.ndarray:
-        """(B,): the task's `metric` over each of the `resamples` of the images, see `bootstrap`.
+        """(B,): the task's `metric` over each resample of the images, see `bootstrap`.
 
-        Empty for a task whose images are compared one by one, such as by a correct class.
+        Empty for a task that compares networks image by image, such as by the correct class.
         """
         return np.zeros(0)
 
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the task's `metric`: the percentiles of `resampled`.
 
-        None where resamples say nothing, as with one image.
+        None if at most half of the resamples have a value, as with one image.
         """
         values = self.resampled()
         values = values[~np.isnan(values)]
@@ -235,25 +230,23 @@ class Score(ABC):
         return float(low), float(high)
 
 
-# Resamples of the images that are scored: what a score would be on other images of their kind.
+# The bootstrap: how a score would vary over other images of the same kind.
 #
 # Letters: N images, B resamples.
-
 
 RESAMPLES = 200
 MAX_BLOCK = 2**23  # numbers of a block of resamples: 32 MiB
 
 
 def bootstrap(images: int, weighted: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """(B,): a score of so many images over the resamples, which are the same in every call.
+    """(B,): a score over resamples of the images, each drawn N times with replacement.
 
-    So two networks are compared on the same resamples of the same images. In a resample images are
-    drawn N times with replacement.
+    The resamples are the same in every call, so that they compare two networks in pairs.
 
     Args:
         images: N.
-        weighted: The score where each image is counted so many times: int32 (N, b), of some of the
-            resamples -> (b,), NaN where it is not defined.
+        weighted: Computes the score from how often each image was drawn: int32 (N, b), for b of the
+            resamples -> (b,), NaN where the score is not defined.
     """
     if images < 2:
         return np.full(RESAMPLES, np.nan)
@@ -272,52 +265,51 @@ class NoOptions:
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """Everything that depends on the task, whose fields are its options and what is fitted.
+    """Everything that depends on the task; the fields are its options and its fitted state.
 
     A field that a recipe has too, such as `label_smoothing`, takes the recipe's value in training.
-    Fields that only this task has are those of `options`, which a task inherits: recipes set them
+    Fields that only this task has come from `options`, which the task inherits: recipes set them
     in `task_options`, and command lines by `--task.NAME`. Instances are pickled to the workers of
     data loaders.
     """
 
     name: ClassVar[str]  # in `TASKS`, in run.json and in bundle.json
-    metric: ClassVar[Metric]  # that runs are compared by, unless their recipe has another
-    options: ClassVar[type] = NoOptions  # the dataclass of the task's own options, a base of it
+    metric: ClassVar[Metric]  # compares runs, unless their recipe names another
+    options: ClassVar[type] = NoOptions  # the dataclass of the task's own options, a base class
     other_metrics: ClassVar[tuple[Metric, ...]] = ()
     # whether a target is the index of one class, which mixup, CutMix, teachers, batches by class
     # and training for int8 require
     single_label: ClassVar[bool] = False
-    takes_clips: ClassVar[bool] = False  # whether its networks are those of clips, not of images
-    # fields of a recipe that not every task has a use for, and this one has
+    takes_clips: ClassVar[bool] = False  # whether the networks take clips in place of images
+    # fields of a recipe that only some tasks use, this one among them
     recipe_fields: ClassVar[frozenset[str]] = frozenset()
-    # name of the recipe where none is chosen; "": the one for the data and the weights
+    # name of the default recipe; "": by the data and the weights
     default_recipe: ClassVar[str] = ""
-    # fields of the task that are stored with the weights, such as what is fitted on the validation
-    # split
+    # fields of the task that are stored with the weights, such as fitted thresholds
     state_fields: ClassVar[tuple[str, ...]] = ()
-    # what `fit` tries of the task's own options, beside networks and resolutions
+    # values of the task's own options that `fit` tries, beside networks and resolutions
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
-    # images that are scored at once, over all processes: fewer where an image has many outputs
+    # images per scoring step over all processes: fewer where an image has many outputs
     scoring_batch: ClassVar[int] = 128
-    # objects that are predicted for an image at most: by default all of them are shown
+    # most objects that are predicted for an image, all of which are shown by default
     most_objects: ClassVar[int] = 0
-    # whether images of other classes than those of the network can be scored
+    # whether images can be scored whose classes the network does not have
     open_classes: ClassVar[bool] = False
-    # how a picture fits the view of evaluation, unless a recipe says; None: as for the weights
+    # how a picture fits the evaluation view, unless a recipe sets it; None: as for the weights
     view_fit: ClassVar[Fit | None] = None
-    # what exported files call the outputs of the network, and those of `activate`
+    # names of the outputs of exported files: of the network's, and of the result of `activate`
     output_names: ClassVar[tuple[str, str]] = ("logits", "probabilities")
-    # the `difference` that exported files of any precision may have
+    # the largest `difference` that exported files of any precision may have
     max_difference: ClassVar[float] = 1e-4
 
     def with_options(self, recipe: Any) -> Self:
-        """The task with the options that `recipe` has. Raises ValueError for those of others."""
+        """The task with the options of `recipe`. Raises ValueError for options of other tasks."""
         names = [field.name for field in fields(self) if hasattr(recipe, field.name)]
         own = self.read_options(recipe.task_options)
         return replace(self, **{name: getattr(recipe, name) for name in names}, **vars(own))
 
     def read_options(self, values: Mapping[str, Any]) -> Any:
-        """The `options` with `values` by name. Raises ValueError for others and for misfits."""
+        """The `options` with `values`. Raises ValueError for unknown names and invalid values."""
         names = [field.name for field in fields(self.options)]
         if others := [name for name in values if name not in names]:
             has = f"has the options {', '.join(names)}" if names else "has no options of its own"
@@ -326,7 +318,7 @@ class Task(ABC):
 
     @property
     def clip(self) -> tuple[int, int]:
-        """Frames of a clip, and from one to the next; 0: those of the weights or the network."""
+        """Frames of a clip, and the stride between them; 0: set by the weights or the network."""
         return 0, 0
 
     def metrics(self, first: Metric) -> tuple[Metric, ...]:
@@ -335,7 +327,7 @@ class Task(ABC):
         return (first, *others)
 
     def find_metric(self, name: str = "", outputs: int | None = None) -> Metric:
-        """The metric `name` of a network with so many outputs; "" is the task's own.
+        """The metric `name` for a network with `outputs` outputs; "" is the task's own.
 
         Raises ValueError for a name that the task does not have, or not with so few outputs.
         """
@@ -352,11 +344,11 @@ class Task(ABC):
         return metrics[name or self.metric.name]
 
     def for_data(self, data: DataSet) -> Self:
-        """The task with what its loss takes from the training images, such as class counts."""
+        """The task with the statistics of training images that the loss uses, as class counts."""
         return self
 
     def for_classes(self, classes: Sequence[str]) -> Self:
-        """The task for a network with these outputs; `for_data` in the use of a trained network."""
+        """The task for the outputs of a trained network; takes the place of `for_data` there."""
         return self
 
     def fit(self, outputs: Tensor, targets: Any) -> Self:
@@ -365,7 +357,7 @@ class Task(ABC):
 
     @property
     def has_places(self) -> bool:
-        """Whether predictions have places, which `place` puts on the picture."""
+        """Whether predictions have locations, which `place` maps to the picture."""
         return type(self).place is not Task.place
 
     @property
@@ -374,11 +366,11 @@ class Task(ABC):
         return type(self).fit is not Task.fit
 
     def fit_note(self, scores: Mapping[str, float]) -> str:
-        """One line on what the fitted state changes, by the validation `scores`, or ""."""
+        """One line on the effect of the fitted state on the validation `scores`, or ""."""
         return ""
 
     def state(self) -> dict[str, Any]:
-        """The `state_fields` that differ from their defaults, as values of JSON."""
+        """The `state_fields` that differ from their defaults, as JSON values."""
         defaults = type(self)()
         values = {name: getattr(self, name) for name in self.state_fields}
         return {
@@ -388,7 +380,7 @@ class Task(ABC):
         }
 
     def with_state(self, state: Mapping[str, Any]) -> Self:
-        """The task with the fields that `state` returned. Raises ValueError for other values."""
+        """The task with the fields that `state` returned. Raises ValueError for invalid ones."""
         if others := state.keys() - set(self.state_fields):
             raise ValueError(f"the task {self.name} has no state {', '.join(sorted(others))}")
         values = from_json(state_type(type(self)), dict(state), f"state of the task {self.name}")
@@ -399,16 +391,16 @@ class Task(ABC):
         return open_data(where, rule)
 
     def view_sides(self, images: Images, longer: int) -> tuple[int, ...]:
-        """Pixels a side that views of `images` may have, whose longer sides are about `longer`.
+        """Pixels a side for views of `images`, whose longer sides have about `longer` pixels.
 
-        Empty where any side does that suits the weights.
+        Empty if any side that suits the weights will do.
         """
         return ()
 
     def resolution_for(self, images: Images, usual: int) -> int:
-        """Pixels a side of the views of `images` where the user sets none.
+        """The default resolution for `images`, in pixels a side.
 
-        `usual` is that of the initial weights, or the network's own.
+        `usual` is the resolution of the initial weights, or the network's own.
         """
         return usual
 
@@ -423,7 +415,7 @@ class Task(ABC):
         return TestView(pre)
 
     def renumber(self, target: Any, numbers: Sequence[int]) -> Any:
-        """A target of other data, with the class `numbers[c]` in place of each class c."""
+        """A target with the class `numbers[c]` in place of each class c."""
         return numbers[target]
 
     def collate(self, targets: list[Any]) -> Any:
@@ -431,112 +423,111 @@ class Task(ABC):
         return class_indices(targets)
 
     def head(self, net: Backbone) -> nn.Module | None:
-        """A module over the maps of `net.features`, which have `net.channels` and `net.strides`.
+        """A module that takes the maps of `net.features`, or, as `EmbeddingHead`, `net.embed`.
 
-        An `EmbeddingHead` is a module over `net.embed` instead. None: the network's own classifier,
-        with an output for each of the data set's `classes`.
+        None: the network's own classifier, with an output for each of the data set's `classes`.
         """
         return None
 
     def training_module(self, net: Backbone) -> nn.Module:
-        """The module (images, masks) -> outputs for `loss`; its parameters are those of `net`."""
+        """The module (images, masks) -> outputs for `loss`, with the parameters of `net`."""
         return net
 
     @property
     def training_targets(self) -> bool:
-        """Whether `training_module` takes the targets as a third argument, such as for samples."""
+        """Whether `training_module` takes the targets as a third argument, as to draw samples."""
         return False
 
     @abstractmethod
     def loss(self, outputs: Any, targets: Any, teacher: Tensor | None = None) -> Tensor:
         """The scalar that a step minimises, in float32 or wider under any precision.
 
-        `teacher`: the probabilities (N, K) of a teacher for the same images, where there is one.
+        `teacher`: a teacher's probabilities (N, K) for the same images.
         """
 
     @abstractmethod
     def score(self) -> Score:
-        """A new score, of no images yet."""
+        """A new score without images."""
 
     def chance_loss(self) -> float | None:
-        """The loss in training of the best prediction without the images; None: not known."""
+        """The training loss of the best prediction that ignores the images; None if unknown."""
         return None
 
     def chance_score(self, metric: Metric, scores: Mapping[str, float]) -> float | None:
-        """What predictions without the images score by `metric`; None where it is not known.
+        """The `metric` of predictions that ignore the images; None if unknown.
 
-        `scores` are those of a network on the same images, in which "NAME_constant" is the metric
-        of the best prediction that is the same for all images.
+        In `scores`, a network's scores on the same images, "NAME_constant" is the metric of the
+        best prediction that is the same for all images.
         """
         guess = 0.0 if metric.higher_is_better else None
         return scores.get(f"{metric.name}_constant", guess)
 
     def baseline_note(self, scores: Mapping[str, float]) -> str:
-        """One line on what predicting without the images would score, by `scores`, or ""."""
+        """One line on the score of predictions that ignore the images, by `scores`, or ""."""
         return ""
 
     def activate(self, outputs: Tensor) -> Tensor:
-        """What `decode` gets of the network's outputs; exported files compute it too."""
+        """Convert the network's outputs to the input of `decode`; exported files do it too."""
         return outputs
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """For each of N images, whether both outputs are the same to users: (N,) of bool."""
+        """Whether users see the same prediction in both outputs: (N,) of bool."""
         return outputs.argmax(1) == expected.argmax(1)
 
     def difference(self, outputs: Tensor, expected: Tensor) -> float:
-        """How far outputs of N images are from others, relative to the largest of those."""
+        """The largest difference, relative to the largest expected output."""
         return float((outputs - expected).abs().max() / expected.abs().max())
 
     def invert(self, activated: Tensor) -> Tensor:
-        """Outputs that `activate` makes these of, by the task `uncalibrated`."""
+        """The inverse of `activate` of the task `uncalibrated`."""
         return activated
 
     def uncalibrated(self) -> Self:
-        """The task for the scores of files that compute `activate`, whose results are inverted."""
+        """The task that scores exported files, whose activated outputs are inverted."""
         return self
 
     @abstractmethod
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Any, ...]]:
         """The predictions for each of N images, at most `top`, the most probable first.
 
-        `outputs` are activated, float32 on the CPU. A prediction is a dataclass of JSON values,
-        whose `str` is what the command `predict` prints. Its arrays are no part of its JSON. Places
-        are those of the view.
+        `outputs` are activated, float32 on the CPU. A prediction is a dataclass of JSON values and
+        arrays, which JSON leaves out; the command `predict` prints its `str`. Locations are in
+        pixels of the view.
         """
 
     def place(self, guesses: tuple[Any, ...], size: Size, pre: Preprocessing) -> tuple[Any, ...]:
-        """The predictions for one image with places in its picture, of `size`, upright.
+        """Map the predictions for one image to its upright picture, of `size`.
 
-        `guesses` is an entry of `decode`; the view was made by `pre`, see `view_geometry`.
+        `guesses` is an entry of `decode`, for the view that `pre` makes, see `view_geometry`.
         """
         return guesses
 
     def truth(self, target: Any, classes: Sequence[str]) -> tuple[Any, ...]:
-        """What `place` would return of a perfect prediction, for drawings; () for other tasks."""
+        """The result of `place` for a perfect prediction, for drawings; () for other tasks."""
         return ()
 
     def draw(
         self, picture: Image.Image, guesses: tuple[Any, ...], classes: Sequence[str]
     ) -> Image.Image | None:
-        """The upright picture with the predictions of `place` drawn; None for a task without."""
+        """Draw the predictions of `place` on the upright picture; None if the task draws none."""
         return None
 
     def maps(self, guesses: tuple[Any, ...]) -> Image.Image | None:
-        """The predictions of `place` as an image without losses; None for a task without."""
+        """The predictions of `place` as a lossless image; None if the task has no maps."""
         return None
 
     def columns(self, outputs: Tensor, classes: Sequence[str], top: int) -> dict[str, Any]:
-        """The columns of N rows in a file of predictions; `outputs` are those of `decode`.
+        """The columns of a file of predictions with N rows; `outputs` are as for `decode`.
 
-        A column is a list of N values or lists, or a NumPy array with N rows. By default the JSON
-        of the predictions.
+        A column is a list of N values or lists, or a NumPy array with N rows. The default is one
+        column of JSON.
         """
         rows = self.decode(outputs, classes, top)
         return {"prediction": [json.dumps([*map(json_values, row)]) for row in rows]}
 
 
 def json_values(prediction: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are values of JSON: without arrays."""
+    """The fields of a dataclass, except for arrays."""
 
     def without_arrays(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         return {name: value for name, value in pairs if not isinstance(value, np.ndarray)}
@@ -546,7 +537,7 @@ def json_values(prediction: Any) -> dict[str, Any]:
 
 @cache
 def state_type(task: type[Task]) -> type:
-    """A dataclass of the `state_fields` of a task, with their types and defaults."""
+    """A dataclass of a task's `state_fields`, with the types and defaults of the task."""
     hints, default = get_type_hints(task, include_extras=True), task()
     columns = [
         (name, hints[name], field(default=getattr(default, name))) for name in task.state_fields
@@ -555,19 +546,16 @@ def state_type(task: type[Task]) -> type:
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """16-bit values as float32; wider ones as they are."""
+    """16-bit values as float32; wider types stay as they are."""
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
-
-
-# Numbers over all processes that train together.
 
 
 @torch.no_grad()
 def mean_over_processes(value: Tensor) -> Tensor:
-    """The mean over the processes of a tensor that each has, in its shape and without gradients.
+    """The mean of a tensor over the processes that train together, without gradients.
 
-    A sum of losses / the mean of their numbers is what each process minimises: gradients are
-    averaged, and are then those of the mean over all. All processes must call it.
+    All processes must call it. Each process minimises its sum of losses / the mean count of losses,
+    so that the average of the gradients is the gradient of the mean over all processes.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return value.detach()

@@ -21,19 +21,19 @@ Pixels = PositiveInt
 class VideoOptions:
     """The options of the classification of videos."""
 
-    frames: Count = 0  # of a clip; 0: those of the weights, or the network's own
-    # from a frame of a clip to the next one, in frames of the video; 0: that of the weights, or 2
+    frames: Count = 0  # frames of a clip; 0: as the weights, or the network's own number
+    # frames of the video from one frame of a clip to the next; 0: as the weights, or 2
     frame_stride: Count = 0
-    # in place of random resized crops: least and most pixels of the shorter side, which is drawn
-    # for each clip, of which a random square is cropped (scale jitter)
+    # scale jitter, in place of random resized crops: least and most pixels of the shorter side,
+    # which is drawn for each clip before a random square is cropped
     short_side: tuple[Pixels, Pixels] | None = None
 
 
 @dataclass(frozen=True)
 class Video(VideoOptions, Classify):
-    """Classification of clips: a random one of a video in training, that in its middle in scores.
+    """Classification of clips: a random clip of a video in training, its middle clip in scores.
 
-    Losses, scores and predictions are those of `Classify`.
+    Losses, scores and predictions are as in `Classify`.
     """
 
     name: ClassVar[str] = "video"
@@ -66,11 +66,8 @@ class Video(VideoOptions, Classify):
         return ClipTestView(pre)
 
 
-# The views of a video that are scored or predicted, such as `10x3`.
-
-
 def views_of(text: str, pre: Preprocessing, starts: Starts = "inclusive") -> ViewsOfVideo:
-    """The views that `text` names, such as "10x3", by `pre`; see `clip_starts` for `starts`.
+    """The views of a video that `text` names, such as "10x3"; see `clip_starts` for `starts`.
 
     Raises ValueError in one line.
     """

@@ -19,7 +19,7 @@ from fullstride.tasks.detect.fcos import (
     detection_loss,
     detections,
     locations,
-    padded,
+    pad_targets,
     suppress,
 )
 
@@ -92,7 +92,7 @@ def test_objects_of_an_image_do_not_depend_on_the_others_of_its_batch() -> None:
 
 
 def padded_boxes(targets: list[dict[str, Tensor]], points: Tensor) -> tuple[Tensor, Tensor]:
-    boxes, _, is_object = padded(targets, points)
+    boxes, _, is_object = pad_targets(targets, points)
     return boxes, is_object
 
 

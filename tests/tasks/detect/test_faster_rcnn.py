@@ -10,7 +10,7 @@ from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 
 from fullstride.tasks.detect import faster_rcnn
-from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead, named
+from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead, levels_by_name
 
 WIDTH, SIDE, CLASSES = 16, 128, 3
 CHANNELS, STRIDES = (8, 12, 20, 24), (4, 8, 16, 32)
@@ -41,7 +41,7 @@ class Levels(nn.Module):
         self.head, self.maps = [head], maps
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return named(self.head[0].pyramid(self.maps))
+        return levels_by_name(self.head[0].pyramid(self.maps))
 
 
 def theirs(head: FasterRcnnHead, maps: list[Tensor]) -> FasterRCNN:

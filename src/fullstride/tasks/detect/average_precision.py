@@ -34,7 +34,7 @@ class Scene(NamedTuple):
 
 
 def scene_of(rows_d6: np.ndarray, target: Mapping[str, Tensor]) -> Scene:
-    """The outputs for an image and its target, both in pixels of the view, in those of the picture.
+    """Convert an image's outputs and target from pixels of the view to pixels of the picture.
 
     Rows of class -1 are no detections.
     """
@@ -48,7 +48,7 @@ def scene_of(rows_d6: np.ndarray, target: Mapping[str, Tensor]) -> Scene:
 
 
 class Hits(NamedTuple):
-    """The detections of all images, but for those of difficult objects, by falling score."""
+    """The detections of all images by falling score, without detections of difficult objects."""
 
     image: np.ndarray  # index of the image
     label: np.ndarray
@@ -57,11 +57,11 @@ class Hits(NamedTuple):
 
 
 def match(scene: Scene) -> np.ndarray:
-    """(D,): 1 for a detection of an object, 0 for a false one, -1 for one that does not count.
+    """(D,): 1 for a right detection, 0 for a false one, -1 for one that does not count.
 
     A detection belongs to the object of its class with the highest IoU, if that is 0.5 or more. The
-    first detection of an object is right, and later ones are false; those of difficult objects do
-    not count.
+    first detection of an object is right, and later ones are false; detections of difficult objects
+    do not count.
     """
     detections, boxes, labels, difficult = scene
     result = np.zeros(len(detections), int)
@@ -88,7 +88,7 @@ def pairwise_iou(boxes_a4: np.ndarray, boxes_b4: np.ndarray) -> np.ndarray:
 
 
 def hits(scenes: Sequence[Scene]) -> Hits:
-    """What `match` says of all images; of equal scores the first image is first."""
+    """The results of `match` for all images; equal scores are in the order of images."""
     results = [match(scene) for scene in scenes]
     flags = np.concatenate([np.zeros(0, int), *results])
     image = np.repeat(np.arange(len(scenes)), [len(each) for each in results])
@@ -99,13 +99,13 @@ def hits(scenes: Sequence[Scene]) -> Hits:
 
 
 def object_counts(scenes: Sequence[Scene], classes: int) -> np.ndarray:
-    """(N, K): the objects of each class in each image, but for difficult ones."""
+    """(N, K): the objects of each class in each image, without difficult ones."""
     counts = [np.bincount(s.labels[~s.difficult], minlength=classes) for s in scenes]
     return np.array(counts, int).reshape(len(scenes), classes)
 
 
 def average_precisions(scenes: Sequence[Scene], classes: int) -> np.ndarray:
-    """(K,): AP50 of each class, from 0 to 1; NaN of one without objects."""
+    """(K,): AP50 of each class, from 0 to 1; NaN for a class without objects."""
     all_hits, counts_k = hits(scenes), object_counts(scenes, classes).sum(0)
     weights_n = np.ones((len(scenes), 1), int)
     return np.array(
@@ -116,7 +116,7 @@ def average_precisions(scenes: Sequence[Scene], classes: int) -> np.ndarray:
 def resampled(scenes: Sequence[Scene], classes: int) -> np.ndarray:
     """(B,): the mean AP50, from 0 to 1, over resamples of the images, see `bootstrap`.
 
-    A resample without objects of a class leaves the class out; it is NaN without any.
+    A resample leaves out classes without objects, and is NaN without any object.
     """
     all_hits, counts_nk = hits(scenes), object_counts(scenes, classes)
 
@@ -132,7 +132,7 @@ def resampled(scenes: Sequence[Scene], classes: int) -> np.ndarray:
 def _eleven_points(
     all_hits: Hits, weights_nb: np.ndarray, label: int, objects_b: np.ndarray
 ) -> np.ndarray:
-    """(B,): the AP50 of a class by resample, with images drawn so many times; NaN of 0 objects."""
+    """(B,): the AP50 of a class in each resample; NaN without objects."""
     own = all_hits.label == label
     weights_db = weights_nb[all_hits.image[own]]
     total_db = weights_db.cumsum(0)
@@ -152,12 +152,11 @@ def _eleven_points(
 
 # AP, AP50, AP75, AP by size, and AR100 by the rules of COCO, computed by hotcoco.
 #
-# It is bit-identical with pycocotools, and an extra. Sizes are areas of boxes: those of COCO's own
-# files are areas of masks, which boxes do not have.
-
+# hotcoco is an extra, and bit-identical with pycocotools. Sizes are areas of boxes; COCO's own
+# files have areas of masks.
 
 SIZES = ("", "_small", "_medium", "_large")  # areas to 32 x 32 and to 96 x 96 pixels, and above
-MOST = 2  # place of 100 detections of an image in the tables, after 1 and 10
+MOST = 2  # index of 100 detections of an image in the tables, after 1 and 10
 
 
 def has_coco() -> bool:
@@ -166,7 +165,7 @@ def has_coco() -> bool:
 
 
 def coco_scores(scenes: Sequence[Scene], classes: int) -> dict[str, float]:
-    """Scores in percent; without those of sizes that no object has. Difficult objects are crowds.
+    """Scores in percent, without sizes that no object has; difficult objects are crowds.
 
     At least one object is not difficult.
     """
@@ -191,7 +190,7 @@ def coco_scores(scenes: Sequence[Scene], classes: int) -> dict[str, float]:
 
 
 def as_coco(scenes: Sequence[Scene], classes: int) -> dict[str, Any]:
-    """The objects as the contents of a file of annotations; images are numbered from 1."""
+    """The objects as the content of COCO's JSON; images are numbered from 1."""
     annotations: list[dict[str, Any]] = [
         dict(image_id=image, category_id=int(label), bbox=box, iscrowd=int(difficult))
         for image, scene in enumerate(scenes, 1)
@@ -210,7 +209,7 @@ def as_coco(scenes: Sequence[Scene], classes: int) -> dict[str, Any]:
 
 
 def coco_results(scenes: Sequence[Scene]) -> np.ndarray:
-    """(rows, 7): image, x, y, width, height, score, class of all detections."""
+    """(detections, 7): image, x, y, width, height, score, class."""
     parts = [
         np.column_stack(
             (
@@ -229,23 +228,21 @@ def with_sizes(boxes: np.ndarray) -> np.ndarray:
     return np.concatenate((boxes[:, :2], boxes[:, 2:] - boxes[:, :2]), 1)
 
 
-# Which detections are shown to people: those above a score, and one of each place.
+# The detections that people see: above a score, and one for each place.
+
+DEFAULT_SCORE = 0.3  # least score of visible detections, unless validation images chose one
+MIN_OBJECTS = 10  # least objects to choose the score by
+SAME_PLACE = 0.7  # IoU above which two boxes show the same object, whatever the classes
 
 
-DEFAULT_SCORE = 0.3  # from which detections are shown, if none was chosen on validation images
-MIN_OBJECTS = 10  # with fewer of them the default stays
-SAME_PLACE = 0.7  # IoU above which two boxes name the same object, whatever their classes
+def visible_detections(detections_d6: np.ndarray, min_score: float) -> np.ndarray:
+    """The detections with at least `min_score`, suppressed across classes.
 
-
-def shown(detections_d6: np.ndarray, min_score: float) -> np.ndarray:
-    """The detections from `min_score` on, without those that overlap a better one too much.
-
-    Rows are sorted by falling score. A detection is left out if its IoU with a better one that
-    stays is above `SAME_PLACE`, also where the classes differ: the head suppresses boxes within a
-    class alone, so that one object may have boxes of several classes.
+    Rows are sorted by falling score. A detection is left out if its IoU with a better remaining one
+    is above `SAME_PLACE`, whatever the classes: the head suppresses boxes within a class only, so
+    that one object may have boxes of several classes.
     """
-    is_shown = (detections_d6[:, 5] >= 0) & (detections_d6[:, 4] >= min_score)
-    rows = detections_d6[is_shown]
+    rows = detections_d6[(detections_d6[:, 5] >= 0) & (detections_d6[:, 4] >= min_score)]
     overlaps = pairwise_iou(rows[:, :4], rows[:, :4]) > SAME_PLACE
     survivors: list[int] = []
     for index in range(len(rows)):
@@ -254,18 +251,23 @@ def shown(detections_d6: np.ndarray, min_score: float) -> np.ndarray:
     return rows[survivors]
 
 
-def all_shown(scenes: Sequence[Scene], min_score: float) -> list[Scene]:
-    return [scene._replace(detections=shown(scene.detections, min_score)) for scene in scenes]
+def visible_hits(scenes: Sequence[Scene], min_score: float) -> Hits:
+    """The `hits` of the visible detections."""
+    return hits(
+        [
+            scene._replace(detections=visible_detections(scene.detections, min_score))
+            for scene in scenes
+        ]
+    )
 
 
 def best_min_score(scenes: Sequence[Scene], classes: int) -> float:
-    """The score from which detections have the highest F1 over the objects of all classes.
+    """The `min_score` of visible detections with the best F1 over the objects of all classes.
 
-    Hits are those of `match`, among the detections of `all_shown`. It is `DEFAULT_SCORE` for fewer
-    than `MIN_OBJECTS` objects, and where no object is detected.
+    `DEFAULT_SCORE` for fewer than `MIN_OBJECTS` objects, and if no object is detected.
     """
     objects = int(object_counts(scenes, classes).sum())
-    all_hits = hits(all_shown(scenes, 0.0))
+    all_hits = visible_hits(scenes, 0.0)
     if objects < MIN_OBJECTS or not all_hits.is_hit.any():
         return DEFAULT_SCORE
     return best_f1_threshold(all_hits.score, all_hits.is_hit, objects)
@@ -273,9 +275,9 @@ def best_min_score(scenes: Sequence[Scene], classes: int) -> float:
 
 @dataclass(frozen=True)
 class ObjectScore(ClassScore):
-    """The scores of one class; `images` are its objects, and `predicted` its detections.
+    """The scores of one class; `images` counts objects, and `predicted` detections.
 
-    Precision, recall and F1 are those of the detections that are shown.
+    Precision, recall and F1 count visible detections.
     """
 
     headers: ClassVar[Mapping[str, str]] = {
@@ -289,11 +291,10 @@ class ObjectScore(ClassScore):
 
 
 class DetectionScore(Score):
-    """Scores of detections. Those and the objects of all images are held.
+    """Scores of detections. The detections and objects of all images are held.
 
-    Boxes are compared in pixels of the pictures, by which COCO calls objects small or large. F1
-    and the scores by class but AP50 are those of the detections that are `shown` from `min_score`
-    on.
+    Boxes are compared in pixels of the pictures, by which COCO calls objects small or large. F1 and
+    the scores by class, except for AP50, count the detections visible at `min_score`.
     """
 
     def __init__(self, classes: int, min_score: float = DEFAULT_SCORE) -> None:
@@ -329,13 +330,13 @@ class DetectionScore(Score):
         return 100 * resampled(self.scenes, self.classes)
 
     def f1(self) -> float:
-        """F1 of the detections that are shown, over the objects of all classes, in percent."""
-        all_hits = hits(all_shown(self.scenes, self.min_score))
+        """F1 of the visible detections, over the objects of all classes, in percent."""
+        all_hits = visible_hits(self.scenes, self.min_score)
         objects = int(object_counts(self.scenes, self.classes).sum())
         return 200 * int(all_hits.is_hit.sum()) / (len(all_hits.is_hit) + objects)
 
     def by_class(self, names: Sequence[str]) -> list[ObjectScore]:
-        all_hits = hits(all_shown(self.scenes, self.min_score))
+        all_hits = visible_hits(self.scenes, self.min_score)
         right_k, predicted_k = (
             np.bincount(labels, minlength=self.classes)
             for labels in (all_hits.label[all_hits.is_hit], all_hits.label)
@@ -351,22 +352,18 @@ class DetectionScore(Score):
         ]
 
 
-# The comparison of two ways to compute a network, which pairs detections and not rows.
-#
-# The order of equal scores, and so of rows, may differ. Letters: N images, D detections of each.
+# The comparison of two ways to compute a network. It pairs detections, not rows, as the order of
+# equal scores may differ. Letters: N images, D detections of each.
 
-
-PAIRED_SURE = 0.5  # score of detections that users see
-CLOSE_PIXELS, CLOSE_SCORES = 2.0, 0.1  # between partners that users take for the same
-COMPARED = 0.1  # score of detections that are compared; fainter ones may miss a threshold
-PIXEL = 1e-3  # of a difference: as much as a thousandth of a score
+PAIRED_SURE = 0.5  # least score of detections that users see
+CLOSE_PIXELS, CLOSE_SCORES = 2.0, 0.1  # most between detections that look the same to users
+COMPARED = 0.1  # least score of compared detections; lower ones may miss a threshold
+PIXEL = 1e-3  # a pixel's share of `difference`, equal to a thousandth of a score
 
 
 def distances(a_nd6: Tensor, b_nd6: Tensor) -> tuple[Tensor, Tensor]:
-    """Pixels between the sides of all pairs, infinite for other classes, and between scores.
-
-    Both (N, D, D).
-    """
+    """(N, D, D), (N, D, D): most pixels between the sides of two boxes, infinite for different
+    classes, and differences of scores."""
     pixels = (a_nd6[:, :, None, :4] - b_nd6[:, None, :, :4]).abs().amax(-1)
     same = a_nd6[:, :, None, 5].round() == b_nd6[:, None, :, 5].round()
     scores = (a_nd6[:, :, None, 4] - b_nd6[:, None, :, 4]).abs()
@@ -374,7 +371,7 @@ def distances(a_nd6: Tensor, b_nd6: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def predict_alike(a_nd6: Tensor, b_nd6: Tensor) -> Tensor:
-    """(N,) of bool: whether every sure detection has a close one of its class in the other."""
+    """(N,) of bool: whether each sure detection has a close one of its class in the other set."""
     pixels_ndd, scores_ndd = distances(a_nd6, b_nd6)
     close = (pixels_ndd <= CLOSE_PIXELS) & (scores_ndd <= CLOSE_SCORES)
     fine_a = close.any(2) | (a_nd6[..., 4] < PAIRED_SURE)
@@ -383,9 +380,10 @@ def predict_alike(a_nd6: Tensor, b_nd6: Tensor) -> Tensor:
 
 
 def difference(a_nd6: Tensor, b_nd6: Tensor) -> float:
-    """The largest distance of a detection from its nearest in the other, of `PIXEL`s and scores.
+    """The largest distance of a detection from the nearest one of the other set.
 
-    One without another of its class differs by its score.
+    Distances are the larger of `PIXEL` times the pixels and the difference of the scores; without
+    another detection of the class, the score.
     """
     pixels_ndd, scores_ndd = distances(a_nd6, b_nd6)
     apart_ndd = torch.maximum(PIXEL * pixels_ndd, scores_ndd)

@@ -36,15 +36,15 @@ from fullstride.tasks.task import full_precision
 RATIOS = (0.5, 1.0, 2.0)  # height / width of the anchors of a location
 PER_LEVEL, PROPOSALS = 2000, 1000  # in training: the best of a level, and of an image after NMS
 PER_LEVEL_TEST = 1000
-PROPOSAL_IOU, MAX_IOU = 0.7, 0.5  # of two proposals, and of two detections of one class
-MIN_SCORE = 0.05  # probability of its class from which a box is a candidate
+PROPOSAL_IOU, MAX_IOU = 0.7, 0.5  # most of two proposals, and of two detections of one class
+MIN_SCORE = 0.05  # least class probability of a candidate box
 POOLED, SAMPLES = 7, 2  # cells a side of a proposal, and samples a side of a cell
-HUBER_DELTA = 1.0  # of the boxes of objects
-CANONICAL_SIDE, CANONICAL_LEVEL = 224, 4  # a proposal with such a side is read from P4
+HUBER_DELTA = 1.0  # of the box loss
+CANONICAL_SIDE, CANONICAL_LEVEL = 224, 4  # a proposal with this side is pooled from P4
 
 
 class Anchors(nn.Module):
-    """Boxes around the centres of all cells, of 8 strides a side, with the same area by ratio."""
+    """Boxes around the centres of all cells; the area is (8 strides)², whatever the ratio."""
 
     def forward(self, images: ImageList, features: list[Tensor]) -> list[Tensor]:
         """(A, 4) for each image, in the order of `AnchorGenerator`: cell by cell, then ratio."""
@@ -64,7 +64,7 @@ def anchors(maps: Sequence[Tensor]) -> Tensor:
 
 
 class ProposalHead(RPNHead):
-    """torchvision's, whose outputs are float32 under any precision: boxes are computed of them."""
+    """torchvision's head with float32 outputs under any precision, as boxes depend on them."""
 
     def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         objectness, deltas = super().forward(x)
@@ -74,8 +74,8 @@ class ProposalHead(RPNHead):
 class FasterRcnnHead(nn.Module):
     """Maps and targets -> losses by name in training; maps -> detections (N, 100, 6) in evaluation.
 
-    A detection is x1, y1, x2, y2 in pixels of the input, the probability, and the class. Shapes do
-    not depend on data in evaluation, so that files have the same code.
+    A detection is x1, y1, x2, y2 in pixels of the input, the probability, and the class. Shapes in
+    evaluation do not depend on data, so that exported files have the same code.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class FasterRcnnHead(nn.Module):
         self.stride = strides[0]
         self.pyramid = Pyramid(channels, strides, width=width)
         self.rpn = RegionProposalNetwork(
-            Anchors(),  # pyright: ignore[reportArgumentType]  # instead of those between the cells
+            Anchors(),  # pyright: ignore[reportArgumentType]  # torchvision's lie between cells
             ProposalHead(width, len(RATIOS)),
             fg_iou_thresh=0.7,
             bg_iou_thresh=0.3,
@@ -133,8 +133,8 @@ class FasterRcnnHead(nn.Module):
     def losses(
         self, levels: list[Tensor], targets: list[dict[str, Tensor]], h: int, w: int
     ) -> dict[str, Tensor]:
-        """The four losses, each the sum over the samples / their number."""
-        sizes, features = [(h, w)] * len(targets), named(levels)
+        """The four losses, each a mean over samples."""
+        sizes, features = [(h, w)] * len(targets), levels_by_name(levels)
         proposals, first = self.rpn(ImageList(levels[0], sizes), features, targets)
         roi: Any = self.roi
         proposals, _, labels, regression = roi.select_training_samples(proposals, targets)
@@ -151,7 +151,7 @@ class FasterRcnnHead(nn.Module):
     # ---- evaluation
 
     def detect(self, levels: list[Tensor], h: int, w: int) -> Tensor:
-        """(N, 100, 6) for images of `h` x `w` pixels, in which boxes end."""
+        """(N, 100, 6) for images of `h` x `w` pixels, to which boxes are clipped."""
         proposals_nr4, present_nr = self.proposals(levels, h, w)
         n, r = proposals_nr4.shape[:2]
         roi: Any = self.roi
@@ -168,7 +168,7 @@ class FasterRcnnHead(nn.Module):
         return detections(boxes_na4, labels_na, scores_na, iou=MAX_IOU, candidates=self.candidates)
 
     def proposals(self, levels: list[Tensor], h: int, w: int) -> tuple[Tensor, Tensor]:
-        """(N, R, 4), the best boxes that may have an object, and (N, R), which rows have one."""
+        """(N, R, 4), the best region proposals, and bool (N, R), which rows have a proposal."""
         rpn: Any = self.rpn
         objectness, deltas = rpn.head(levels)
         all_anchors, first = anchors(levels), 0
@@ -211,7 +211,7 @@ class WithTargets(nn.Module):
 def roi_losses(
     logits: Tensor, deltas: Tensor, labels_s: Tensor, regression_s4: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of all S samples, and the Huber loss of the boxes of objects, a sample's mean.
+    """Cross-entropy, and the Huber loss of the boxes of objects, as means over all S samples.
 
     `labels_s` are classes from 1, and 0 for the background.
     """
@@ -223,17 +223,17 @@ def roi_losses(
 
 
 def objects_of(target: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The targets of torchvision, of objects that are not difficult; classes begin with 1."""
+    """Targets as torchvision has them, without difficult objects; classes begin with 1."""
     clear = ~target["difficult"]
     return {"boxes": target["boxes"][clear], "labels": target["labels"][clear] + 1}
 
 
-def named(levels: Sequence[Tensor]) -> dict[str, Tensor]:
+def levels_by_name(levels: Sequence[Tensor]) -> dict[str, Tensor]:
     return OrderedDict((str(i), level) for i, level in enumerate(levels))
 
 
 def pooling() -> MultiScaleRoIAlign:
-    """torchvision's, whose scales are those of the pyramid for images of any size."""
+    """torchvision's RoI pooling with the pyramid's scales for images of any size."""
     names = [str(i) for i in range(len(Pyramid.strides))]
     align = MultiScaleRoIAlign(names, POOLED, SAMPLES)
     align.scales = [1 / stride for stride in Pyramid.strides]
@@ -247,7 +247,7 @@ def level_mapper() -> LevelMapper:
 
 
 def pool(levels: Sequence[Tensor], boxes_nr4: Tensor) -> Tensor:
-    """(N R, C, 7, 7): what `MultiScaleRoIAlign` reads, by shapes that do not depend on data."""
+    """(N R, C, 7, 7): `MultiScaleRoIAlign` with shapes that do not depend on data."""
     n, r = boxes_nr4.shape[:2]
     image = torch.arange(n, device=boxes_nr4.device, dtype=boxes_nr4.dtype)
     boxes = boxes_nr4.flatten(0, 1)

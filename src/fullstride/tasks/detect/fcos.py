@@ -17,21 +17,20 @@ from fullstride.io.console import print_note
 from fullstride.tasks.dense import Pyramid
 from fullstride.tasks.task import full_precision, mean_over_processes
 
-# The object that each location learns, by adaptive training sample selection.
+# The assignment of objects to locations by adaptive training sample selection.
 #
-# Source: ATSS, arXiv:1912.02424. Letters: N images, M objects of the image that has most, A
-# locations of all levels, k candidates of a level.
-
+# Source: ATSS, arXiv:1912.02424. Letters: N images, M most objects of an image, A locations of all
+# levels, k candidates of a level.
 
 CANDIDATES = 9  # k
-ANCHOR = 8  # side of a location's square / its stride
-INSIDE = 0.01  # pixels that the centre of a location is away from the sides of an object, or more
+ANCHOR = 8  # side of a location's square / stride
+INSIDE = 0.01  # least pixels from the centre of a location to the sides of an object
 
 
 def locations(sizes: Sequence[tuple[int, int]], strides: Sequence[int], like: Tensor) -> Tensor:
-    """(A, 2): x, y of the centres of all cells of maps of `sizes` (H, W), in pixels of the input.
+    """(A, 2): x, y of the centres of the cells of maps of `sizes` (H, W), in pixels of the input.
 
-    Level by level, in rows: as the maps, flattened.
+    The order is level by level, row by row.
     """
     levels = []
     for (h, w), stride in zip(sizes, strides, strict=True):
@@ -54,17 +53,17 @@ def assign(
     """(N, A): the index of the object that each location learns, or -1 for background.
 
     A location has a square anchor with a side of 8 strides. The candidates of an object are the 9
-    locations of each level that are nearest to its centre, of equal distances those that come
-    first. Those are positive whose anchor's IoU with the object is not below the mean plus the
-    standard deviation (unbiased) over its candidates, and whose centre is inside the object. Of
-    several objects, a location learns that of the highest IoU, of equal ones the first.
+    locations of each level nearest to the object's centre; the first ones among equal distances. A
+    candidate is positive if the IoU of its anchor and the object reaches the mean plus the standard
+    deviation (unbiased) over the object's candidates, and if its centre is inside the object. A
+    location that is positive for several objects learns the first object with the highest IoU.
 
     Args:
         points_a2: The `locations`, in float32.
         level_sizes: The number of locations of each level.
-        strides: Of each level.
+        strides: The stride of each level.
         boxes_nm4: x1, y1, x2, y2 in pixels; M is 1 or more.
-        is_object_nm: False for rows that only fill up images with fewer objects.
+        is_object_nm: False for rows that only pad images with fewer objects.
     """
     boxes = boxes_nm4.float()
     centres_nm2 = (boxes[..., :2] + boxes[..., 2:]) / 2
@@ -95,28 +94,27 @@ def assign(
 
 # Non-maximum suppression with fixed shapes.
 #
-# Letters: N images, A boxes, C candidates among them, D detections. One code for PyTorch and for
-# exported files: there is no loop over images, and no shape depends on data.
+# Letters: N images, A boxes, C candidate boxes, D detections. PyTorch and exported files share this
+# code: there is no loop over images, and no shape depends on data.
 
-
-CANDIDATES_OF_IMAGE = 1000  # boxes of the highest scores that are compared, at most
+CANDIDATES_OF_IMAGE = 1000  # most boxes, by score, that are compared
 COLUMNS = 6  # of a detection: x1, y1, x2, y2, score, class
 NO_CLASS = -1  # of rows without a detection
 
 
 def top(scores_na: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """The `limit` highest scores, or all of fewer, and their indices: both (N, C), falling."""
+    """The `limit` highest scores, or all scores if fewer, falling, and their indices: (N, C)."""
     return scores_na.topk(torch.sym_min(limit, scores_na.shape[1]), dim=1)
 
 
 def suppress(
     boxes_nc4: Tensor, labels_nc: Tensor, scores_nc: Tensor, *, iou: float, rounds: int = 32
 ) -> Tensor:
-    """(N, C) of bool: which candidates remain. They are sorted by falling score.
+    """(N, C) of bool: which candidates remain; they are sorted by falling score.
 
-    A candidate remains if its score is above 0 and no remaining one of the same class before it
-    overlaps by more than `iou`. In each round all are decided by the results of the round before,
-    so that the first r candidates of any chain are right after r rounds.
+    A candidate remains if its score is above 0 and no remaining candidate of the same class before
+    it overlaps by more than `iou`. Each round decides all candidates by the results of the round
+    before, so that the first r candidates of any chain are right after r rounds.
     """
     count = boxes_nc4.shape[1]
     order = torch.arange(count, device=boxes_nc4.device)
@@ -131,7 +129,7 @@ def suppress(
 
 
 def overlaps(boxes_nc4: Tensor) -> Tensor:
-    """(N, C, C): the IoU of all pairs of boxes of an image; 0 of empty ones."""
+    """(N, C, C): the IoU of all pairs of boxes of an image; 0 for empty boxes."""
     low, high = boxes_nc4[..., :2], boxes_nc4[..., 2:]
     areas = (high - low).clamp(min=0).prod(-1)
     both = torch.minimum(high[:, :, None], high[:, None]) - torch.maximum(
@@ -153,8 +151,8 @@ def detections(
 ) -> Tensor:
     """(N, `limit`, 6): x1, y1, x2, y2, score and class, sorted by falling score.
 
-    Of each image the `candidates` boxes of the highest scores are compared; those with score 0 are
-    no candidates. Rows without a detection are 0, with class -1.
+    Suppression compares the `candidates` boxes of each image with the highest scores above 0. Rows
+    without a detection are 0, with class -1.
     """
     scores_nc, index_nc = top(scores_na, candidates)
     boxes_nc4 = boxes_na4.gather(1, index_nc[..., None].expand(-1, -1, 4))
@@ -165,22 +163,22 @@ def detections(
     labels_nd = labels_nc.gather(1, index_nd).to(scores_nd.dtype)
     rows = torch.cat((boxes_nd4, scores_nd[..., None], labels_nd[..., None] - NO_CLASS), -1)
     rows = torch.where(scores_nd[..., None] > 0, rows, 0.0)
-    # `limit` rows are added, and as many as there are too many are taken away
+    # pad to at least `limit` rows, then cut to `limit`
     rows = torch.nn.functional.pad(rows, (0, 0, 0, limit))[:, :limit]
     return rows + rows.new_tensor([0.0] * (COLUMNS - 1) + [NO_CLASS])
 
 
-GROUPS, GROUP_CHANNELS = 32, 8  # of group norm: so many groups, or fewer of so many channels
+GROUPS, GROUP_CHANNELS = 32, 8  # of group norm: most groups, least channels of a group
 PRIOR = 0.01  # probability of every class before training (arXiv:1708.02002)
 START_DISTANCE = 2.0  # strides to each side before training; at 0 the gradient of ReLU is dead
 
-MIN_SCORE = 0.05  # probability of its class from which a box is a candidate
-MAX_IOU = 0.6  # of two detections of one class
-PER_LEVEL = 1000  # candidates, the best by score
+MIN_SCORE = 0.05  # least class probability of a candidate box
+MAX_IOU = 0.6  # most of two detections of one class
+PER_LEVEL = 1000  # most candidates of a level, the best by score
 
 
 class Predictions(NamedTuple):
-    """What the head computes for A locations of N images; `loss` takes it in training."""
+    """The head's outputs for A locations of N images, from which `detection_loss` is computed."""
 
     classes_nak: Tensor  # logits
     distances_na4: Tensor  # to the left, top, right and bottom, in strides, 0 or more
@@ -192,8 +190,8 @@ class Predictions(NamedTuple):
 class FcosHead(nn.Module):
     """Maps of a network -> `Predictions` in training, detections (N, 100, 6) in evaluation.
 
-    A detection is x1, y1, x2, y2 in pixels of the input, the score, which is the square root of the
-    class's probability times the centre-ness, and the class; see `detections`.
+    A detection is x1, y1, x2, y2 in pixels of the input, the score sqrt(class probability *
+    centre-ness), and the class; see `detections`.
     """
 
     def __init__(
@@ -253,7 +251,7 @@ class FcosHead(nn.Module):
         )
 
     def detect(self, predictions: Predictions, h: int, w: int) -> Tensor:
-        """(N, 100, 6) for images of `h` x `w` pixels, in which boxes end."""
+        """(N, 100, 6) for images of `h` x `w` pixels, to which boxes are clipped."""
         boxes_na4 = decode_boxes(predictions)
         limit = torch.tensor([w, h, w, h], dtype=boxes_na4.dtype, device=boxes_na4.device)
         boxes_na4 = torch.minimum(boxes_na4.clamp(min=0), limit)
@@ -295,9 +293,10 @@ def rows(x: Tensor) -> Tensor:
 
 
 def tower(width: int, convs: int) -> nn.Sequential:
-    """So many 3 x 3 convolutions, each with group norm and ReLU.
+    """`convs` 3 x 3 convolutions, each with group norm and ReLU.
 
-    Groups of fewer than 8 channels would be 0 on maps of one pixel.
+    A group has at least 8 channels: normalised over few values, it would be near 0 on maps of one
+    pixel.
     """
     layers: list[nn.Module] = []
     for _ in range(convs):
@@ -320,9 +319,8 @@ def normal_weights(module: nn.Module) -> None:
 
 # The loss: focal loss of classes, GIoU of boxes, and cross-entropy of centre-ness.
 #
-# Source: ATSS, arXiv:1912.02424, and FCOS, arXiv:1904.01355. Letters: N images, M objects of the
-# image that has most, A locations.
-
+# Source: ATSS, arXiv:1912.02424, and FCOS, arXiv:1904.01355. Letters: N images, M most objects of
+# an image, A locations.
 
 Objects = Mapping[str, Tensor]  # boxes (n, 4) in pixels, labels (n,) and difficult (n,) of an image
 
@@ -330,14 +328,14 @@ Objects = Mapping[str, Tensor]  # boxes (n, 4) in pixels, labels (n,) and diffic
 def detection_loss(
     predictions: Predictions, targets: Sequence[Objects], *, box_weight: float = 2.0
 ) -> Tensor:
-    """The sum of three losses, each of them finite for images without objects too.
+    """The sum of three losses, each finite for images without objects too.
 
-    Classes: focal loss (0.25, 2) over all locations / positives. Boxes: GIoU weighted by the
-    centre-ness target / the sum of these, times `box_weight`. Centre-ness: binary cross-entropy /
-    positives. Both divisors are means over all processes. Difficult objects, and crowds, are not
-    learned: their locations are background.
+    Classes: focal loss (0.25, 2) over all locations / positives. Boxes: GIoU loss weighted by
+    centre-ness targets / the sum of the weights, times `box_weight`. Centre-ness: binary
+    cross-entropy / positives. Both divisors are means over all processes. Difficult objects and
+    crowds are not learned: their locations are background.
     """
-    boxes_nm4, labels_nm, is_object_nm = padded(targets, predictions.points_a2)
+    boxes_nm4, labels_nm, is_object_nm = pad_targets(targets, predictions.points_a2)
     points, sizes = predictions.points_a2, predictions.level_sizes
     object_na = assign(points, sizes, Pyramid.strides, boxes_nm4, is_object_nm)
     positive_na = object_na >= 0
@@ -366,15 +364,15 @@ def detection_loss(
 
 
 def centerness(points_p2: Tensor, boxes_p4: Tensor) -> Tensor:
-    """(P,): 1 in the middle of a box, and 0 at its sides; `points_p2` are inside."""
+    """(P,): 1 in the middle of a box and 0 at its sides, for points inside boxes."""
     low, high = points_p2 - boxes_p4[:, :2], boxes_p4[:, 2:] - points_p2
     return (torch.minimum(low, high) / torch.maximum(low, high)).prod(1).sqrt()
 
 
-def padded(targets: Sequence[Objects], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def pad_targets(targets: Sequence[Objects], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Boxes (N, M, 4), labels (N, M), and which rows are objects to learn (N, M); M is 1 or more.
 
-    No difficult objects are, nor the rows that fill up images with fewer than M.
+    Difficult objects and rows of padding are not learned.
     """
     most = max(1, *(len(each["boxes"]) for each in targets))
     boxes = like.new_zeros(len(targets), most, 4)

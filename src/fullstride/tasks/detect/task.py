@@ -28,6 +28,7 @@ from fullstride.io.records import Bounds, Count, Probability
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.tasks.dense import (
+    GOLDEN,
     HEAD_WIDTHS,
     LARGEST_VIEW,
     SIDE_STEP,
@@ -43,14 +44,14 @@ from fullstride.tasks.detect.average_precision import (
     has_coco,
     predict_alike,
     scene_of,
-    shown,
+    visible_detections,
 )
 from fullstride.tasks.task import Metric, Task
 
 
 @dataclass(frozen=True)
 class Box:
-    """An object: its class, the score of it, and where it is."""
+    """A detected object."""
 
     label: str
     probability: float
@@ -61,15 +62,13 @@ class Box:
         return f"{' '.join(self.label.split())} {100 * self.probability:.1f} % at {place}"
 
 
-# Boxes in drawings: rectangles in the colours of their classes, with names.
+# Boxes in drawings: rectangles in the colours of classes, with names.
 
-
-GOLDEN = 0.618034  # of the circle of hues, by which each class differs from the one before
 Rectangle = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def draw_boxes(picture: Image.Image, guesses: Sequence[Box], classes: Sequence[str]) -> Image.Image:
-    """A copy of `picture` with the boxes, and their names where they do not cover each other."""
+    """A copy of `picture` with the boxes, and with the names that do not cover others."""
     image = picture.convert("RGB")
     pen = ImageDraw.Draw(image)
     width = max(1, round(min(image.size) / 200))
@@ -95,11 +94,11 @@ def draw_boxes(picture: Image.Image, guesses: Sequence[Box], classes: Sequence[s
 def place_of_name(
     box: Rectangle, text: tuple[float, float], size: Size, taken: Sequence[Rectangle]
 ) -> Rectangle | None:
-    """Where the name of a box is written: the nearest free place to its upper left corner.
+    """The free place for a box's name that is nearest to the box's upper left corner.
 
-    It is above the box if that is free, else some lines lower or higher, and begins at the left
-    side of the box or ends at the right one; all of it is inside a picture that is wide enough.
-    None where the names that are written already leave no place.
+    It is above the box, or else some lines lower or higher, and begins at the left side of the box
+    or ends at the right side, inside the picture if that is wide enough. None if the names that are
+    already written leave no place.
     """
     (w, h), (left, top, right, _) = text, box
     above, lowest = top - h - 1, max(0.0, size[1] - h - 1)
@@ -117,13 +116,12 @@ def class_colour(index: int) -> tuple[int, int, int]:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
-# How large views are: boxes are at least as large as COCO's objects of medium size, but for the
-# smallest tenth, unless views would be larger than the pictures or than is usual.
-
+# The size of views: except for the smallest tenth, boxes are at least as large as COCO's objects of
+# medium size, unless views would be larger than the pictures or than is usual.
 
 # In views of 32 pixels, below `SMALLEST_VIEW`, no box has a positive location of FCOS by ATSS.
 MEDIUM, SMALLEST = 32, 0.1
-MOST_PICTURES = 200  # whose boxes are looked at
+MOST_PICTURES = 200  # most pictures whose boxes decide the size
 
 
 def side_for_boxes(images: Images) -> int:
@@ -148,7 +146,7 @@ def side_for_boxes(images: Images) -> int:
     return max(SMALLEST_VIEW, SIDE_STEP * math.ceil(side / SIDE_STEP))
 
 
-# Boxes that suppression compares: so many for each object of the image that has most.
+# Boxes that suppression compares, per object of the image with the most objects.
 PER_OBJECT, LEAST_CANDIDATES, MOST_CANDIDATES = 30, 100, 1000
 
 COCO_METRICS = (
@@ -164,29 +162,29 @@ COCO_METRICS = (
 class DetectOptions(DenseOptions):
     """The options of detection."""
 
-    # fcos with the assignment of ATSS, in one stage (arXiv:1904.01355), or faster_rcnn
+    # fcos, in one stage (arXiv:1904.01355) with ATSS assignment, or faster_rcnn
     detector: Literal["fcos", "faster_rcnn"] = "fcos"
-    # convolutions of classes, and of boxes, on each level of the pyramid
+    # convolutions for classes, and for boxes, on each level of the pyramid
     head_convs: Count = 4
-    # flip, or ssd with photometric distortion, zoom-out and IoU crops too (arXiv:1512.02325)
+    # flip, or ssd for photometric distortion, zoom-out and IoU crops too (arXiv:1512.02325)
     box_augmentation: Literal["flip", "ssd"] = "flip"
 
 
 @dataclass(frozen=True)
 class Detect(DetectOptions, Task):
-    """FCOS with the assignment of ATSS, see `detection_loss`, or Faster R-CNN, whose head computes
-    its losses with the targets; compared by VOC's AP50 in percent.
+    """Detection by FCOS or Faster R-CNN; compared by VOC's AP50 in percent.
 
-    Outputs of the network in evaluation are detections (N, 100, 6), see `fcos.detections`. COCO's
+    FCOS has ATSS assignment, see `detection_loss`; the head of Faster R-CNN computes losses from
+    the targets. Outputs in evaluation are detections (N, 100, 6), see `fcos.detections`. COCO's
     scores need the extra `detection`.
     """
 
     box_weight: float = 2.0  # of the loss of boxes
     labels: int = 0  # K
-    # boxes of the highest scores that are compared with each other: suppression takes a time that
-    # grows with the square of their number, most of that of a small network for 1,000 of them
+    # boxes with the highest scores that suppression compares: its time grows with the square of
+    # their number, and 1,000 boxes take most of the time of a small network
     candidates: Annotated[int, Bounds(ge=1, le=MOST_CANDIDATES)] = MOST_CANDIDATES
-    min_score: Probability = DEFAULT_SCORE  # of boxes that are predicted
+    min_score: Probability = DEFAULT_SCORE  # of predicted boxes
 
     name: ClassVar[str] = "detect"
     options: ClassVar[type] = DetectOptions
@@ -237,7 +235,7 @@ class Detect(DetectOptions, Task):
         return sides_around(side_for_boxes(images) or longer, (2 / 3, 1, 3 / 2))
 
     def resolution_for(self, images: Images, usual: int) -> int:
-        """`usual`, or that of `side_for_boxes` where it is larger, which is said in a line."""
+        """`usual` or, with a printed note, a larger `side_for_boxes`."""
         side = side_for_boxes(images)
         if side > usual:
             print_note(
@@ -263,7 +261,7 @@ class Detect(DetectOptions, Task):
         return targets
 
     def head(self, net: Backbone) -> nn.Module:
-        # these modules import torchvision, which takes seconds that other tasks need not wait for
+        # these modules import torchvision, which takes seconds
         from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead
         from fullstride.tasks.detect.fcos import FcosHead
 
@@ -287,7 +285,7 @@ class Detect(DetectOptions, Task):
         return WithTargets(net) if self.training_targets else net
 
     def loss(self, outputs: Any, targets: Any, teacher: Tensor | None = None) -> Tensor:
-        """`outputs`: `Predictions`, or losses by name. `targets`: those of `collate`."""
+        """`outputs`: `Predictions`, or losses by name. `targets`: a result of `collate`."""
         from fullstride.tasks.detect.fcos import detection_loss
 
         if self.training_targets:
@@ -298,7 +296,7 @@ class Detect(DetectOptions, Task):
         return DetectionScore(self.labels, self.min_score)
 
     def fit(self, outputs: Tensor, targets: list[dict[str, Tensor]]) -> Self:
-        """With the score from which boxes are predicted, see `best_min_score`."""
+        """The task with the `min_score` of `best_min_score`."""
         scenes = map(scene_of, outputs.numpy(), targets)
         return replace(self, min_score=best_min_score([*scenes], self.labels))
 
@@ -311,28 +309,24 @@ class Detect(DetectOptions, Task):
         )
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        """Whether the sure detections of each image have a partner in the other's."""
         return predict_alike(outputs, expected)
 
     def difference(self, outputs: Tensor, expected: Tensor) -> float:
-        """A thousandth for a pixel between the sides of boxes, or a thousandth of the score."""
         return difference(outputs, expected)
 
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Box, ...]]:
-        """Detections (N, D, 6) -> at most `top` boxes of each image, in pixels of the view.
-
-        They are those of `shown` by the task's `min_score`.
-        """
+        """Detections (N, D, 6) -> at most `top` visible boxes per image, in pixels of the view."""
+        visible = (visible_detections(rows, self.min_score)[:top] for rows in outputs.numpy())
         return [
             tuple(
                 Box(classes[int(label)], probability, (x1, y1, x2, y2))
-                for x1, y1, x2, y2, probability, label in shown(rows, self.min_score)[:top].tolist()
+                for x1, y1, x2, y2, probability, label in rows.tolist()
             )
-            for rows in outputs.numpy()
+            for rows in visible
         ]
 
     def place(self, guesses: tuple[Box, ...], size: Size, pre: Preprocessing) -> tuple[Box, ...]:
-        """The boxes in pixels of the picture, which has `size` (w, h) and in which they end."""
+        """The boxes in pixels of the picture, clipped to its `size` (w, h)."""
         geometry, placed = view_geometry(size, pre), []
         for guess in guesses:
             corners = geometry.to_picture((guess.box[:2], guess.box[2:]))
