@@ -1,8 +1,8 @@
-"""Chooses the fastest efficiency of a training here, and the passes of a step that fit into memory.
+"""Chooses a training's fastest efficiency on this device, and the passes per step that fit memory.
 
-Plain and fused modules, each eager and compiled (see `nets.efficiency`), run a few real training
-steps, and their rates are cached. Fused ones store int8 activations where the recipe has
-`int8_maps`. Only networks of this package have a fused form, and a CPU runs eager steps only.
+Plain and fused modules, eager and compiled (see `nets.efficiency`), run a few real training steps,
+and their rates are cached. Fused modules store int8 activations if the recipe has `int8_maps`. Only
+networks of this package have a fused form, and a CPU only runs eager steps.
 """
 
 import copy
@@ -40,15 +40,15 @@ from fullstride.train.compute import (
 from fullstride.train.loop import Trainer, build_trainer
 from fullstride.train.recipes.recipe import Recipe
 
-SECONDS = 1.0  # of measurement for each efficiency
-BLOCK_S = 0.25  # of one sample, unless a step takes longer
+SECONDS = 1.0  # of measuring each efficiency
+BLOCK_S = 0.25  # per sample, unless a step takes longer
 MIN_SAMPLES = 3
-# The fields of a recipe that the fastest efficiency may depend on.
+# Fields of a recipe that may affect which efficiency is fastest.
 CACHE_KEY_FIELDS = (
     "batch_size", "precision", "channels_last", "grad_accum_steps", "optimizer", "drop_path",
     "dropout", "triplet", "deterministic", "freeze_stages", "frozen", "int8_maps",
 )  # fmt: skip
-OUTPUT = Output("a cache", ".json", lambda path: True)  # in a folder of fullstride's own
+OUTPUT = Output("a cache", ".json", lambda path: True)  # in fullstride's own folder
 CACHE_KEY_ENVIRONMENT = ("device", "threads", "torch", "cuda", "driver", "fullstride", "commit")
 
 
@@ -60,9 +60,9 @@ def choose_efficiency(
     device: torch.device | str,
     processes: int = 1,
 ) -> Recipe:
-    """The recipe with the fastest `efficiency` in place of auto, for this network on this device.
+    """Replace the efficiency auto by the fastest for this network on this device.
 
-    Rates are cached in `fullstride/efficiency.json` of the user's cache folder, and measured again
+    Rates are cached in `fullstride/efficiency.json` in the user's cache folder, and measured again
     for another network, recipe, device or software.
     """
     if recipe.efficiency != "auto":
@@ -89,7 +89,7 @@ def choose_efficiency(
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What was measured once."""
+    """Rates that were measured once."""
 
     fastest: Efficiency
     images_per_s: Mapping[Efficiency, float]
@@ -97,7 +97,7 @@ class CacheEntry:
 
 
 def read_cache(path: Path) -> dict[str, CacheEntry]:
-    """The valid entries of the cache file. Others are dropped, as they can be measured again."""
+    """The valid entries of the cache file; invalid entries can be measured again."""
     entries: dict[str, CacheEntry] = {}
     with suppress(OSError, ValueError):
         for key, entry in from_json(dict[str, Any], read_json(path), str(path)).items():
@@ -107,7 +107,7 @@ def read_cache(path: Path) -> dict[str, CacheEntry]:
 
 
 def candidates(net: Backbone, device: torch.device) -> list[Efficiency]:
-    """The efficiencies that `net` has on this device. Compiling for a CPU takes minutes."""
+    """The efficiencies of `net` on this device; compiling for a CPU is left out as too slow."""
     return [
         efficiency
         for efficiency in get_args(Efficiency)
@@ -119,7 +119,7 @@ def candidates(net: Backbone, device: torch.device) -> list[Efficiency]:
 def measure_rates(
     recipe: Recipe, task: Task, net: Backbone, batch: Batch, device: torch.device
 ) -> dict[Efficiency, float]:
-    """Images/s by efficiency, of those whose batch fits into memory."""
+    """Images/s of each efficiency whose batch fits into memory."""
     rates: dict[Efficiency, float] = {}
     out_of_memory = None
     for efficiency in candidates(net, device):
@@ -136,7 +136,7 @@ def measure_rates(
 
 
 def rate(recipe: Recipe, task: Task, net: Backbone, batch: Batch, device: torch.device) -> float:
-    """Images/s of training steps on `batch`: the median over blocks."""
+    """Images/s of training steps on `batch`, the median over blocks."""
     own = copy.deepcopy(net).to(device).train()
     learner = build_trainer(own, task, replace(recipe.in_epochs(1000), freeze_epochs=0.0), 1000)
     return statistics.median(timed_steps(learner, batch, SECONDS))
@@ -144,7 +144,7 @@ def rate(recipe: Recipe, task: Task, net: Backbone, batch: Batch, device: torch.
 
 def timed_steps(learner: Trainer, batch: Batch, seconds: float) -> list[float]:
     """Images/s of blocks of training steps on one batch on the device, for about `seconds`."""
-    numbers = cycle(range(learner.per_epoch))  # the schedule does not go beyond them
+    numbers = cycle(range(learner.per_epoch))  # the schedule ends there
 
     def step() -> None:
         learner.step(x, batch.targets, next(numbers))
@@ -161,7 +161,7 @@ def timed_steps(learner: Trainer, batch: Batch, seconds: float) -> list[float]:
 def timed_blocks(
     step: Callable[[], object], calls: int, device: torch.device, seconds: float
 ) -> list[tuple[float, float]]:
-    """Seconds and CPU seconds of blocks of so many calls, for about `seconds` in all."""
+    """Seconds and CPU seconds of blocks of `calls` calls, for about `seconds` in total."""
     blocks, deadline = [], time.perf_counter() + seconds
     while len(blocks) < MIN_SAMPLES or time.perf_counter() < deadline:
         (block_s,), cpu_s = timed_calls(step, calls, device)
@@ -177,11 +177,11 @@ def choose_passes(
     context: DistributedContext = SINGLE_PROCESS,
     memory_bytes: float | None = None,
 ) -> Recipe:
-    """The recipe with `grad_accum_steps` in place of 0: the fewest that are predicted to fit.
+    """Replace `grad_accum_steps` 0 by the fewest passes that are predicted to fit.
 
-    1 on a CPU. `net` is as it is trained, in eager plain modules; an efficiency auto counts as
-    plain. All processes take the same number. `memory_bytes`: by default what is free on the
-    device. Raises ValueError if a pass of the smallest part of a batch does not fit.
+    1 on a CPU. `net` has its training form, with eager plain modules; the efficiency auto counts as
+    plain. All processes use the same number. `memory_bytes`: by default the device's free memory.
+    Raises ValueError if not even the smallest part of a batch fits.
     """
     device = torch.device(device)
     if recipe.grad_accum_steps:
@@ -202,7 +202,7 @@ def choose_passes(
     own = (recipe.batch_size + recipe.unlabelled_batch) // context.world_size
     fewest = 0
     for passes in range(1, own + 1):
-        with suppress(ValueError):  # parts of other sizes, or of too few images of a class
+        with suppress(ValueError):  # unequal parts, or too few images of a class
             parts = replace(recipe, grad_accum_steps=passes)
             check_batch(images, parts, context)
             left = prediction.memory_bytes - weights * weight_copies(parts, context)
@@ -220,7 +220,7 @@ def choose_passes(
 
 
 def weight_copies(recipe: Recipe, context: DistributedContext) -> int:
-    """Tensors of the size of the weights in a step, beyond weights and momentum."""
+    """Number of tensors as large as the weights in a step, beyond weights and momentum."""
     second_moment = recipe.optimizer not in ("sgd",)
-    gradients = recipe.grad_accum_steps > 1  # in the first pass they replace saved tensors
+    gradients = recipe.grad_accum_steps > 1  # in a single pass they replace saved tensors
     return second_moment + gradients + (recipe.ema_decay > 0) + context.is_distributed

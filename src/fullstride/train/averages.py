@@ -1,4 +1,4 @@
-"""Averages that grow in training: of the weights, and of the batch statistics."""
+"""Averages of weights and batch statistics in training."""
 
 import copy
 
@@ -10,8 +10,8 @@ class Average:
     """Exponential moving average of weights and batch statistics; integer buffers are copied.
 
     The decay warms up as min(decay, (1 + step) / (10 + step)), as in TensorFlow, so that the first
-    weights have no weight in the average of a short run. Batch statistics are averaged because
-    those of the last step do not match the activations of averaged weights.
+    weights have no share in the average of a short run. Batch statistics are averaged because the
+    last step's statistics do not match the activations of averaged weights.
     """
 
     def __init__(self, net: nn.Module, decay: float):
@@ -36,15 +36,15 @@ BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
 class RunningStatistics:
-    """Gives the batches of a step the weight max(momentum, 1 / (step + 1)) in the statistics.
+    """Updates running statistics with the momentum max(momentum, 1 / (step + 1)) in each step.
 
     So the initial values have no weight after the first step, and the statistics are the mean of
-    all batches until 1 / momentum steps are done. With several forward passes in a step, `momentum`
-    is the weight of each in the long run. With `momentum` None the modules stay as they are.
+    all batches for the first 1 / momentum steps. With several forward passes per step, `momentum`
+    is the weight of each in the long run. `momentum` None leaves the modules unchanged.
 
-    The modules compute with a constant weight, as a compiler would compile one that changes anew in
-    every step; what they added is scaled after the step. Norms that are not in training mode are
-    left alone. The only state is that of the modules, so that a resumed run goes on exactly.
+    The modules compute with a constant momentum, because a changing one would be compiled again in
+    every step; their update is scaled after the step. Norms that are not in training mode are
+    skipped. All state is in the modules, so that a resumed run continues exactly.
     """
 
     def __init__(self, net: nn.Module, momentum: float | None, passes: int = 1):
@@ -54,7 +54,7 @@ class RunningStatistics:
         self.norms = [module for module in net.modules() if isinstance(module, BATCH_NORM)]
         for norm in self.norms:
             norm.momentum = momentum
-        self.share = 1 - (1 - momentum) ** passes  # of a step, in the long run
+        self.share = 1 - (1 - momentum) ** passes  # weight of a step in the long run
 
     @torch.no_grad()
     def before(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Builds the batches of a recipe: augmented, joint with images without labels, and mixed."""
+"""Builds the batches of a recipe: augments, joins images without labels, and mixes."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, fields, replace
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from torchvision.transforms import v2
 
 
-# Fields that need the index of one class for each image; by default they are off.
+# Fields that need one class index per image; by default they are off.
 SINGLE_LABEL_FIELDS = {"mixup", "cutmix", "teacher", "triplet", "per_class"}
 SINGLE_LABEL_FIELDS |= {"loss", "class_weights", "balanced_sampling", "unlabelled"}
 
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How images are read, and where the network that gets them runs."""
+    """How images are read, and where the network runs."""
 
     pre: Preprocessing
     device: torch.device | str = "cpu"
@@ -40,7 +40,7 @@ class BatchOptions:
     context: DistributedContext = SINGLE_PROCESS
 
     def loader(self, batch: int, **more: Any) -> LoaderOptions:
-        """The options of the loader of this process for batches of all processes."""
+        """This process's loader options; `batch`: images over all processes."""
         rank, size = self.context.rank, self.context.world_size
         own = dict(workers=self.workers, device=self.device, rank=rank, world_size=size)
         return LoaderOptions(batch=batch, **{**own, **more})
@@ -53,9 +53,9 @@ def training_batches(
     recipe: Recipe,
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> Batches:
-    """The training images as the recipe augments them, in each process its part of every batch.
+    """Build the training images, augmented by the recipe; each process has a part of every batch.
 
-    Raises ValueError if the recipe's batch cannot be divided, or `task` excludes what it asks for.
+    Raises ValueError if the recipe's batch cannot be divided, or `task` excludes a field of it.
     """
     check_task(task, recipe)
     check_batch(len(data.train), recipe, how.context)
@@ -83,7 +83,7 @@ def training_batches(
 
 
 def check_task(task: Task, recipe: Recipe) -> None:
-    """Raises ValueError if `recipe` asks for what `task` has no use for."""
+    """Raise ValueError for a field of `recipe` that `task` does not support."""
     if recipe.unlabelled and task.takes_clips:
         raise ValueError(
             f"recipe.unlabelled {recipe.unlabelled} has images, and the task {task.name} clips: "
@@ -119,7 +119,7 @@ def check_batch(images: int, recipe: Recipe, context: DistributedContext) -> Non
 
 
 def recipe_in_epochs(data: DataSet, recipe: Recipe) -> Recipe:
-    """The recipe with its length in epochs of `data`; a set smaller than a batch is one step."""
+    """Convert the recipe's length to epochs of `data`; a set smaller than a batch is one step."""
     images = len(data.train)
     per_step = recipe.batch_size if recipe.per_class else min(recipe.batch_size, images)
     return recipe.in_epochs(max(1, images // recipe.batch_size), per_step)
@@ -128,7 +128,7 @@ def recipe_in_epochs(data: DataSet, recipe: Recipe) -> Recipe:
 def measurement_batches(
     data: DataSet, task: Task, how: BatchOptions, recipe: Recipe, batch: int
 ) -> Batches:
-    """The training images in batches of at most `batch`, for measurements.
+    """Build the training images in batches of at most `batch`, for measurements.
 
     The view of an image does not depend on the batch.
     """
@@ -146,7 +146,7 @@ def measurement_batches(
 
 
 def repeat(batch: Batch, images: int) -> Batch:
-    """A batch of `images` images that repeats those of `batch`."""
+    """Repeat the images of `batch` to a batch of `images` images."""
     indices = torch.arange(images) % len(batch.x)
     on_device = indices.to(batch.x.device)
     targets: Any = (
@@ -155,7 +155,7 @@ def repeat(batch: Batch, images: int) -> Batch:
         else [batch.targets[index] for index in indices.tolist()]
     )
     x = batch.x[on_device]
-    # channels last in memory, as from the loader
+    # channels last in memory, like the loader's batches
     x = x.movedim(1, -1).contiguous().movedim(-1, 1)
     return Batch(x, targets, batch.indices[indices])
 
@@ -164,11 +164,11 @@ def repeat(batch: Batch, images: int) -> Batch:
 class SoftTargets:
     """The targets of a joint batch, for B labelled and U unlabelled images.
 
-    A target (K,) is a probability for each class times a weight, N / B for labelled images and
-    `ratio` N / U for the others, N = B + U. As the loss is linear in the target, its mean over
-    the N images is mean(labelled) + `ratio` mean(unlabelled), the loss of Noisy Student
-    (arXiv:1911.04252), also where parts of a batch are computed one after the other. The smoothing
-    of labels is in the targets, as those of a teacher are not smoothed.
+    A target (K,) is a probability for each class times a weight: N / B for labelled images and
+    `ratio` N / U for unlabelled images, N = B + U. The loss is linear in the target, so its mean
+    over the N images is mean(labelled) + `ratio` mean(unlabelled), the loss of Noisy Student
+    (arXiv:1911.04252), even if parts of a batch are computed one after the other. Targets include
+    the label smoothing, because a teacher's targets are not smoothed.
     """
 
     labels: PseudoLabels
@@ -176,7 +176,7 @@ class SoftTargets:
     ratio: float
 
     def join(self, labelled: Batch, unlabelled: Batch) -> Batch:
-        """Both in one batch, every part of which has them in the same proportion.
+        """Join both in one batch, every part of which has the same proportion of both.
 
         The targets of `unlabelled` are a list of rows of the labels.
         """
@@ -195,27 +195,27 @@ class SoftTargets:
 
 
 class JointBatches:
-    """A source of batches for `train_epochs`, whose epochs are those of the labelled images.
+    """A source of batches for `train_epochs`; an epoch is an epoch of the labelled images.
 
-    The unlabelled images have epochs of their own, one after the other without a break: the batch
-    of a step is a function of its number, so that a resumed run has the same.
+    The unlabelled images have their own epochs, which follow each other without a break. The batch
+    of a step depends only on its number, so a resumed run has the same batches.
     """
 
     def __init__(self, labelled: Batches, unlabelled: Batches, targets: SoftTargets):
         self.labelled, self.unlabelled, self.targets = labelled, unlabelled, targets
         self._stream: Generator[Batch, None, None] | None = None
-        self._position = -1  # of the next batch of the stream
+        self._position = -1  # step of the stream's next batch
 
     def __len__(self) -> int:
         return len(self.labelled)
 
     @property
     def skipped(self) -> dict[str, str]:
-        """The unreadable images so far, each with the reason."""
+        """The unreadable images so far, with reasons."""
         return {**self.labelled.skipped, **self.unlabelled.skipped}
 
     def epoch(self, number: int, start: int = 0) -> Generator[Batch, None, None]:
-        """The batches of an epoch, from the one numbered `start`."""
+        """Yield the batches of an epoch from batch `start`."""
         for step, batch in enumerate(
             self.labelled.epoch(number, start), number * len(self) + start
         ):
@@ -249,10 +249,10 @@ TrainingBatches = Batches | JointBatches
 def run_batches(
     data: DataSet, task: Task, how: BatchOptions, recipe: Recipe
 ) -> tuple[TrainingBatches, Recipe, str]:
-    """`training_batches` and, with the recipe's `unlabelled`, the images without labels.
+    """Build `training_batches`, joined with images without labels if the recipe has `unlabelled`.
 
-    Also the recipe for the steps, and a fingerprint of the pseudo-labels, "" without any. Raises
-    ValueError where the pseudo-labels are of other classes, or their images are gone.
+    Also returns the recipe for the steps, and a fingerprint of the pseudo-labels, "" without any.
+    Raises ValueError if the pseudo-labels have other classes, or their images are gone.
     """
     labelled = training_batches(data, task, how, recipe)
     if not recipe.unlabelled:
@@ -286,7 +286,7 @@ def run_batches(
 def batch_of_its_own(recipe: Recipe, images: int, context: DistributedContext) -> Recipe:
     """The recipe for the batches of unlabelled images.
 
-    Raises ValueError where a batch of them cannot be divided among processes and passes.
+    Raises ValueError if their batch cannot be divided among processes and passes.
     """
     size = recipe.unlabelled_batch
     parts = context.world_size * max(1, recipe.grad_accum_steps)
@@ -309,18 +309,18 @@ def mix(
     cutmix: float,
     rng: np.random.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Mix every image and its target with the previous one of the batch; targets become (N, K).
+    """Mix every image and target with the previous image of the batch; targets become (N, K).
 
     Args:
-        x: Images (N, C, H, W), or clips (N, C, T, H, W), all of whose frames are mixed alike.
+        x: Images (N, C, H, W), or clips (N, C, T, H, W), with all frames mixed alike.
         labels: Class indices (N,), or a target for each class (N, K).
         classes: Number of classes K.
         mixup: Alpha of the Beta distribution for mixup (arXiv:1710.09412), 0 for never.
-        cutmix: Alpha for CutMix (arXiv:1905.04899), 0 for never. If both are set, one of the two is
-            chosen for each batch, with equal probability.
-        rng: The source of all draws.
+        cutmix: Alpha for CutMix (arXiv:1905.04899), 0 for never. If both are set, each batch gets
+            one of the two, with equal probability.
+        rng: The source of random numbers.
     """
-    from torchvision.transforms import v2  # takes seconds to import, which scoring does not need
+    from torchvision.transforms import v2  # takes seconds to import, and scoring does not need it
 
     if mixup and (not cutmix or rng.random() < 0.5):
         return apply(v2.MixUp(num_classes=classes), x, labels, lam=float(rng.beta(mixup, mixup)))
@@ -334,16 +334,16 @@ def mix(
 def apply(
     transform: "v2.Transform", x: Tensor, labels: Tensor, **params: Any
 ) -> tuple[Tensor, Tensor]:
-    """Run a transform with our parameters in place of those that its `make_params` would draw."""
+    """Run a transform with `params` instead of random parameters from its `make_params`."""
     params |= {"labels": labels, "batch_size": len(x)}
-    mixed = transform.transform(x.flatten(1, -3), params)  # the transforms know no clips
+    mixed = transform.transform(x.flatten(1, -3), params)  # the transforms do not support clips
     return mixed.view(x.shape), transform.transform(labels, params)
 
 
 def box_of(
     share: float, middle_y: float, middle_x: float, height: int, width: int
 ) -> tuple[int, int, int, int]:
-    """The box x1, y1, x2, y2 with 1 - `share` of the area around a point, clipped to the image.
+    """The box x1, y1, x2, y2 around a point with 1 - `share` of the area, clipped to the image.
 
     The point is given as fractions of height and width.
     """

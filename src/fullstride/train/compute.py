@@ -1,4 +1,4 @@
-"""Processes of a distributed run, and how a device computes: precision, memory, workers."""
+"""Sets up processes of a distributed run, and a device's precision, memory and workers."""
 
 import ctypes
 import math
@@ -22,7 +22,7 @@ from fullstride.io.writing import OutOfMemoryError, cores, lacks_memory
 from fullstride.measure.environment import has_bf16
 from fullstride.train.recipes.recipe import Recipe
 
-TIMEOUT_S = 50.0  # of a process that waits for another one
+TIMEOUT_S = 50.0  # for a process that waits for another one
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DistributedContext:
         return self.world_size > 1
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over all processes, in place."""
+        """Average over all processes, in place."""
         if self.is_distributed:
             dist.all_reduce(value)
             value /= self.world_size
@@ -57,9 +57,9 @@ class DistributedContext:
         return values
 
     def on_rank_zero(self, function: Callable[..., None], *args: Any) -> None:
-        """Call a function in the process of rank 0.
+        """Call a function in the process of rank 0, while all processes wait.
 
-        All processes wait for it. Its ValueError or OSError is raised in every process.
+        A ValueError or OSError from the call is raised in every process.
         """
         failure = None
         if self.is_rank_zero:
@@ -86,11 +86,11 @@ SINGLE_PROCESS = DistributedContext()
 def init_distributed(
     device: torch.device, timeout_s: float = TIMEOUT_S
 ) -> Iterator[tuple[DistributedContext, torch.device]]:
-    """The context and the device of this process; `SINGLE_PROCESS` if torchrun did not start it.
+    """Yield the context and device of this process; `SINGLE_PROCESS` without torchrun.
 
-    A process that waits longer than `timeout_s` seconds for another one fails.
-    The process group ends with the `with` block. An exception that several processes raise alike
-    is marked as reported in all but one of them.
+    A process that waits longer than `timeout_s` seconds for another one fails. The process group
+    ends with the block. If several processes raise equal exceptions, all but one are marked as
+    reported.
     """
     if not 0 < timeout_s < math.inf:
         raise ValueError(f"ddp_timeout_s {timeout_s:g}: use a number of seconds above 0")
@@ -100,7 +100,7 @@ def init_distributed(
         return
     # Gradients of 1 x 1 convolutions have other strides than DDP's buckets, but the same memory.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    # Buffers are not broadcast here, which becomes DDP's only behavior.
+    # Buffers are not broadcast here, which will be DDP's only behavior.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -120,22 +120,22 @@ def init_distributed(
 
 
 def share_batch_statistics(net: nn.Module, device: torch.device) -> None:
-    """Let the batch norms of `net` use the statistics of all processes, in place.
+    """Let the batch norms of `net` use statistics over all processes, in place.
 
-    Raises ValueError where PyTorch's layer for it does not run.
+    Raises ValueError if PyTorch's layer does not run on `device`.
     """
     if device.type != "cuda":
         raise ValueError(
             "recipe.sync_bn of plain modules is for GPUs: use recipe.efficiency fused, or leave it "
             "out"
         )
-    from timm.layers.norm_act import convert_sync_batchnorm  # keeps the activations of its norms
+    from timm.layers.norm_act import convert_sync_batchnorm  # keeps the activations of timm's norms
 
     convert_sync_batchnorm(net)
 
 
-# Parameters of glibc's mallopt, from its malloc.h: the size from which memory is mapped, and the
-# free memory from which some is given back. Afterwards: the most that glibc itself would choose.
+# Parameters of glibc's mallopt, from malloc.h: the size above which memory is mapped, and the free
+# memory above which some is returned. AFTERWARDS: the largest values that glibc chooses itself.
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
 IN_TRAINING = {MMAP_THRESHOLD: 1 << 30, TRIM_THRESHOLD: (1 << 31) - 1}
 AFTERWARDS = {MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 64 << 20}
@@ -143,11 +143,11 @@ AFTERWARDS = {MMAP_THRESHOLD: 32 << 20, TRIM_THRESHOLD: 64 << 20}
 
 @contextmanager
 def keep_freed_memory(device: torch.device) -> Iterator[None]:
-    """Within the block, let this process keep the memory that it frees, and use it again.
+    """Let this process keep and reuse freed memory within the block.
 
-    By default glibc takes the activations of every training step from the system and gives them
-    back, each time filled with zeros: 6 to 20 % of the CPU time of a step (docs/log.md). With
-    another C library, or on another device than a CPU, nothing changes.
+    By default glibc gets the memory of activations from the system in every training step and
+    returns it, filled with zeros each time: 6 to 20 % of a step's CPU time (docs/log.md). Nothing
+    changes with another C library, or on a GPU.
     """
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         yield
@@ -165,16 +165,16 @@ def keep_freed_memory(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def numerics(*, tf32: bool, benchmark: bool, deterministic: bool) -> Iterator[None]:
-    """How a GPU computes within the block.
+    """Set how a GPU computes within the block.
 
     Args:
-        tf32: Of products and convolutions in float32; convolutions use it by default.
-        benchmark: Time the algorithms of convolutions once for each shape, and use the fastest.
-        deterministic: Use reproducible algorithms only.
+        tf32: Use TF32 for float32 products and convolutions; convolutions use it by default.
+        benchmark: Time the convolution algorithms once for each shape, and use the fastest.
+        deterministic: Only use reproducible algorithms.
     """
     products, before = torch.backends.cuda.matmul, torch.are_deterministic_algorithms_enabled()
     allowed = products.allow_tf32
-    changes = deterministic and not before  # the call imports a compiler for seconds
+    changes = deterministic and not before  # the call imports a compiler, which takes seconds
     if changes:
         torch.use_deterministic_algorithms(True)
     products.allow_tf32 = tf32
@@ -193,7 +193,7 @@ def numerics(*, tf32: bool, benchmark: bool, deterministic: bool) -> Iterator[No
 def memory_advice(
     recipe: Recipe, device: torch.device, context: DistributedContext
 ) -> Iterator[None]:
-    """Raise OutOfMemoryError, with the batch and what would fit, where a step lacks memory."""
+    """Raise OutOfMemoryError, with the batch and an advice, if a step lacks memory."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -210,16 +210,15 @@ def memory_advice(
         ) from None
 
 
-MAX_WORKERS = 16  # each has some hundred MiB
-MIN_IMAGES = 32  # of fewer, an epoch takes no longer than starting workers
+MAX_WORKERS = 16  # each takes some hundred MiB
+MIN_IMAGES = 32  # with fewer, starting workers takes longer than an epoch
 
 
 def on_device(recipe: Recipe, device: torch.device | str) -> Recipe:
-    """The recipe with a precision in place of auto, and a memory format in place of None.
+    """Replace the precision auto and the memory format None by the device's.
 
-    bf16 on a GPU that computes in it, tf32 on other GPUs, and fp32 on a CPU. Channels last in
-    memory, which is faster on both (docs/log.md), except for 16 bits on a CPU, where it is not
-    reliable.
+    bf16 on a GPU with bf16, tf32 on other GPUs, and fp32 on a CPU. Channels last in memory, which
+    is faster on both (docs/log.md), except for 16 bits on a CPU, where it is not reliable.
     """
     device = torch.device(device)
     precision, channels_last = recipe.precision, recipe.channels_last
@@ -233,11 +232,11 @@ def on_device(recipe: Recipe, device: torch.device | str) -> Recipe:
 
 
 def choose_workers(images: Images, batches: int, device: torch.device | str) -> int:
-    """The workers that decode `images` in so many `batches` an epoch, where no number is given.
+    """The default number of workers to decode `images`, with `batches` per epoch.
 
-    One for each core of this process but the first beside a GPU. On a CPU, where training uses all
-    cores too, one for every two. No more than there are batches, and none for images that are not
-    decoded from files, as the digits. Processes of torchrun share the cores of their machine.
+    Beside a GPU, one for each core of this process except the first; on a CPU, where training uses
+    all cores, one for every two. At most one per batch, and none for images that are not decoded
+    from files, such as the digits. Processes of torchrun share the cores of their machine.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     own = cores() // processes

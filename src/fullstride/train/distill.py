@@ -1,4 +1,4 @@
-"""Teachers: probabilities for distillation, with a cache, and pseudo-labels of other images."""
+"""Computes and caches a teacher's probabilities for distillation, and reads pseudo-labels."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ CHUNK_BYTES = 2**20
 
 
 class TeacherProbabilities(Protocol):
-    """Probabilities (N, K) for images x (N, C, H, W), views of the images `indices` in an epoch."""
+    """Maps x (N, C, H, W), views of the images `indices` in an epoch, to probabilities (N, K)."""
 
     def __call__(self, x: Tensor, epoch: int, indices: Tensor) -> Tensor: ...
 
@@ -42,9 +42,9 @@ class Teacher(nn.Module):
     """A trained network on the student's input: (N, C, H, W) -> probabilities (N, K).
 
     The input is converted from the student's mean and standard deviation to the teacher's; a gray
-    one of (N, 1, H, W) becomes three equal channels for a teacher that takes RGB. A teacher for
-    another resolution gets it resized: at 12 x 12 pixels one of 32 x 32 for digits is at chance.
-    `outputs`: the teacher's output for each class of the student; by default the same.
+    input (N, 1, H, W) becomes three equal channels for a teacher that takes RGB. It is resized to
+    the teacher's resolution: at 12 x 12 pixels, a 32 x 32 teacher of digits is at chance.
+    `outputs`: the teacher's output for each class of the student; by default the same order.
     """
 
     outputs: Tensor | None
@@ -76,8 +76,8 @@ class Teacher(nn.Module):
 
 
 def resized(x: Tensor, side: int) -> Tensor:
-    """(N, C, H, W) or (N, C, T, H, W) with H and W of `side` pixels."""
-    pixels = x.flatten(1, -3)  # frames, as the channels, are resized alone
+    """Resize (N, C, H, W) or (N, C, T, H, W) to `side` pixels."""
+    pixels = x.flatten(1, -3)  # each frame and channel is resized alone
     pixels = F.interpolate(pixels, (side, side), mode="bilinear", antialias=True)
     return pixels.view(*x.shape[:-2], side, side)
 
@@ -85,10 +85,10 @@ def resized(x: Tensor, side: int) -> Tensor:
 def matching_teacher(
     bundle: Bundle, name: str, classes: tuple[str, ...], student: Preprocessing
 ) -> Teacher:
-    """The network of `bundle` as a teacher for the data set's `classes`, by `match_classes`.
+    """Build a teacher from `bundle` for the data set's `classes`, by `match_classes`.
 
-    Raises ValueError if the number of classes or their names differ, and for a teacher of gray
-    images whose student sees RGB.
+    Raises ValueError if the number of classes or their names differ, and for a gray teacher of an
+    RGB student.
     """
     theirs = bundle.classes
     if len(theirs) != len(classes):
@@ -121,9 +121,9 @@ def build_teacher(
     device: torch.device | str,
     cache: Path | None,
 ) -> TeacherProbabilities | None:
-    """The recipe's teacher, or None; with a folder `cache` its probabilities are stored there.
+    """Build the recipe's teacher, if any; with a folder `cache`, probabilities are stored there.
 
-    Raises ValueError if the cache cannot be used with the recipe, or the teacher with the data.
+    Raises ValueError if the cache does not fit the recipe, or the teacher does not fit the data.
     """
     if not recipe.teacher:
         if cache:
@@ -164,16 +164,16 @@ def build_teacher(
 
 
 class CachedTeacher:
-    """A teacher whose probabilities are stored on disk, so that several runs compute them once.
+    """A teacher that stores its probabilities on disk, so that several runs compute them once.
 
-    `views` is the key: everything that determines the pixels of a view, besides the image and the
-    epoch. Each combination of key and teacher has a subfolder of `folder`, with a file for each of
-    the `epochs` after which views repeat. A file has K half-precision numbers per image; zeros mean
-    that the image has not been computed. The rounded probabilities are returned also when they are
-    computed, so that resumed runs are reproducible.
+    `views` is the key: everything that determines the pixels of a view, besides image and epoch.
+    Each combination of key and teacher has a subfolder of `folder`, with a file for each of
+    `epochs` epochs, after which views repeat. A file has K half-precision numbers per image; zeros
+    mean that the image is not computed yet. The first call returns rounded probabilities too, so
+    that resumed runs are reproducible.
 
-    Nothing is written before the first probabilities are. Raises ValueError if there is not enough
-    disk space, or if something else is in the place of the cache.
+    Nothing is written before the first probabilities. Raises ValueError if there is not enough disk
+    space, or if the folder has something else in the cache's place.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class CachedTeacher:
         conversion: dict[str, Any] = {
             name: value.flatten().tolist() for name, value in teacher.named_buffers(recurse=False)
         }
-        if teacher.side:  # caches of teachers of the same resolution have no such entry
+        if teacher.side:  # no entry for a teacher of the same resolution
             conversion["side"] = teacher.side
         key = json.dumps(
             {"teacher": digest(teacher), **conversion, "images": images, **views},
@@ -234,9 +234,9 @@ class CachedTeacher:
 
 
 def allocate(path: Path, size: int) -> None:
-    """Give a file `size` bytes of the disk, new ones zero. Raises OSError where it is full.
+    """Allocate `size` bytes of disk for a file, new bytes zero. Raises OSError if the disk is full.
 
-    Where a file has holes, writing to its memory map ends the process when the disk is full.
+    Otherwise, writing to the memory map of a file with holes on a full disk kills the process.
     """
     try:
         with path.open("ab") as file:
@@ -257,13 +257,13 @@ def digest(net: nn.Module) -> str:
     return weights.hexdigest()
 
 
-# Pseudo-labels are a teacher's probabilities, which `fullstride data label` stores (Noisy
-# Student, arXiv:1911.04252; ResNet-RS trains on them too, arXiv:2103.07579).
+# Pseudo-labels are a teacher's probabilities, stored by `fullstride data label` (Noisy Student,
+# arXiv:1911.04252; ResNet-RS also trains on them, arXiv:2103.07579).
 
 
 @dataclass(frozen=True)
 class PseudoLabels:
-    """The k most probable classes of each of M readable images, of K classes."""
+    """The k most probable of K classes for each of M readable images."""
 
     key: StoreKey
     images_m: np.ndarray  # int64: index of the image in the data
@@ -275,16 +275,16 @@ class PseudoLabels:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the images and of their labels."""
+        """A hash of the images and their labels."""
         whole = hashlib.sha256(self.key.data.encode())
         for array in (self.images_m, self.classes_mk, self.probabilities_mk):
             whole.update(array.tobytes())
         return whole.hexdigest()[:16]
 
     def for_classes(self, classes: tuple[str, ...]) -> "PseudoLabels":
-        """The same labels as indices of a student's `classes`, by `match_classes`.
+        """Convert the labels to indices of a student's `classes`, by `match_classes`.
 
-        Raises ValueError where the teacher has other classes.
+        Raises ValueError if the teacher has other classes.
         """
         theirs = self.key.classes
         if len(theirs) != len(classes):
@@ -296,9 +296,9 @@ class PseudoLabels:
         return PseudoLabels(self.key, self.images_m, ours[self.classes_mk], self.probabilities_mk)
 
     def dense(self, rows: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """Probabilities (N, K) of N rows. What k classes leave of 1 is spread over the others.
+        """Probabilities (N, K) of N rows; the other K - k classes share the rest of 1.
 
-        They sum to 1, which half precision misses by up to 0.5 %.
+        They are normalised, since stored sums are off by up to 0.5 % in half precision.
         """
         numbers = np.array(rows)
         indices = sent(torch.from_numpy(self.classes_mk[numbers]), device)
@@ -311,36 +311,36 @@ class PseudoLabels:
 
 
 def sent(values: Tensor, device: torch.device | str) -> Tensor:
-    """A copy on `device`, for which this process does not wait."""
+    """Copy to `device` without waiting."""
     on_gpu = torch.device(device).type == "cuda"
     return (values.pin_memory() if on_gpu else values).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
 class ClassCount:
-    """What is left of the images that a teacher gives to one class."""
+    """The numbers of images for one class of a teacher."""
 
     name: str
-    predicted: int  # images whose most probable class it is
-    confident: int  # of these, images that are confident enough
-    used: int  # of these, images that are trained on
-    repeated: int  # times that one of them occurs again
+    predicted: int  # images with this most probable class
+    confident: int  # predicted images with enough confidence
+    used: int  # confident images in training
+    repeated: int  # repetitions of used images
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Rows of pseudo-labels to train on, in ascending order, some of them several times."""
+    """Rows of pseudo-labels to train on, in ascending order, some repeated."""
 
     rows: np.ndarray
     by_class: tuple[ClassCount, ...]
 
 
 def select(labels: PseudoLabels, min_confidence: float, per_class: int) -> Selection:
-    """The rows whose best class has at least `min_confidence`, with `per_class` for each class.
+    """Select `per_class` rows for each class, among rows with at least `min_confidence`.
 
-    Of more the most confident are taken, of equal ones the first; of fewer all, repeated in turn. A
-    class without any stays without. `per_class` 0 takes all once. Source: arXiv:1911.04252, with
-    .3 and 130,000.
+    A class with more rows keeps the most confident, the first among ties; a class with fewer rows
+    repeats all in turn; a class without rows stays empty. `per_class` 0 selects all rows once.
+    Source: arXiv:1911.04252, with .3 and 130,000.
     """
     best, confidence = labels.classes_mk[:, 0], labels.probabilities_mk[:, 0]
     chosen, counts = [], []
@@ -359,7 +359,7 @@ def select(labels: PseudoLabels, min_confidence: float, per_class: int) -> Selec
 
 
 def read_pseudo_labels(store: Path) -> PseudoLabels:
-    """The finished store of `fullstride data label`. Raises ValueError, in one line."""
+    """Read a finished store of `fullstride data label`. Raises ValueError, in one line."""
     if not store.exists():
         raise ValueError(f"no pseudo-labels at {store}: write them by `fullstride data label`")
     key = read_key(store)
@@ -384,7 +384,7 @@ def read_pseudo_labels(store: Path) -> PseudoLabels:
 
 
 def _matrix(store: Path, column: Any, dtype: type) -> np.ndarray:
-    """An arrow column of lists of one size, without nulls, as (M, k)."""
+    """Convert an arrow column of equal-sized lists, without nulls, to (M, k)."""
     types = pyarrow().types
     kind = column.type
     if not types.is_fixed_size_list(kind) or kind.value_type.to_pandas_dtype() is not dtype:
@@ -396,7 +396,7 @@ def _matrix(store: Path, column: Any, dtype: type) -> np.ndarray:
 
 
 def open_images_of(labels: PseudoLabels, store: Path) -> Unlabelled:
-    """The images that were labelled. Raises ValueError where they are gone or have changed."""
+    """Open the labelled images. Raises ValueError if they are gone or have changed."""
     where = labels.key.where
     if not where:
         raise ValueError(f"{store} is of images in several places: label one folder or list")

@@ -1,4 +1,4 @@
-"""The weights that a run ends with: precise batch statistics, averages of epochs, a linear probe.
+"""Chooses a run's final weights: precise batch statistics, averages of epochs, a linear probe.
 
 Letters: N images, D features, K classes.
 """
@@ -34,9 +34,9 @@ from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.named import MAX_PROBE_CLASSES
 from fullstride.train.scoring import FinalNetwork, averaged, quality, scoring_batches
 
-# Measured anew with the final weights, on training images in evaluation views, batch statistics are
-# closer to what evaluation meets than those of augmented images in small batches ("precise BN":
-# arXiv:2105.07576, section 3; of other resolutions: arXiv:1906.06423).
+# Precise BN: batch statistics of the final weights on training images in evaluation views match
+# evaluation better than statistics of augmented images in small batches (arXiv:2105.07576, section
+# 3; for other resolutions: arXiv:1906.06423).
 
 
 STATISTICS_IMAGES = 64 * 128
@@ -45,7 +45,7 @@ STATISTICS_IMAGES = 64 * 128
 def better_statistics(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
     """`final`; or a copy with precise statistics if its validation score is better.
 
-    Without a validation split, or statistics that training changes, it is `final`.
+    It is `final` without a validation split, or if training changes no statistics.
     """
     if not run.data.val or not batch_norms(final.net, frozen_names(final.net, run.recipe)):
         return final
@@ -62,7 +62,7 @@ def better_statistics(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
 
 
 def of_run(run: PreparedRun, net: Backbone) -> Backbone:
-    """A copy of `net` whose batch statistics are those of the run's training images."""
+    """Copy `net` with batch statistics of the run's training images."""
     frozen = frozen_names(net, run.recipe)
     return with_precise_statistics(net, run.task, run.data.train, run.scoring, frozen=frozen)
 
@@ -76,10 +76,10 @@ def with_precise_statistics(
     *,
     frozen: Collection[str] = (),
 ) -> Backbone:
-    """A copy of `net` whose batch statistics are the means over batches of `images`.
+    """Copy `net` with batch statistics that are means over batches of `images`.
 
-    These are all images or `STATISTICS_IMAGES`, in evaluation views and whole batches. Statistics
-    of norms with `frozen` parameters stay as they are.
+    All images are used, or `STATISTICS_IMAGES`, in evaluation views and whole batches. Norms with
+    `frozen` parameters keep their statistics.
     """
     precise = copy.deepcopy(net).eval()
     norms = batch_norms(precise, frozen)
@@ -90,12 +90,12 @@ def with_precise_statistics(
     computing = numerics(tf32=False, benchmark=False, deterministic=False)
     with closing(scoring_batches(task, some, how)) as batches, computing:
         for index, (x, _, _) in enumerate(batches.epoch(0)):
-            if len(x) < 2:  # which have no variance where a map has one pixel
+            if len(x) < 2:  # one image has no variance where a map has one pixel
                 continue
             for norm in norms:
                 for value in () if index else (norm.running_mean, norm.running_var):
                     if value is not None:
-                        value.zero_()  # 0 x a value that is not finite would be none
+                        value.zero_()  # 0 x a value that is not finite is NaN
                 norm.train().momentum = 1 / (index + 1)
             precise(x)
     for norm, momentum in zip(norms, momenta, strict=True):
@@ -105,7 +105,7 @@ def with_precise_statistics(
 
 
 def batch_norms(net: Backbone, frozen: Collection[str] = ()) -> list[BATCH_NORM]:
-    """The batch norms of `net` with no parameter among the `frozen` ones."""
+    """The batch norms of `net` without `frozen` parameters."""
     return [
         module
         for name, module in net.named_modules()
@@ -114,18 +114,18 @@ def batch_norms(net: Backbone, frozen: Collection[str] = ()) -> list[BATCH_NORM]
     ]
 
 
-# Averages of several epochs, greedy soups that the validation split chooses.
+# Averages of several epochs: greedy soups, chosen by the validation split.
 #
-# Source: model soups, arXiv:2203.05482, of epochs of one run. Batch statistics are averaged as the
-# weights are, and with the recipe's `precise_bn` measured for each average.
+# Source: model soups, arXiv:2203.05482, here of epochs of one run. Batch statistics are averaged
+# like weights, or measured for each average with the recipe's `precise_bn`.
 
 
-SOUP = "soup"  # the folder of the ingredients in that of a run
-EPOCH = "epoch"  # of an ingredient, among its scores
+SOUP = "soup"  # subfolder of a run with the ingredients
+EPOCH = "epoch"  # key of an ingredient's epoch in its scores
 
 
 def check_slots(run: PreparedRun) -> None:
-    """Raise ValueError if something else is where epochs will be saved; writes nothing."""
+    """Raise ValueError if other files are where epochs will be saved; write nothing."""
     for slot in slots(run):
         check_output(slot, OUTPUT)
 
@@ -133,10 +133,10 @@ def check_slots(run: PreparedRun) -> None:
 def save_epoch(
     run: PreparedRun, rows: list[dict[str, Any]], average: Backbone, scores: Mapping[str, float]
 ) -> None:
-    """Save the network of the last of `rows` if it is among the best of them.
+    """Save the network of the last row if it is among the best of `rows`.
 
-    It takes the place of one that no longer is. This is done before the log has the row: after a
-    stop between the two the epoch is trained again, with the same result.
+    It replaces a network that no longer is. The log gets the row afterwards: after a stop in
+    between, the epoch is trained again, with the same result.
     """
     count, epoch = run.recipe.soup, rows[-1]["epoch"]
     best = {row["epoch"] for row in run_folder.best_rows(rows, run.metric, count)}
@@ -151,7 +151,7 @@ def save_epoch(
 def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
     """`final`; or an average of epochs whose validation score is better.
 
-    The epochs are tried from the best one on; each stays in the average if that is better with it.
+    Epochs are tried in order, the best first; each stays if it makes the average better.
     """
     candidates = [
         (quality(scores, run.metric), -int(scores[EPOCH]), slot)
@@ -165,7 +165,7 @@ def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
         net.load_state_dict(averaged([*states, state]))
         if run.recipe.measures_statistics:
             net = of_run(run, net)
-        is_saved = not states and not run.recipe.measures_statistics  # whose scores are known
+        is_saved = not states and not run.recipe.measures_statistics  # then scores are known
         scores = saved_scores(slot) if is_saved else run.val_scores(net)
         trial = FinalNetwork(net, scores, (*(best.epochs if best else ()), -minus_epoch))
         if best is None or trial.is_better(best, run.metric):
@@ -187,20 +187,20 @@ def slots(run: PreparedRun) -> list[Path]:
 
 
 def saved_scores(slot: Path) -> Mapping[str, float]:
-    """The epoch and the validation scores of the network in `slot`; empty where there is none."""
+    """The epoch and validation scores of the network in `slot`; empty without a network."""
     return read_metadata(slot).scores["val"] if slot.is_dir() else {}
 
 
-# A linear probe: a classifier of the features of a frozen network, by ridge regression in closed
-# form. Training may begin with it (LP-FT, arXiv:2202.10054), and may end with it, or between the
-# two (WiSE-FT, arXiv:2109.01903).
+# A linear probe: a classifier on the features of a frozen network, by ridge regression in closed
+# form. Training may begin with it (LP-FT, arXiv:2202.10054), and end with it or with a mean of it
+# and the trained weights (WiSE-FT, arXiv:2109.01903).
 
 
-PROBE_IMAGES = 5_000  # of the training images, evenly chosen
+PROBE_IMAGES = 5_000  # the most training images, evenly spaced
 # Parts of the trained weights to one part of the probe: in 13 trainings on 60 to 311 images
 # the test is 72.7, 74.1, 75.5, 76.3 and 75.2 % at 0, 1/4, 1/2, about 3/4 and 1 (docs/log.md).
 TRAINED_PARTS = 3
-STRENGTHS = 10.0 ** np.arange(-3, 2.1, 0.5)  # of the penalty, per image
+STRENGTHS = 10.0 ** np.arange(-3, 2.1, 0.5)  # penalties per image
 
 
 class LinearProbe(NamedTuple):
@@ -211,14 +211,14 @@ class LinearProbe(NamedTuple):
 
 
 def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> LinearProbe:
-    """Ridge regression of the features on 1 for the class of an image and 0 for others.
+    """Fit a ridge regression from features to 1 for an image's class and 0 for other classes.
 
-    All features are divided by one number. With a deviation of 1 for each, those that hardly vary
-    would have large weights, which the rounding of int8 files turns into noise (docs/log.md).
+    All features are divided by one number. With a deviation of 1 for each, features that hardly
+    vary would have large weights, which rounding in int8 files turns into noise (docs/log.md).
 
-    The strength has the least squared error of each image by the regression on all others, which
-    has a closed form (the PRESS statistic). The predictions so made of each image also give the
-    factor that makes logits of the outputs, by `fit_temperature`.
+    The strength minimises the squared leave-one-out error, which has a closed form (the PRESS
+    statistic). The leave-one-out predictions also give the factor that turns outputs into logits,
+    by `fit_temperature`.
     """
     n = len(features_nd)
     mean_d = features_nd.mean(0)
@@ -231,7 +231,7 @@ def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> Li
     best: tuple[float, np.ndarray, np.ndarray] | None = None
     for strength in n * STRENGTHS:
         shrinkage = squares / (squares + strength)
-        # the share of an image in its own prediction, with that of the mean
+        # the share of an image in its own prediction (leverage), with its share in the mean
         own_n = np.minimum((left**2 * shrinkage).sum(1) + 1 / n, 1 - 1e-9)
         residuals_nk = targets_nk - shares_k - (left * shrinkage) @ projected
         without_nk = residuals_nk / (1 - own_n)[:, None]
@@ -247,7 +247,7 @@ def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> Li
 
 
 def _singular(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Left vectors, squared values and right vectors of `x`, without those of rank 0."""
+    """Left singular vectors, squared singular values above 0 and right singular vectors of `x`."""
     is_long = len(x) >= x.shape[1]
     squares, vectors = np.linalg.eigh(x.T @ x if is_long else x @ x.T)
     positive = squares > squares[-1] * max(x.shape) * np.finfo(float).eps
@@ -272,11 +272,11 @@ def features(
 
 
 def save_probe(run: PreparedRun) -> None:
-    """Fit the classifier of a copy of the untrained network, and save its bundle, if there is none.
+    """Fit the classifier of a copy of the untrained network, and save its bundle, unless it exists.
 
-    It is fitted to the training images, or `PROBE_IMAGES` of them, and has its scores on the
-    validation split. A network without a linear classifier has no probe, which is printed. Raises
-    ValueError for a task without single labels, and for too many classes.
+    At most `PROBE_IMAGES` training images are used; the bundle has validation scores. A network
+    without a linear classifier has no probe, which is printed. Raises ValueError for a task without
+    single labels, and for too many classes.
     """
     classes = len(run.data.classes)
     if not run.task.single_label or classes > MAX_PROBE_CLASSES:
@@ -287,7 +287,7 @@ def save_probe(run: PreparedRun) -> None:
     if has_probe(run):
         return
     net = copy.deepcopy(fused_form.unpadded(run.net, run.spec)).to(run.device)
-    # whether the logits are one linear function, with biases, of what `embed` returns
+    # whether the logits are one linear function, with biases, of the output of `embed`
     classifier = net.get_submodule(net.classifier)
     is_linear = isinstance(classifier, nn.Linear) and isinstance(classifier.bias, Tensor)
     embeds = not isinstance(net, TimmNetwork) or net.embeds
@@ -311,7 +311,7 @@ def has_probe(run: PreparedRun) -> bool:
 
 
 def begin_with_probe(run: PreparedRun) -> None:
-    """Give the network of a run the classifier that `save_probe` saved, if there is one."""
+    """Give a run's network the classifier of `save_probe`, if there is one."""
     if has_probe(run):
         probe = Bundle.load(run.folder / run_folder.PROBE, build_head).net
         run.net.get_submodule(run.net.classifier).load_state_dict(
@@ -320,20 +320,20 @@ def begin_with_probe(run: PreparedRun) -> None:
 
 
 def probe_network(run: PreparedRun) -> FinalNetwork:
-    """The network with frozen features that `save_probe` saved, and its validation scores."""
+    """The network with frozen features of `save_probe`, and its validation scores."""
     bundle = Bundle.load(run.folder / run_folder.PROBE, build_head)
     return FinalNetwork(bundle.net.to(run.device), bundle.scores["val"])
 
 
 def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
-    """The network that a run with a probe ends with: `final`, the probe, or their mean.
+    """Choose the final network of a run with a probe: `final`, the probe, or their mean.
 
-    With frozen statistics, where training began with the probe, this is a mean of the weights of
-    both, with `TRAINED_PARTS` to 1, unless the validation split is better with one of the two by
-    more than its standard error: networks between them are as good on such images and better on
-    others (arXiv:2109.01903), and those of few images may have unlearned what the probe knows. With
-    statistics of batches a mean of the weights is no network, and the better one of the two is
-    taken. It is `final` where there is no probe or no validation split.
+    With frozen statistics, training began with the probe, and the mean weights, `TRAINED_PARTS` to
+    1, are chosen unless `final` or the probe is better on the validation split by more than its
+    standard error: means are as good on similar images and better on others (arXiv:2109.01903), and
+    training on few images may have unlearned what the probe knows. With batch statistics the mean
+    does not work, and the better network is chosen. It is `final` without a probe or without a
+    validation split.
     """
     if not (has_probe(run) and run.data.val):
         return final
@@ -358,9 +358,9 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
 def is_clearly_better(
     scores: Mapping[str, float], other: Mapping[str, float], metric: Metric, images: int
 ) -> bool:
-    """Whether `scores` are better by more than the standard error of a share of so many `images`.
+    """Whether top-1 is better by more than the standard error of a share of `images` images.
 
-    For a metric that is no share of images, whether they are better.
+    For another metric, whether it is better at all.
     """
     if not other or not scores:
         return bool(scores)

@@ -38,29 +38,30 @@ from fullstride.train.optimizer import Freezing, build_optimizer, lr_at, set_rat
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run_folder import load_optimizer, load_scaler, read_state
 
-# A loss is high above FACTOR times the first one plus MARGIN. Healthy losses begin near that of
-# guessing, log(classes) for a classifier, and rarely double; the margin is for those that begin
-# near zero, with trained weights. Our own numbers (docs/log.md).
+# A loss is high above FACTOR x the first loss + MARGIN. Healthy losses begin near the loss of
+# guessing, log(classes) for a classifier, and rarely double; with trained weights they may begin
+# near zero, hence the margin. Our own numbers (docs/log.md).
 FACTOR, MARGIN = 4.0, 10.0
-# High losses in a row: this share of all steps, within these bounds, so that spikes do not count.
+# Required high losses in a row: SHARE of all steps, from FEWEST to MOST, so that spikes do not
+# count.
 SHARE, FEWEST, MOST = 1 / 20, 5, 100
 
 
 @dataclass
 class Divergence:
-    """Whether the last losses of a training are high."""
+    """Detects whether the last losses of a training are high."""
 
     total: int  # steps of the training
     first: float | None = None  # loss of the first step
     high: int = 0  # high losses in a row, up to the last step
-    steps: int = 0  # that have been examined
+    steps: int = 0  # examined steps
 
     def find(self, losses: Sequence[float], start: int) -> int | None:
-        """The index of the loss by which training has diverged, or None.
+        """The index of the loss at which training has diverged, or None.
 
         Args:
-            losses: Of consecutive steps. Those that have been examined are not examined again.
-            start: Number of steps before them.
+            losses: Losses of consecutive steps; examined steps are not examined again.
+            start: Number of steps before the first loss.
         """
         enough = min(MOST, max(FEWEST, round(SHARE * self.total)))
         if self.first is None:
@@ -88,9 +89,9 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of training after a step, of tensors and numbers only."""
+    """The state of training after a step, made of tensors and numbers."""
 
-    state: dict[str, Any] = field(repr=False)  # what `resume` takes
+    state: dict[str, Any] = field(repr=False)  # the argument `resume`
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,10 @@ class Epoch(Checkpoint):
 
     number: int  # from 0
     loss: float  # mean over its steps
-    lr: float  # of its last step
+    lr: float  # learning rate of its last step
     images_per_s: float  # since the epoch began or was resumed
-    data_wait_fraction: float  # of that time, spent waiting for images
-    average: Backbone  # the averaged network in evaluation mode: the one to score and to save
+    data_wait_fraction: float  # fraction of that time spent waiting for images
+    average: Backbone  # the averaged network in evaluation mode, to score and to save
 
 
 def train_epochs(
@@ -116,13 +117,13 @@ def train_epochs(
     checkpoint_every_steps: int = 0,
     context: DistributedContext = SINGLE_PROCESS,
 ) -> Iterator[Checkpoint]:
-    """Train `net` in place, and yield an `Epoch` after each one for the caller to log and save.
+    """Train `net` in place, and yield an `Epoch` after each epoch for the caller to log and save.
 
-    `checkpoint_every_steps` yields a `Checkpoint` within an epoch too. `resume` is the `state` of
-    the last one: training then continues as if it had not been stopped, bit for bit where the
-    device computes reproducibly. With several processes in `context`, `batches` has each process's
-    part of every batch, and all yield the same. Raises FloatingPointError, with the step, if the
-    loss is not finite or diverges.
+    `checkpoint_every_steps` also yields `Checkpoint`s within an epoch. `resume` is the `state` of
+    the last epoch or checkpoint: training then continues as if it had not stopped, bit for bit if
+    the device computes reproducibly. With several processes in `context`, `batches` has each
+    process's part of every batch, and all yield the same. Raises FloatingPointError, with the step,
+    if the loss is not finite or diverges.
 
     Examples:
         >>> import fullstride
@@ -195,16 +196,16 @@ def build_trainer(
     teacher: TeacherProbabilities | None = None,
     context: DistributedContext = SINGLE_PROCESS,
 ) -> "Trainer":
-    """The trainer of `net`, whose modules become those of the recipe, in place.
+    """Build the trainer of `net`, and give `net` the modules of the recipe, in place.
 
-    Raises ValueError, in one line, for what the task or the device excludes.
+    Raises ValueError, in one line, for a recipe that the task or the device does not support.
     """
     check_task(task, recipe)
     device = next(net.parameters()).device
     recipe = on_device(recipe, device)
     check_computation(recipe, device)
     if recipe.deterministic:
-        # cuBLAS requires it for reproducible products
+        # cuBLAS requires this for reproducible products
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if device.type == "cpu":
         avoid_strided_pointwise(net)
@@ -222,7 +223,7 @@ def build_trainer(
 
 
 def check_computation(recipe: Recipe, device: torch.device) -> None:
-    """Raises ValueError for what is chosen before the first step, and what no CPU computes."""
+    """Raise ValueError for fields that are not chosen yet, and for a CPU's unreliable precision."""
     if recipe.efficiency == "auto":
         raise ValueError(
             "recipe.efficiency auto is chosen before the first step: use plain, fused, "
@@ -231,7 +232,7 @@ def check_computation(recipe: Recipe, device: torch.device) -> None:
     if not recipe.grad_accum_steps:
         raise ValueError("recipe.grad_accum_steps 0 is chosen before the first step: use 1 or more")
     if device.type == "cpu" and recipe.channels_last and recipe.precision in ("bf16", "fp16"):
-        # With torch 2.15 gradients change from run to run, and some are NaN (docs/log.md).
+        # With torch 2.15, gradients differ between runs, and some are NaN (docs/log.md).
         raise ValueError(
             f"recipe.precision {recipe.precision} with recipe.channels_last is not reliable on "
             "a CPU: set recipe.precision fp32, or use a GPU"
@@ -239,7 +240,7 @@ def check_computation(recipe: Recipe, device: torch.device) -> None:
 
 
 class Trainer:
-    """The state of training, the network, its average and the optimizer, and its step."""
+    """Holds the state of training, with network, average and optimizer, and takes steps."""
 
     def __init__(
         self,
@@ -250,7 +251,7 @@ class Trainer:
         teacher: TeacherProbabilities | None,
         context: DistributedContext,
     ):
-        """`net` has the modules of the recipe, see `build_trainer`."""
+        """`net` must have the modules of the recipe, see `build_trainer`."""
         self.device = next(net.parameters()).device
         self.net, self.recipe, self.per_epoch = net, recipe, per_epoch
         self.task, self.teacher, self.context = task.with_options(recipe), teacher, context
@@ -267,10 +268,10 @@ class Trainer:
         self.forward = self.build_forward()
 
     def build_forward(self) -> Callable[..., Any]:
-        """The module that a step calls, for the parameters that have gradients now."""
+        """Build the module that a step calls, for the parameters that currently train."""
         net, module = self.net, self.task.training_module(self.net)
         if self.context.is_distributed:
-            # a task's head leaves the classifier of the network without gradients
+            # beside a task's head, the network's classifier has no gradients
             has_unused = net.task_head is not None
             module = DistributedDataParallel(
                 module, broadcast_buffers=False, find_unused_parameters=has_unused
@@ -286,7 +287,7 @@ class Trainer:
         return forward
 
     def numerics(self) -> AbstractContextManager[None]:
-        """How steps compute: what stays in float32 under 16 bits need not be exact either."""
+        """Set how steps compute: float32 parts of 16-bit training need not be exact either."""
         on_gpu = self.device.type == "cuda"
         return numerics(
             tf32=on_gpu and self.recipe.precision != "fp32",
@@ -295,10 +296,10 @@ class Trainer:
         )
 
     def step(self, x: Tensor, targets: Any, number: int, indices: Tensor | None = None) -> Tensor:
-        """One step of the optimizer; returns the loss, on the device: reading it would stall a GPU.
+        """Take one optimizer step; return the loss on the device: reading it would stall a GPU.
 
-        `indices` are those of the images, for a teacher with a cache. Every random draw is a
-        function of the recipe's seed and the step, so that a resumed run draws the same.
+        `indices` are the images' indices, for a teacher with a cache. Every random draw depends
+        only on the recipe's seed and the step, so a resumed run draws the same numbers.
         """
         recipe = self.recipe
         if self.freezing.apply(number):
@@ -323,7 +324,7 @@ class Trainer:
         return loss
 
     def backward(self, x: Tensor, targets: Any, epoch: int, indices: Tensor | None) -> Tensor:
-        """Add the gradients of a batch, in the recipe's number of passes; returns its loss."""
+        """Add the gradients of a batch in the recipe's number of passes; return its loss."""
         indices = torch.arange(len(x)) if indices is None else indices
         total = torch.zeros((), device=self.device)
         size = math.ceil(len(x) / self.recipe.grad_accum_steps)
@@ -337,7 +338,7 @@ class Trainer:
         return total
 
     def maybe_no_sync(self, more_follow: bool) -> AbstractContextManager[None]:
-        """Processes average their gradients after the last part of a batch only."""
+        """Let processes average their gradients only after the last part of a batch."""
         if more_follow and isinstance(self.module, DistributedDataParallel):
             return self.module.no_sync()
         return nullcontext()
@@ -345,16 +346,16 @@ class Trainer:
     def loss(self, x: Tensor, targets: Any, epoch: int, indices: Tensor) -> Tensor:
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.recipe.precision)
         with torch.autocast(self.device.type, half, enabled=half is not None):
-            # Masks are drawn here, outside of what may be compiled; timm's networks draw their own.
+            # Masks are drawn here, outside compiled code; timm's networks draw their own.
             more = (targets,) if self.task.training_targets else ()
             outputs = self.forward(x, self.net.draw(len(x)), *more)
             teacher = self.teacher(x, epoch=epoch, indices=indices) if self.teacher else None
             return self.task.loss(outputs, targets, teacher)
 
     def check(self, losses: list[Tensor], epoch: int) -> None:
-        """Raise FloatingPointError if one of `losses` is not finite, or if they diverge.
+        """Raise FloatingPointError if a loss is not finite, or if the losses diverge.
 
-        `losses` are those of `epoch` so far, the same in all processes.
+        `losses` are the losses of `epoch` so far, equal in all processes.
         """
         recipe, values = self.recipe, torch.stack(losses).tolist()
         bad = next((step for step, value in enumerate(values) if not math.isfinite(value)), None)
@@ -376,7 +377,7 @@ class Trainer:
         )
 
     def state(self, epochs: int, index: int, losses: list[Tensor]) -> dict[str, Any]:
-        """The checkpoint after `epochs` whole epochs and `index` batches of the next."""
+        """Make the checkpoint after `epochs` whole epochs and `index` batches of the next epoch."""
         for net in (self.net, self.average.net):
             self.context.sync_buffers(net)
         return {
@@ -393,7 +394,7 @@ class Trainer:
         }
 
     def resume(self, data: dict[str, Any]) -> tuple[int, int, list[Tensor]]:
-        """Load the checkpoint `data`. Raises ValueError, in one line, where it does not fit."""
+        """Load the checkpoint `data`. Raises ValueError, in one line, if it does not fit."""
         where = "the checkpoint"
         state = read_state(data, where)
         if state.epochs > math.ceil(self.recipe.epochs) or state.index >= self.per_epoch:

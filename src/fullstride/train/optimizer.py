@@ -1,4 +1,4 @@
-"""Builds the optimizer of a recipe, sets its rates over training, and freezes layers."""
+"""Builds a recipe's optimizer, sets its rates during training, and freezes layers."""
 
 import math
 from bisect import bisect_right
@@ -15,10 +15,10 @@ NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
 
 
 def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer, without the parameters that never train.
+    """Build the recipe's optimizer, without parameters that never train.
 
-    It has two groups of parameters, with weight decay and without; or two for each layer whose
-    rate differs, which has the factor "lr_scale".
+    It has two groups of parameters, with and without weight decay; or two per layer with its own
+    rate, whose factor is "lr_scale".
     """
     from timm.optim.lamb import Lamb  # timm takes a second to import
     from timm.optim.rmsprop_tf import RMSpropTF
@@ -43,9 +43,9 @@ def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def parameter_groups(net: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """The groups of parameters for `build_optimizer`."""
+    """Group the parameters for `build_optimizer`."""
     frozen, scales = frozen_names(net, recipe), lr_scales(net, recipe)
-    # in this order also where one of the two is empty, as in checkpoints
+    # both groups in this order, even if one is empty, as in checkpoints
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
     for path, module in net.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -64,9 +64,9 @@ def parameter_groups(net: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def lr_scales(net: nn.Module, recipe: Recipe) -> dict[str, float]:
-    """The factor of the rate by parameter: `layer_decay` to the power of the layers above it.
+    """Each parameter's factor of the rate: `layer_decay` to the power of the layers above it.
 
-    Empty where all are 1. Source: BEiT, arXiv:2106.08254.
+    Empty if all are 1. Source: BEiT, arXiv:2106.08254.
     """
     if recipe.layer_decay == recipe.head_lr_scale == 1:
         return {}
@@ -80,10 +80,9 @@ def lr_scales(net: nn.Module, recipe: Recipe) -> dict[str, float]:
 
 
 def frozen_names(net: nn.Module, recipe: Recipe) -> set[str]:
-    """The parameters that never train, of `freeze_stages` and of `frozen`.
+    """The names of parameters that never train, by `freeze_stages` and `frozen`.
 
-    Raises ValueError for too many stages, for a path that no parameter has, and where nothing would
-    train.
+    Raises ValueError for too many stages, a path without parameters, and if nothing would train.
     """
     frozen = frozen_by_path(net, recipe.frozen) | frozen_by_stage(net, recipe)
     if frozen and frozen.issuperset(name for name, _ in net.named_parameters()):
@@ -95,7 +94,7 @@ def frozen_names(net: nn.Module, recipe: Recipe) -> set[str]:
 
 
 def frozen_by_path(net: nn.Module, paths: Sequence[str]) -> set[str]:
-    """The parameters at `paths`, each of a module or of a parameter."""
+    """The names of parameters at `paths`, of modules or parameters."""
     names = [name for name, _ in net.named_parameters()]
     frozen = set[str]()
     for path in paths:
@@ -111,7 +110,7 @@ def frozen_by_path(net: nn.Module, paths: Sequence[str]) -> set[str]:
 
 
 def frozen_by_stage(net: nn.Module, recipe: Recipe) -> set[str]:
-    """The parameters of the first `freeze_stages` stages."""
+    """The names of parameters in the first `freeze_stages` stages."""
     if not recipe.freeze_stages:
         return set()
     assert isinstance(net, Backbone)
@@ -136,11 +135,11 @@ def has_weight_decay(module: nn.Module, name: str, recipe: Recipe) -> bool:
 
 
 class Freezing:
-    """Takes gradients from the parameters that do not train, and updates from their batch norms.
+    """Turns off gradients of parameters that do not train, and updates of their batch norms.
 
-    Which ones is a function of the step alone, so that a resumed run goes on with the same. A
-    frozen batch norm uses the statistics that it has and does not change them, as do all of them
-    with the recipe's `frozen_statistics`, whose gains and biases train.
+    Which parameters train depends only on the step, so a resumed run is unchanged. A frozen batch
+    norm uses its statistics and does not update them. With the recipe's `frozen_statistics` this
+    applies to all batch norms, whose gains and biases still train.
     """
 
     def __init__(self, net: Backbone, recipe: Recipe, steps_per_epoch: int):
@@ -168,9 +167,9 @@ class Freezing:
         self.keeps_statistics = recipe.frozen_statistics
 
     def apply(self, step: int) -> bool:
-        """Freeze what does not train in `step`, from 0; whether that differs from the last call.
+        """Freeze for `step`, counted from 0; return whether anything changed since the last call.
 
-        It is called before every step, as `net.train()` sets the batch norms back.
+        Call it before every step, because `net.train()` resets the batch norms.
         """
         is_start = step < self.until
         frozen = self.frozen[is_start]
@@ -184,15 +183,15 @@ class Freezing:
         return changes
 
 
-# The learning rate and the momentum at every time of a training.
+# Learning rate and momentum over the course of training.
 #
-# 1-cycle (arXiv:1803.09820) with the defaults of PyTorch's OneCycleLR; TResNet does not state its.
+# 1-cycle (arXiv:1803.09820) with the defaults of PyTorch's OneCycleLR; TResNet states none.
 RISE = 0.3  # fraction of training in which the learning rate rises
 START, END = 1 / 25, 1 / 25e4  # first and last learning rate / the highest
-# how far the momentum falls while the learning rate rises; OneCycleLR: from 0.95 to 0.85
+# decrease of the momentum while the learning rate rises; OneCycleLR: from 0.95 to 0.85
 MOMENTUM_RANGE = 0.1
 
-# Multipliers of the learning rate: a tenth at each step as for ResNets (arXiv:1512.03385), and
+# Multipliers of the learning rate: 0.1 at each step as for ResNets (arXiv:1512.03385), and
 # EfficientNet's 0.97 every 2.4 epochs (arXiv:1905.11946).
 FACTORS = {"steps": 0.1, "exponential": 0.97}
 

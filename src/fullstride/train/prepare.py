@@ -1,4 +1,4 @@
-"""Builds what a training run needs before its first step: network, batches and configuration."""
+"""Prepares a training run before its first step: network, batches and configuration."""
 
 import json
 import math
@@ -57,9 +57,9 @@ def network_to_train(
     width: float = 1.0,
     depth: float = 1.0,
 ) -> tuple[Spec, Backbone, Preprocessing]:
-    """The spec of `initial_network` as it is saved, the network as it trains, and the pixels.
+    """Build the network to train; return its saved spec, the network and its preprocessing.
 
-    The network has the regularisation of the recipe and, where it says so, padded channels.
+    The network is `initial_network` with the recipe's regularisation and padding of channels.
     """
     net, pre = initial_network(model, task, data, recipe, start, width, depth)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
@@ -69,9 +69,10 @@ def network_to_train(
 def initial_weights(
     model: str, weights: str, weights_kind: WeightsKind = "averaged"
 ) -> Bundle | None:
-    """The bundle whose weights training of `model` begins with; None for random ones.
+    """Load the bundle with the initial weights for `model`; None for random weights.
 
-    A network of clips may begin with those of one of images, so a file may be of any network.
+    A network of clips may begin with weights of a network of images, so a file may be of any
+    network.
     """
     if not weights:
         return None
@@ -89,11 +90,11 @@ def initial_network(
     width: float = 1.0,
     depth: float = 1.0,
 ) -> tuple[Backbone, Preprocessing]:
-    """The network before training, with random weights or those of `start`, and its preprocessing.
+    """Build the network before training, with random or `start` weights, and its preprocessing.
 
     A classifier for the same classes in another order is put in the order of the data. The
-    resolution is the recipe's, or what the task makes of that of `start` or of the network. Gray
-    images are read as RGB, with three equal channels, where the weights of `start` take RGB.
+    resolution is the recipe's, or else the task adjusts the resolution of `start` or the network.
+    Gray images are read as RGB, with three equal channels, if the weights of `start` take RGB.
     """
     check_input(model, task)
     task = task.with_options(recipe)
@@ -115,7 +116,7 @@ def initial_network(
         resolution=resolution,
         frames=frames or None,
     )
-    if isinstance(net, TimmNetwork):  # before there is a folder, which the next try would resume
+    if isinstance(net, TimmNetwork):  # before a folder exists that the next attempt would resume
         net.check_size(net.spec.resolution, net.spec.resolution)
     net.task_head = task.head(net)
     if net.task_head is not None and recipe.pad_channels:
@@ -157,12 +158,12 @@ def initial_network(
 
 @torch.no_grad()
 def zero_classifiers(net: Backbone) -> None:
-    """Let a new classifier begin with weights and biases of 0, so that the first loss is ln K.
+    """Initialise a new classifier with weights and biases of 0, so that the first loss is ln K.
 
-    timm draws those of EfficientNet-like networks from +-1 / sqrt(K), a deviation of 0.41 for two
-    classes: the first loss is 2.7 in place of 0.69, and the first steps undo it through the whole
-    network. Zeros are of arXiv:1912.11370, section 3.3; no gradient reaches the layers below before
-    the classifier has changed.
+    timm draws classifiers of EfficientNet-like networks from +-1 / sqrt(K), a deviation of 0.41 for
+    two classes: the first loss is 2.7 instead of 0.69, and the first steps undo this through the
+    whole network. Source of zeros: arXiv:1912.11370, section 3.3; no gradient reaches the layers
+    below before the classifier has changed.
     """
     for path in net.classifiers:
         for layer in net.get_submodule(path).modules():
@@ -172,14 +173,14 @@ def zero_classifiers(net: Backbone) -> None:
 
 
 def is_inflated(images: Spec, clips: Spec, left: Sequence[str]) -> bool:
-    """Whether weights of images began all blocks of a network of clips, but for those in `left`."""
+    """Whether weights of images initialise all blocks of a network of clips, given `left` names."""
     has_blocks = not any(".branch.conv" in name or ".project." in name for name in left)
     same_channels = images.in_channels == clips.in_channels
     return clips.frames > 0 == images.frames and same_channels and has_blocks
 
 
 def check_input(model: str, task: Task) -> None:
-    """Raises ValueError for a network of images and a task of clips, and the other way round."""
+    """Raise ValueError for a network of images with a task of clips, and vice versa."""
     takes_clips = zoo.spec(model).frames > 0
     if takes_clips and not task.takes_clips:
         raise ValueError(
@@ -198,27 +199,27 @@ SCORING_SHARE = 1 / 3  # time of a forward pass / time of a training step
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
-    """A run whose folder has its configuration, and all that its steps need."""
+    """A run with its configuration in a folder, and everything for its steps."""
 
     folder: Path
     config: run_folder.RunConfig
     task: Task
-    metric: Metric  # that epochs are compared by
+    metric: Metric  # to compare epochs by
     data: DataSet
-    case: Case  # that the recipe was made for
-    recipe: Recipe  # in numbers
+    case: Case  # the case of the recipe
+    recipe: Recipe
     resolved: Recipe  # with its length in epochs and its efficiency
     pre: Preprocessing
-    spec: Spec  # of the network as it is saved, without padding
+    spec: Spec  # of the saved network, without padding
     net: Backbone  # with its initial weights, on the CPU
     batches: TrainingBatches
-    val: Batches | None  # whose workers live as long as those of `batches`; None: no images
+    val: Batches | None  # with workers as long-lived as in `batches`; None: no images
     weights_resolution: int | None  # of the initial weights; None for random ones
-    licence: str  # of the initial weights, which holds for those that become of them; or ""
+    licence: str  # of the initial weights, which holds for the trained weights; or ""
     origin: str  # the initial weights, at the end of the bundle's source; or ""
     teacher: TeacherProbabilities | None
     device: torch.device
-    workers: int  # of each process, which decode images
+    workers: int  # processes that decode images, per training process
     context: DistributedContext
     start: tuple[int, int] = (0, 0)  # epochs of an earlier call, and steps in the next epoch
 
@@ -236,9 +237,9 @@ class PreparedRun:
         return max(1, round(self.resolved.epochs * self.steps_per_epoch))
 
     def seconds_left(self, step_s: float, epoch: int, step: int) -> float:
-        """The time from a step of an epoch (from 0) to the end, if a step there takes `step_s`.
+        """The time from a step of an epoch (from 0) to the end, if that step takes `step_s`.
 
-        The time of a step is proportional to the pixels of an image. Scoring is a third of that.
+        The time of a step is proportional to the pixels of an image. Scoring takes a third of it.
         """
         sides = self.resolved.resolutions(self.pre.resolution)
         epochs, resolution = math.ceil(self.resolved.epochs), self.pre.resolution
@@ -252,23 +253,23 @@ class PreparedRun:
         return left * step_s / work[epoch]
 
     def score(self, net: Backbone, images: Images, task: Task | None = None) -> Evaluation:
-        """The evaluation of `net` on `images` by `task`, by default that of the run."""
+        """Evaluate `net` on `images`; `task` defaults to the run's task."""
         task = task or self.task
         if images is self.data.val and self.val:
             return score_batches(net, task, self.val, self.context)
         return score_images(net, task, images, self.scoring)
 
     def val_scores(self, net: Backbone) -> dict[str, float]:
-        """The validation scores of `net`; none without images, or where they are not finite."""
+        """The validation scores of `net`; none without images, or if they are not finite."""
         try:
             return self.score(net, self.data.val).scores if self.val else {}
         except FloatingPointError:
             return {}
 
     def calibrate(self, net: Backbone) -> tuple[Task, Evaluation | None]:
-        """The task fitted to the outputs of `net` on the validation split, and the result there.
+        """Fit the task to outputs of `net` on the validation split; return it with the result.
 
-        It is the run's where nothing is to be fitted, and without a validation split.
+        It is the run's task if there is nothing to fit, or no validation split.
         """
         images = self.data.val
         if not self.val:
@@ -294,9 +295,9 @@ class PreparedRun:
         task: Task | None = None,
         epochs: Sequence[int] = (),
     ) -> Bundle:
-        """The bundle of `net`, without padding, with `scores` by split and the state of `task`.
+        """Make the bundle of `net`, without padding, with `scores` by split and the task's state.
 
-        `epochs` are those of which it is the average, if of several.
+        `epochs`: the averaged epochs, if several.
         """
         state = (task or self.task).state()
         average = f", the average of epochs {', '.join(map(str, epochs))}" if epochs else ""
@@ -325,7 +326,7 @@ def prepare(
     options: RunOptions = DEFAULTS,
     context: DistributedContext = SINGLE_PROCESS,
 ) -> PreparedRun:
-    """Build what `run.train` needs, with its arguments, and create the folder or check it.
+    """Prepare the run for the arguments of `run.train`, and create or check the folder.
 
     Raises ValueError if the folder holds another run.
     """
@@ -420,7 +421,7 @@ def run_config(
 
 
 def check_recipe(recipe: Recipe, data: DataSet, weights: str) -> None:
-    """Raises ValueError, in one line, for what lacks the validation images or weights it needs."""
+    """Raise ValueError, in one line, for fields that lack their weights or validation images."""
     if recipe.frozen_statistics and not weights:
         raise ValueError(
             "recipe.frozen_statistics normalises by the statistics of released weights: give "
@@ -451,9 +452,9 @@ def recipe_here(
     device: torch.device | str,
     saved: run_folder.RunConfig | None,
 ) -> Recipe:
-    """The recipe with its length in epochs, and with the numbers that the device decides.
+    """Resolve the recipe's length in epochs, and the numbers that the device decides.
 
-    A run that is resumed has those of `saved`.
+    A resumed run has the numbers of `saved`.
     """
     resolved = recipe_in_epochs(data, recipe)
     every = recipe.scored_every(resolved.epochs, steps_per_epoch)

@@ -29,9 +29,8 @@ from fullstride.train.timing import recipe_within
 def finish(run: PreparedRun) -> None:
     """Score the final weights on validation and test images, and save them as the bundle.
 
-    Scores that the log has are not computed again. The state of the task, such as a temperature, is
-    fitted on the validation split before. Raises FloatingPointError if the final scores are not
-    finite.
+    Scores in the log are not computed again. The task's state, such as a temperature, is first
+    fitted on the validation split. Raises FloatingPointError if the final scores are not finite.
     """
     final, results = final_network(run), {}
     if run.recipe.measures_statistics:
@@ -44,7 +43,7 @@ def finish(run: PreparedRun) -> None:
         task, val = run.calibrate(final.net)
         if val:
             results["val"] = val.with_interval()
-        if len(run.data.test):  # data with a validation split of their own may have none
+        if len(run.data.test):  # data with its own validation split may have no test
             results["test"] = run.score(final.net, run.data.test, task).with_interval()
     except FloatingPointError as error:
         raise FloatingPointError(
@@ -62,9 +61,9 @@ def finish(run: PreparedRun) -> None:
 
 
 def final_network(run: PreparedRun) -> FinalNetwork:
-    """The average of the last epoch, or that of the best one if the recipe stops early.
+    """The average of the last epoch, or of the best epoch if the recipe stops early.
 
-    It has the scores of the log. In a run that has not ended the last epoch may have none.
+    It has the scores of the log, which may lack the last epoch's if the run has not ended.
     """
     last = run_folder.load_checkpoint(run.folder)
     assert last is not None
@@ -90,17 +89,17 @@ def train(
     announce: Callable[[PreparedRun], None] = lambda run: None,
     watch: Callable[[TrainingBatches], loop.BatchSource] = lambda batches: batches,
 ) -> Generator[dict[str, Any], None, None]:
-    """Train `model` on `data` in `folder`; yields the row of each epoch, also of earlier ones.
+    """Train `model` on `data` in `folder`; yield each epoch's row of the log, earlier epochs too.
 
     `data` is from `open_data` of the task. After a stop, the same call resumes from the last
-    checkpoint; these are written after every epoch that is scored, and where this generator is
-    closed after an epoch. The weights of the epoch with the best validation score are saved as a
-    bundle in the folder; with the recipe's `early_stop_patience` these are scored on the test
-    images at the end, else the last ones. `announce` is called before the first step of a run that
-    has not ended; `watch` may wrap the training batches, to show progress.
+    checkpoint; checkpoints are written after every scored epoch, and when this generator is closed
+    after an epoch. The weights with the best validation score are saved as a bundle in the folder.
+    With the recipe's `early_stop_patience` these are scored on the test images at the end,
+    otherwise the last weights. `announce` is called before the first step of a run that has not
+    ended; `watch` may wrap the training batches, to show progress.
 
-    Raises ValueError if the folder holds another run, and LockedError if another process trains in
-    it.
+    Raises ValueError if the folder has another run, and LockedError if another process trains
+    there.
     """
     if (steps := options.checkpoint_every_steps) < 0:
         raise ValueError(
@@ -115,9 +114,9 @@ def train(
 
 
 def task_for(data: str, options: RunOptions, changes: Mapping[str, Any]) -> Task:
-    """The task of the options, or else the one that `data` are for, which is said in a line.
+    """The task of the options, or else a task recognised from `data`, which is printed.
 
-    It has the options of the task among `changes` of the recipe. Raises ValueError in one line.
+    It has the task's options from `changes` of the recipe. Raises ValueError in one line.
     """
     name = options.task
     if not name:
@@ -134,7 +133,7 @@ def trained_epochs(
     announce: Callable[[PreparedRun], None],
     watch: Callable[[TrainingBatches], loop.BatchSource],
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a run whose folder is locked; it goes on from its last checkpoint."""
+    """Yield the rows of a run in a locked folder, from its last checkpoint on."""
     resume = run_folder.load_checkpoint(run.folder)
     rows = run_folder.read_log(run.folder, run.metric, resume["epochs"] if resume else 0)
     has_ended = (run.folder / run_folder.BUNDLE).is_dir()
@@ -167,11 +166,11 @@ def trained_epochs(
 def saved_epochs(
     run: PreparedRun, epochs: Iterator[loop.Checkpoint], rows: list[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Score and save each of `epochs`; yields its row of the log, which is added to `rows`.
+    """Score and save `epochs`; add the row of each to `rows`, and yield it.
 
-    Of epochs that share a score, the last one is scored and saved. Where the caller closes this
-    generator after another one, that is saved too. Without a validation split there are no scores,
-    and no best epoch is saved.
+    The last of every `score_every_epochs` epochs is scored and saved. If the caller closes this
+    generator after another epoch, that is saved too. Without a validation split there are no
+    scores, and no best epoch is saved.
     """
     for epoch in epochs:
         if not isinstance(epoch, loop.Epoch):
@@ -187,7 +186,7 @@ def saved_epochs(
         try:
             yield rows[-1]
         except GeneratorExit:
-            if not is_due and not run.context.is_distributed:  # others may not be closed now
+            if not is_due and not run.context.is_distributed:  # other processes may still run
                 run_folder.save_epoch(run.folder, rows, epoch.state)
             raise
         if run_folder.should_stop_early(rows, run.recipe, run.metric):
@@ -195,7 +194,7 @@ def saved_epochs(
 
 
 def unscored_row(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row of the log that follows `rows`, without scores."""
+    """The next row of the log after `rows`, without scores."""
     row = {
         "epoch": epoch.number + 1,
         "epochs": math.ceil(run.resolved.epochs),
@@ -208,16 +207,16 @@ def unscored_row(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]]
 
 
 def not_logged(skipped: Mapping[str, str], rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Those of the unreadable images that no row has."""
+    """The unreadable images that are not in any row."""
     logged = {name for row in rows for name in row["skipped"]}
     return {name: why for name, why in skipped.items() if name not in logged}
 
 
 def score_epoch(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]]) -> None:
-    """Add the scores of an epoch to its row, the last one, and save it if it is the best so far.
+    """Add the scores of an epoch to the last row, and save the epoch if it is the best so far.
 
-    Running statistics may be far off at the start of training, so that outputs are not finite. The
-    row then says so, and training goes on.
+    If outputs are not finite, since running statistics may be far off at the start of training, the
+    row says so, and training continues.
     """
     row = rows[-1]
     try:
@@ -235,25 +234,26 @@ def score_epoch(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]])
         run.context.on_rank_zero(final_weights.save_epoch, run, rows, epoch.average, scores)
 
 
-# Shares of a training, and steps, after which it says that it has learned nothing. A score of 0 is
-# said earlier: detectors that learn leave it within a tenth of the training (docs/log.md).
+# Fractions of training, and steps, after which a note says that nothing is learned. For a score of
+# 0 it comes earlier: a detector that learns leaves 0 in a tenth of the training (docs/log.md).
 STALLED_SHARE, ZERO_SHARE, STALLED_STEPS = 1 / 3, 1 / 10, 10
-# Losses / that of a guess between which nothing is learned, a loss of the validation split / it
-# below which something is, and points of a score by which it is better: our own numbers.
+# Nothing is learned for a loss / the loss of a guess from LEARNED to FAR; something is learned for
+# a validation loss / the loss of a guess below VAL_LEARNED, or a score better by NEAR_SCORE points.
+# Our own numbers.
 LEARNED, FAR, VAL_LEARNED, NEAR_SCORE = 0.98, 1.1, 0.95, 0.05
 
 
 @dataclass
 class StallWatch:
-    """Whether the last epochs of a run were no better than predictions without the images."""
+    """Detects that the last epochs of a run were no better than guesses without the images."""
 
     run: PreparedRun
-    learned: int = 0  # the last epoch that was better
-    note: str = ""  # what to say at the end; "" where the last epochs were better
+    learned: int = 0  # the last better epoch
+    note: str = ""  # printed at the end; "" if the last epochs were better
     is_said: bool = False
 
     def update(self, row: Mapping[str, Any]) -> str:
-        """What to say while training goes on, once, after the row of the next epoch; else ""."""
+        """Read the row of the next epoch; return a note to print during training, once, or ""."""
         reason = self.why_stalled(row)
         if reason is not None:
             self.learned, self.note = self.learned if reason else row["epoch"], ""
@@ -270,10 +270,10 @@ class StallWatch:
         return self.note
 
     def why_stalled(self, row: Mapping[str, Any]) -> str | None:
-        """How the epoch is no better than a guess; "" if it is better, None if that is unknown.
+        """How the epoch is no better than a guess; "" if it is better, None if unknown.
 
-        By a loss near that of a guess, where this is known. Else by the score of the validation
-        split: a loss far above it may be that of a network which is too sure of its errors.
+        The losses decide if they are below or near a guess's loss, and otherwise the validation
+        score: a loss far above a guess's may come from a network that is too sure of its errors.
         """
         metric, loss = self.run.metric, self.chance_loss()
         if loss:
@@ -293,13 +293,13 @@ class StallWatch:
         return f"{metric.text(value)}, and {chance:.2f} without looking at the images"
 
     def chance_loss(self) -> float | None:
-        """The loss of a guess; None where other losses or other shares of classes are learned."""
+        """The loss of a guess; None for other losses or changed frequencies of classes."""
         recipe = self.run.resolved
         others = recipe.teacher or recipe.unlabelled or recipe.balanced_sampling or recipe.per_class
         return None if others else self.run.task.chance_loss()
 
     def chance(self, row: Mapping[str, Any]) -> float | None:
-        """The score of a guess on the validation split; None where it is not known."""
+        """The score of a guess on the validation split; None if unknown."""
         return self.run.task.chance_score(self.run.metric, run_folder.val_scores(row))
 
     def advice(self) -> str:
@@ -323,28 +323,28 @@ def train_network(
     on_epoch: Callable[[Mapping[str, Any]], object] = lambda row: None,
     **changes: Any,
 ) -> Bundle:
-    """Train a network as the command `train` does, in this process, and return its bundle.
+    """Train a network like the command `train`, in this process, and return its bundle.
 
-    After a stop, the same call resumes from the last checkpoint. `train.run.train` is the
-    generator behind it, which yields the row of each epoch.
+    After a stop, the same call resumes from the last checkpoint. The generator `train.run.train`
+    yields each epoch's row of the log.
 
     Args:
-        data: A folder with one subfolder of images per class, or what else `open_data` opens; or a
-            `DataSet` of it, such as `open_data(folder, SplitRule(val=0.2))`.
-        model: A name that `zoo.list()` has, or timm/NAME.
+        data: A folder with one subfolder of images per class, or another source for `open_data`; or
+            a `DataSet`, such as `open_data(folder, SplitRule(val=0.2))`.
+        model: A name in `zoo.list()`, or timm/NAME.
         out: The run folder, for log, checkpoint, best weights and the bundle.
-        recipe: A recipe, or the name, run, bundle or JSON file of one; by default digits for the
-            digits, else finetune with weights and scratch without, whose numbers follow the
+        recipe: A recipe, or a name, run, bundle or JSON file with a recipe; by default digits for
+            the digits, else finetune with weights and scratch without, whose numbers follow the
             number of images.
-        options: Initial weights, task and device; by default random weights, the task that files of
-            the data are for, and cuda where there is one. `workers` None is 0 where a process does
-            not begin as a fork, as it would run an unguarded script again.
-        minutes: Minutes that the whole may take: training has as many epochs as fit.
-        on_epoch: Called with the row of each epoch, such as `print`.
+        options: Initial weights, task and device; by default random weights, the task recognised
+            from the data, and cuda if available. `workers` None is 0 if processes do not start as
+            forks, since they would run an unguarded script again.
+        minutes: Time limit in minutes; training has as many epochs as fit.
+        on_epoch: Called with each epoch's row of the log, such as `print`.
         **changes: Fields of the recipe, such as `epochs=3`. The learning rate follows `batch_size`
             unless `lr` is given too.
 
-    Raises ValueError in one line for names or data that do not fit, and if `out` has another run.
+    Raises ValueError in one line for wrong names or data, and if `out` has another run.
 
     Examples:
         >>> import fullstride

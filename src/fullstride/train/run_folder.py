@@ -45,10 +45,10 @@ from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
 from fullstride.train.recipes.choice import DEFAULTS, NamedRecipe, RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
 
-# The types of a checkpoint, and whether its tensors fit a network.
+# Types of a checkpoint, and checks of its tensors.
 
 
-# The state that each optimizer has for a parameter, in the order of the library.
+# The state of each optimizer for a parameter, in the library's order.
 OPTIMIZER_TENSORS = {
     "SGD": ("momentum_buffer",),
     "SGDW": ("momentum_buffer",),
@@ -66,7 +66,7 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The state after `epochs` whole epochs and `index` steps of the next."""
+    """The state after `epochs` whole epochs and `index` steps of the next epoch."""
 
     epochs: Count
     index: Count
@@ -75,7 +75,7 @@ class TrainingState:
     average: Mapping[str, Tensor]
     optimizer: OptimizerState
     scaler: Mapping[str, float]  # empty unless the precision is fp16
-    saves: tuple[str, ...]  # of each fused batch norm, the tensors that it saves
+    saves: tuple[str, ...]  # for each fused batch norm, its choice of saved tensors
     # the state of `loop.Divergence`
     first_loss: float | None = None
     high_losses: Count = 0
@@ -91,7 +91,7 @@ class ScalerState:
 
 
 def read_state(data: Any, where: str) -> TrainingState:
-    """The state in a checkpoint. Raises ValueError, in one line, for any other data."""
+    """Read the state in a checkpoint. Raises ValueError, in one line, for any other data."""
     state = from_json(TrainingState, data, where)
     if state.losses.shape != (state.index,) or not is_finite(state.losses):
         raise ValueError(f"{where}: losses has {state.losses.numel()} values for {state.index}")
@@ -101,10 +101,10 @@ def read_state(data: Any, where: str) -> TrainingState:
 def load_optimizer(
     optimizer: torch.optim.Optimizer, saved: OptimizerState, names: list[str], where: str
 ) -> None:
-    """Load what was saved of each parameter; rates and the like are those of `optimizer`.
+    """Load the saved state of each parameter; `optimizer` keeps its rates and other options.
 
-    `names` are those of its parameters, in order. Raises ValueError, in one line, for tensors of
-    another optimizer or of other shapes.
+    `names` are the names of its parameters, in order. Raises ValueError, in one line, for tensors
+    of another optimizer or with other shapes.
     """
     own = optimizer.state_dict()["param_groups"]
     indices = [
@@ -139,7 +139,7 @@ def load_optimizer(
 
 
 def lamb_step(group: Mapping[str, Any], where: str) -> Tensor:
-    """The number of steps so far, which timm's LAMB counts for each group of parameters."""
+    """The number of steps so far, which timm's LAMB counts per group of parameters."""
     step = from_json(Tensor, group.get("step"), f"{where}: step")
     if step.shape != () or not is_finite(step) or step < 0:
         raise ValueError(f"{where}: step of the optimizer: use a number of steps")
@@ -168,41 +168,41 @@ OUTPUTS = {
     BUNDLE: bundle.OUTPUT,
     SCORES: json_output("a file of scores", "network", "data", "classes", "splits"),
 }
-MAX_LOG_BYTES = 256 * 2**20  # a row has some hundred bytes, and the names of unreadable images
+MAX_LOG_BYTES = 256 * 2**20  # a row has some hundred bytes and the names of unreadable images
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(SplitRule):
-    """The arguments of a run. A run is resumed only with the same ones; `data` may have moved."""
+    """The arguments of a run, which must be the same to resume it; only `data` may have moved."""
 
     model: str
-    weights: str  # source of the initial weights; "" for random ones
+    weights: str  # source of the initial weights; "" for random weights
     data: str
     fingerprint: str  # of the images and their labels
     classes: tuple[str, ...]
     spec: Mapping[str, Any]
     preprocessing: Mapping[str, Any]
     recipe: Mapping[str, Any]
-    efficiency: str  # of the recipe, or the fastest if that is auto
-    score_every_epochs: PositiveInt  # of the recipe, or by the length of its epochs
-    # of the recipe, or of the device that the run began on if the recipe leaves them to it
+    efficiency: str  # the recipe's, or the fastest if that is auto
+    score_every_epochs: PositiveInt  # the recipe's, or by the length of epochs
+    # the recipe's, or by the device that the run began on if the recipe leaves them open
     precision: str
     channels_last: bool
     grad_accum_steps: PositiveInt
     task: str = "classify"
     weights_kind: WeightsKind = "averaged"  # of the file of initial weights
-    pseudo_labels: str = ""  # fingerprint of those that are trained on
-    recipe_name: str = ""  # of the named recipe that `recipe` was made from; "" for another
+    pseudo_labels: str = ""  # fingerprint of the pseudo-labels in training
+    recipe_name: str = ""  # the named recipe behind `recipe`; "" for another recipe
 
     @property
     def rule(self) -> SplitRule:
-        """How the splits of the run were taken."""
+        """The rule for the splits of the run."""
         return SplitRule(**{each.name: getattr(self, each.name) for each in fields(SplitRule)})
 
 
 @dataclass(frozen=True)
 class LogRow:
-    """A row of the log, but for the scores of the validation split where the epoch is scored."""
+    """A row of the log, without the validation scores of a scored epoch."""
 
     epoch: PositiveInt
     epochs: PositiveInt
@@ -211,14 +211,14 @@ class LogRow:
     images_per_s: NonNegative
     data_wait_fraction: NonNegative
     skipped: Mapping[str, str] = field(default_factory=dict)
-    unscored: str = ""  # why an epoch that should be scored is not
+    unscored: str = ""  # why the epoch could not be scored
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ValueError unless `folder` has a run, is empty, or can be created; writes nothing.
+    """Raise ValueError unless `folder` has a run, is empty, or can be created; write nothing.
 
-    A run is recognised by its configuration, and all that training would replace must be of it.
-    What a process that was killed left there is cleaned up.
+    A run is recognised by its configuration, and all files that training would replace must belong
+    to it. Leftovers of a killed process are removed.
     """
     for name, output in OUTPUTS.items():
         check_output(folder / name, output)
@@ -233,10 +233,9 @@ def check_folder(folder: Path) -> None:
 
 
 def create_or_resume(folder: Path, config: RunConfig) -> None:
-    """Create the folder of a run, or check that it has a run of the same `config`.
+    """Create the folder of a run, or check that it has a run with the same `config`.
 
-    A run that has computed nothing is overwritten. Raises ValueError for another run or other
-    files.
+    A run without any result is overwritten. Raises ValueError for another run or other files.
     """
     check_folder(folder)
     path = folder / RUN_CONFIG
@@ -258,16 +257,16 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
 
 
 def comparable(config: RunConfig, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs are compared by: options of the task that are left out have their `defaults`.
+    """The values to compare two runs by; missing options of the task have their `defaults`.
 
-    Data may have moved, and the name of a recipe is compared when it is resolved.
+    Data may have moved, and a recipe's name is compared when it is resolved.
     """
     recipe = {**config.recipe, "task_options": {**defaults, **config.recipe["task_options"]}}
     return json.loads(to_json(replace(config, data="", recipe_name="", recipe=recipe)))
 
 
 def read_config(folder: Path, hint: str) -> RunConfig:
-    """The configuration of a run. Raises ValueError, in one line that ends with `hint`."""
+    """Read the configuration of a run. Raises ValueError, in one line that ends with `hint`."""
     path = folder / RUN_CONFIG
     try:
         config = from_json(RunConfig, read_json(path), str(path))
@@ -282,23 +281,23 @@ def read_config(folder: Path, hint: str) -> RunConfig:
 
 
 def resumable_config(folder: Path) -> RunConfig | None:
-    """The configuration of a run that can be resumed or has ended; None where there is none."""
+    """The configuration of a run that can be resumed or has ended; None without such a run."""
     if not (is_begun(folder) and (folder / RUN_CONFIG).exists()):
         return None
     return read_config(folder, "give another --out")
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether the folder has what a run has computed."""
+    """Whether the folder has results of a run."""
     return any((folder / name).exists() for name in (CHECKPOINT, PROBE, BUNDLE))
 
 
 def resolve(
     choice: RecipeChoice, folder: Path, data: DataSet, options: RunOptions = DEFAULTS
 ) -> NamedRecipe:
-    """The recipe that `choice` gives on `data` with `options`.
+    """Resolve `choice` to a recipe for `data` with `options`.
 
-    A run in `folder` that can be resumed keeps its own recipe, with the changes of the choice.
+    A resumable run in `folder` keeps its recipe, with the changes of the choice.
     """
     config = resumable_config(folder)
     saved = config and NamedRecipe(Recipe(**config.recipe), config.recipe_name)
@@ -308,9 +307,9 @@ def resolve(
 
 @contextmanager
 def locked(folder: Path, context: DistributedContext = SINGLE_PROCESS) -> Iterator[None]:
-    """Hold the lock of a run's folder, which no other process trains in while the body runs.
+    """Hold the lock of a run's folder, so that no other process trains in it during the block.
 
-    Nothing is written in the folder of something else. Raises LockedError with the holder.
+    Nothing is written to a folder that is not a run's. Raises LockedError with the holder.
     """
     with ExitStack() as stack:
 
@@ -344,10 +343,10 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[dict[str, Any]]:
-    """The rows of the first `epochs`. A row after the last checkpoint is written again.
+    """Read the rows of the first `epochs`. A row after the last checkpoint is written again.
 
-    Raises ValueError, in one line, for rows that are missing or do not fit, and for those that
-    have other scores than `metric`.
+    Raises ValueError, in one line, for missing or wrong rows, and for rows whose scores lack
+    `metric`.
     """
     path, text = folder / LOG, b""
     with suppress(FileNotFoundError):
@@ -366,7 +365,7 @@ def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[di
 
 
 def read_row(text: str, number: int, where: str) -> dict[str, Any]:
-    """The row of epoch `number` in a log. Raises ValueError in one line."""
+    """Read the row of epoch `number` in a log. Raises ValueError in one line."""
     row = from_json(dict[str, Any], text, where)
     scores = {key: row.pop(key) for key in [*row] if key.startswith("val/")}
     fixed = asdict(from_json(LogRow, row, where))
@@ -378,14 +377,14 @@ def read_row(text: str, number: int, where: str) -> dict[str, Any]:
 
 
 def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
-    """Write the log, then the checkpoint: after a stop between the two a row is written again."""
+    """Write the log, then the checkpoint; after a stop between them, a row is written again."""
     with atomic_write(folder / LOG, OUTPUTS[LOG]) as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_checkpoint(folder, state)
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    # PyTorch's own way to open a file would not say that the disk is full.
+    # PyTorch's own way to open a file does not report a full disk.
     with (
         atomic_write(folder / CHECKPOINT, OUTPUTS[CHECKPOINT]) as temporary,
         temporary.open("wb") as file,
@@ -397,13 +396,13 @@ Row = Mapping[str, Any]
 
 
 def val_scores(row: Row) -> dict[str, float]:
-    """The scores of an epoch by their names; none if it is not scored."""
+    """The scores of an epoch by name; none if it is not scored."""
     prefix = "val/"
     return {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
 
 
 def best_row(rows: Sequence[Row], metric: Metric) -> Row | None:
-    """The first row with the best validation score by `metric` and, of those, with the lowest loss.
+    """The row with the best validation score by `metric`; of ties, the lowest loss, then the first.
 
     None if no row has scores.
     """
@@ -411,7 +410,7 @@ def best_row(rows: Sequence[Row], metric: Metric) -> Row | None:
 
 
 def best_rows(rows: Sequence[Row], metric: Metric, count: int) -> list[Row]:
-    """The `count` best rows, in the order of `best_row`; of equal ones the earlier is better."""
+    """The `count` best rows, in the order of `best_row`."""
     key = f"val/{metric.name}"
 
     def quality(row: Row) -> tuple[float, float]:
@@ -429,7 +428,7 @@ def final_scores(folder: Path, split: str, metric: Metric) -> dict[str, Any]:
 
 
 def should_stop_early(rows: Sequence[Row], recipe: Recipe, metric: Metric) -> bool:
-    """Whether the last `early_stop_patience` epochs brought no better validation score."""
+    """Whether the last `early_stop_patience` epochs did not improve the validation score."""
     best = best_row(rows, metric)
     if not recipe.early_stop_patience or not best:
         return False
@@ -437,15 +436,15 @@ def should_stop_early(rows: Sequence[Row], recipe: Recipe, metric: Metric) -> bo
     return last - best["epoch"] >= recipe.early_stop_patience
 
 
-PREFIX = "events.out.tfevents"  # of the files that TensorBoard reads
+PREFIX = "events.out.tfevents"  # of TensorBoard's files
 
 
 def open_board(folder: Path) -> Callable[[Mapping[str, Any]], None]:
-    """A function that writes a log row as TensorBoard's scalars, in place of earlier logs.
+    """A function that writes a log row as TensorBoard scalars, and replaces earlier logs.
 
-    Rows are written by the thread that calls, because a writer with a thread of its own prints a
-    traceback where the disk is full. Raises ValueError if a file has the folder's name, or if the
-    package tensorboard is not installed.
+    The calling thread writes, because a writer with its own thread prints a traceback when the disk
+    is full. Raises ValueError if a file has the folder's name, or if the package tensorboard is not
+    installed.
     """
     if find_spec("tensorboard") is None:
         raise ValueError(

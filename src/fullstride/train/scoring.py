@@ -36,19 +36,19 @@ from fullstride.train.run_folder import RunConfig
 
 AnyScore = TypeVar("AnyScore", bound=Score)
 SCORES = run_folder.OUTPUTS[run_folder.SCORES]
-MAX_OUTPUTS = 2**24  # numbers that a task is fitted to: 64 MiB
+MAX_OUTPUTS = 2**24  # numbers to fit a task to: 64 MiB
 
 
 class Evaluation(NamedTuple):
-    """What a network achieves on a set of images."""
+    """The scores of a network on a set of images."""
 
-    scores: dict[str, float]  # with `images`, the number of readable ones
-    skipped: dict[str, str]  # the reason for each image that cannot be read
+    scores: dict[str, float]  # with `images`, the number of readable images
+    skipped: dict[str, str]  # unreadable images -> reason
     task: Task
-    score: Score  # of the task, that counted the images
+    score: Score  # the task's score, after counting the images
 
     def with_interval(self) -> "Evaluation":
-        """With the 95 % interval of the task's metric, as scores, where the task computes one."""
+        """Add the 95 % interval of the task's metric to the scores, if the task computes it."""
         if (limits := self.score.interval()) is None:
             return self
         low, high = (f"{self.task.metric.name}_{end}" for end in ("low", "high"))
@@ -56,7 +56,7 @@ class Evaluation(NamedTuple):
 
 
 class HeldOutputs(Score):
-    """The outputs and targets of all images, as a `Score`, for what is fitted to them."""
+    """Collects the outputs and targets of all images, as a `Score`, to fit a task to them."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[Tensor, Any]] = []
@@ -75,7 +75,7 @@ class HeldOutputs(Score):
         return {}
 
     def fit(self, task: Task) -> Task:
-        """`task` fitted to them. Raises FloatingPointError where an output is not finite."""
+        """Fit `task` to the outputs. Raises FloatingPointError if an output is not finite."""
         if not self.batches:
             raise ValueError("none of the images to score on can be read: give others")
         outputs = torch.cat([outputs for outputs, _ in self.batches])
@@ -92,10 +92,10 @@ def evaluate(
     batches: BatchSource,
     context: DistributedContext = SINGLE_PROCESS,
 ) -> dict[str, float]:
-    """Scores of `net` over an epoch of `batches`; `images` is the number of readable images.
+    """Score `net` on an epoch of `batches`; `images` is the number of readable images.
 
     With several processes in `context`, each has a part of the images, and all return the scores of
-    the whole. Raises ValueError if there is no readable image, and FloatingPointError if a score is
+    all images. Raises ValueError if no image is readable, and FloatingPointError if a score is
     not finite.
 
     Examples:
@@ -117,7 +117,7 @@ def evaluate(
 def count(
     net: nn.Module, score: AnyScore, batches: BatchSource, context: DistributedContext
 ) -> tuple[AnyScore, int]:
-    """`score` of the images of all processes, and the number of readable ones."""
+    """Count the images of all processes in `score`; return it and the number of readable images."""
     net.eval()
     images = 0
     with numerics(tf32=False, benchmark=False, deterministic=False):
@@ -142,7 +142,7 @@ def finite_scores(score: Score, images: int) -> dict[str, float]:
 
 
 def score_images(net: nn.Module, task: Task, images: Images, how: BatchOptions) -> Evaluation:
-    """What `net` achieves on `images`."""
+    """Score `net` on `images`."""
     with closing(scoring_batches(task, images, how)) as batches:
         return score_batches(net, task, batches, how.context)
 
@@ -155,9 +155,9 @@ def score_bundle(
     mirrored: bool = False,
     views: ViewsOfVideo | None = None,
 ) -> Evaluation:
-    """What `bundle` achieves on `images`; with `mirrored` by the mean with their mirror images.
+    """Score `bundle` on `images`.
 
-    With `views`, by the mean over these views of each video.
+    `mirrored` averages probabilities with the mirror images, `views` over these views of a video.
     """
     net, task = bundle.net.to(device), task_of(bundle)
     if mirrored:
@@ -166,7 +166,7 @@ def score_bundle(
         how = BatchOptions(bundle.preprocessing, device)
         return score_images(net, task, images, how).with_interval()
     average = ViewAverage(net, task, views.pre)
-    # one video at a time, whose views stay uint8: in float32 they would have four times the bytes
+    # one video at a time, as uint8 views: float32 views have four times the bytes
     batches = Batches(
         images,
         views,
@@ -180,9 +180,9 @@ def score_bundle(
 
 
 class MirrorAverage(nn.Module):
-    """The mean of a network's probabilities for an image and its mirror image.
+    """Averages a network's probabilities for an image and its mirror image.
 
-    (N, C, H, W) -> (N, K), the logarithms of the means, which are logits of temperature 1.
+    (N, C, H, W) -> (N, K), the logarithms of the means, which are logits with temperature 1.
     """
 
     def __init__(self, net: nn.Module, task: Task):
@@ -195,10 +195,10 @@ class MirrorAverage(nn.Module):
 
 
 class ViewAverage(nn.Module):
-    """The mean of a network's probabilities for the views of a video.
+    """Averages a network's probabilities over the views of a video.
 
-    Views uint8 (N, V, T, H, W, C) -> (N, K), the logarithms of the means. As many views as the task
-    scores at once become float32 at a time.
+    uint8 views (N, V, T, H, W, C) -> (N, K), the logarithms of the means. Only as many views as the
+    task scores at once become float32 at a time.
     """
 
     def __init__(self, net: nn.Module, task: Task, pre: Preprocessing):
@@ -212,14 +212,14 @@ class ViewAverage(nn.Module):
 
 
 def logarithms(probabilities: Tensor) -> Tensor:
-    """Finite logits of these probabilities."""
+    """The logarithms of probabilities as finite logits."""
     return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
 
 
 def score_batches(
     net: nn.Module, task: Task, batches: Batches, context: DistributedContext
 ) -> Evaluation:
-    """What `net` achieves on the images of `batches`."""
+    """Score `net` on the images of `batches`."""
     score, images = count(net, task.score(), batches, context)
     scores = finite_scores(score, images)
     return Evaluation(scores, all_skipped(batches.skipped, context), task, score)
@@ -228,9 +228,9 @@ def score_batches(
 def fit_and_score(
     net: nn.Module, task: Task, batches: Batches, context: DistributedContext
 ) -> Evaluation:
-    """What `net` achieves on the images of `batches` with `task` fitted to them.
+    """Fit `task` to the outputs of `net` for `batches`, and score these outputs with it.
 
-    The outputs are computed once, and held in memory.
+    The outputs are computed once, and kept in memory.
     """
     held, images = count(net, HeldOutputs(), batches, context)
     task = held.fit(task)
@@ -242,7 +242,7 @@ def fit_and_score(
 
 
 def fit_on(net: nn.Module, task: Task, images: Images, how: BatchOptions, *, classes: int) -> Task:
-    """`task` fitted to the outputs of `net` for `images`, or as many as `MAX_OUTPUTS` permits."""
+    """Fit `task` to the outputs of `net` for `images`, or as many as `MAX_OUTPUTS` permits."""
     number = min(len(images), max(1, MAX_OUTPUTS // classes))
     some = images.subset([index * len(images) // number for index in range(number)])
     with closing(scoring_batches(task, some, how)) as batches:
@@ -251,30 +251,30 @@ def fit_on(net: nn.Module, task: Task, images: Images, how: BatchOptions, *, cla
 
 
 def scoring_batches(task: Task, images: Images, how: BatchOptions) -> Batches:
-    """Batches of `images` to score networks on. A single batch needs no worker."""
+    """Build batches of `images` for scoring. A single batch needs no worker."""
     workers = how.workers if len(images) > task.scoring_batch else 0
     options = how.loader(task.scoring_batch, workers=workers)
     return Batches(images, task.test_view(how.pre), options, collate=task.collate)
 
 
 def all_skipped(skipped: Mapping[str, str], context: DistributedContext) -> dict[str, str]:
-    """The unreadable images of all processes, each with the reason."""
+    """The unreadable images of all processes, with reasons."""
     return {name: why for each in context.gather(skipped) for name, why in each.items()}
 
 
 @dataclass(frozen=True)
 class FinalNetwork:
-    """A network with which a run may end."""
+    """A network that a run may end with."""
 
     net: Backbone
-    scores: Mapping[str, float]  # of the validation images; none without, or if not finite
-    epochs: tuple[int, ...] = ()  # of which it is the average, if of several
+    scores: Mapping[str, float]  # validation scores; empty without images, or if not finite
+    epochs: tuple[int, ...] = ()  # the averaged epochs, if several
 
     def is_better(self, other: "FinalNetwork", metric: Metric) -> bool:
         return quality(self.scores, metric) > quality(other.scores, metric)
 
     def described(self, metric: Metric) -> str:
-        """For example "top-1 97.50 %, loss 0.1200"."""
+        """A text such as "top-1 97.50 %, loss 0.1200"."""
         if not self.scores:
             return "no finite score"
         has_loss = "loss" in self.scores and metric.name != "loss"
@@ -283,14 +283,14 @@ class FinalNetwork:
 
 
 def quality(scores: Mapping[str, float], metric: Metric) -> tuple[float, float]:
-    """Higher for better scores; of equal ones the lower loss is better, and none are the worst."""
+    """A sort key, higher for better scores; lower losses break ties; no scores are the worst."""
     if not scores:
         return -inf, -inf
     return metric.rank(scores[metric.name]), -scores.get("loss", 0.0)
 
 
 def averaged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each tensor over `states`, summed in float64; integers are those of the first."""
+    """The mean of each tensor over `states`, summed in float64; integers come from the first."""
 
     def mean(name: str, first: Tensor) -> Tensor:
         if not first.is_floating_point():
@@ -313,7 +313,7 @@ class SplitScores:
 
 @dataclass(frozen=True)
 class ScoreFile:
-    """For each split all scores, those by class, and the confusions."""
+    """All scores, scores by class and confusions of each split."""
 
     network: str
     data: str
@@ -324,7 +324,7 @@ class ScoreFile:
 def save_scores(
     path: Path, network: str, data: str, classes: tuple[str, ...], results: Mapping[str, Evaluation]
 ) -> None:
-    """Write what `network` achieves on splits of `data`, in place of an earlier such file."""
+    """Write the scores of `network` on splits of `data`, and replace an earlier file of scores."""
     splits = {
         split: SplitScores(
             result.scores,
@@ -339,29 +339,29 @@ def save_scores(
 
 
 def load_scores(path: Path) -> ScoreFile:
-    """What `save_scores` wrote, of a task with one class for each image.
+    """Read a file of `save_scores`, for a task with one class per image.
 
     Raises ValueError in one line.
     """
     return from_json(ScoreFile, read_json(path), str(path))
 
 
-ALL = "all"  # in place of a split: the images of all splits
+ALL = "all"  # instead of a split: the images of all splits
 
 
 @dataclass(frozen=True)
 class ScoredImages:
-    """Images that a network is scored on."""
+    """Images to score a network on."""
 
     data: DataSet
     split: str  # test, val, train or all
     images: Images
-    missing: tuple[str, ...]  # classes that none of them has
-    notes: tuple[str, ...]  # why the score may say less than it seems to, a line each
+    missing: tuple[str, ...]  # classes without images
+    notes: tuple[str, ...]  # lines on why the score may be misleading
 
 
 class HasOutputs(Protocol):
-    """A bundle or an exported file, as far as its data depend on it."""
+    """The parts of a bundle or exported file that its data depend on."""
 
     @property
     def task(self) -> str: ...
@@ -372,11 +372,11 @@ class HasOutputs(Protocol):
 
 
 def matching_data(where: str, model: HasOutputs, data: str = "") -> DataSet:
-    """The data set `data`, by default that of the run at `where`, for the task of `model`.
+    """Open the data set `data`, by default the data of the run at `where`, for `model`'s task.
 
-    The run's own data have the run's splits, wherever they are now. Targets are the outputs of the
-    network, by `match_classes`. Raises ValueError if the data are not known, or have classes that
-    are not the network's.
+    The run's own data have the run's splits, even if moved. Targets are indices of the network's
+    outputs, by `match_classes`. Raises ValueError if the data are unknown, or have classes that the
+    network lacks.
     """
     config = _config(where, data)
     whole = _own_data(config, model, data) if config else None
@@ -388,11 +388,10 @@ def matching_data(where: str, model: HasOutputs, data: str = "") -> DataSet:
 def images_to_score(
     where: str, model: HasOutputs, data: str = "", split: str | None = None
 ) -> ScoredImages:
-    """The images of `split`, "all" or None, of the data set of `matching_data`.
+    """The images of a `split`, or "all", of `matching_data`.
 
-    By default they are of the test or, where the data have none, of the validation split; of data
-    that are not the run's and have no splits of their own, all images. Raises ValueError, also
-    where the split has no images.
+    By default the test images, or the validation images without a test; all images for other data
+    than the run's without own splits. Raises ValueError, also for a split without images.
     """
     config = _config(where, data)
     whole = _own_data(config, model, data) if config else None
@@ -433,7 +432,7 @@ def images_to_score(
 
 
 def _config(where: str, data: str) -> RunConfig | None:
-    """The configuration of the run at `where`, or of the run whose bundle is there."""
+    """The configuration of the run at `where`, or of the run with the bundle `where`."""
     path = Path(where)
     is_bundle = path.name in (run_folder.BEST, run_folder.BUNDLE)
     for folder in (path, path.parent) if is_bundle else (path,):
@@ -446,7 +445,7 @@ def _config(where: str, data: str) -> RunConfig | None:
 
 
 def _own_data(config: RunConfig, model: HasOutputs, data: str) -> DataSet | None:
-    """The data set of a run with the run's splits, if `data` names it, a copy of it, or nothing."""
+    """The run's data set with its splits, if `data` is that data set, a copy of it, or ""."""
     task = find_task(model.task)
     is_place = DIGITS not in (data, config.data)
     is_same = is_place and Path(data).resolve() == Path(config.data).resolve()
@@ -454,13 +453,13 @@ def _own_data(config: RunConfig, model: HasOutputs, data: str) -> DataSet | None
         return task.open_data(data or config.data, config.rule)
     try:
         other = task.open_data(data, config.rule)
-    except ValueError:  # it has other splits, or no such groups
+    except ValueError:  # other splits, or no such groups
         return None
     return other if other.fingerprint == config.fingerprint else None
 
 
 def _other_data(model: HasOutputs, data: str) -> DataSet:
-    """A data set that is not the run's. Copies that training would refuse do not matter here."""
+    """Open other data than the run's. Copies, which training would refuse, do not matter here."""
     task = find_task(model.task)
     try:
         return task.open_data(data)
@@ -471,7 +470,7 @@ def _other_data(model: HasOutputs, data: str) -> DataSet:
 
 
 def _everything(model: HasOutputs, data: str) -> DataSet:
-    """A data set with all images in its training split."""
+    """Open a data set with all images in its training split."""
     rule = SplitRule(val=0, test=0, keep_duplicates=True)
     return find_task(model.task).open_data(data, rule)
 
@@ -482,10 +481,10 @@ def _matched(images: DataSet, where: str, model: HasOutputs, data: str) -> DataS
     if images.classes == model.classes or task.open_classes:
         return images
     if not task.single_label and len(images.classes) != len(model.classes):
-        # An image says of every class whether it has it: with fewer, others would count as absent.
+        # Each target covers every class: missing classes would count as absent.
         raise ValueError(
             f"{data} has {len(images.classes)} classes and {where} has {len(model.classes)}: give "
-            "data of the same ones, in any order"
+            "data with the same classes, in any order"
         )
     try:
         outputs, how = match_classes(model.classes, images.classes, named=model.has_class_names)
@@ -497,9 +496,9 @@ def _matched(images: DataSet, where: str, model: HasOutputs, data: str) -> DataS
 
 
 def _copies_of_training(config: RunConfig, model: HasOutputs, images: Images) -> set[str]:
-    """The names of those of `images` that have the bytes of a run's training image.
+    """The names of `images` with the same bytes as a training image of the run.
 
-    None where the run's data are gone or have no files, or where there are too many to compare.
+    Empty if the run's data are gone or have no files, or if there are too many to compare.
     """
     try:
         train = find_task(model.task).open_data(config.data, config.rule).train

@@ -1,4 +1,4 @@
-"""Times data loading and training steps, each alone, and runs, to train within a time."""
+"""Times data loading, training steps and whole runs, to train within a time limit."""
 
 import json
 import math
@@ -42,8 +42,8 @@ from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, Reci
 from fullstride.train.recipes.recipe import Recipe
 
 DATA_BENCH = json_output("a benchmark of the data path", "recipe", "verdict", "waiting")
-SIZES = 9  # images whose size is read
-PACKED_SIDE = 400 / 224  # long side / resolution that `fullstride data pack` recommends
+SIZES = 9  # images to read the size of
+PACKED_SIDE = 400 / 224  # long side / resolution recommended for `fullstride data pack`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +51,19 @@ class DataLoading:
     """Rates of data loading without training, as medians of their samples."""
 
     workers: int
-    images_per_s: float  # with these workers, after their start
-    images_per_s_alone: float  # of one process, including the time it waits for a disk
+    images_per_s: float  # with the workers, after their start
+    images_per_s_alone: float  # of one process, with waits for a disk
     images_per_cpu_s: float  # of one process, by its user and system time
     long_side: float  # pixels, median of a few images
     samples: tuple[float, ...] = field(repr=False)  # of images_per_s
     samples_alone: tuple[float, ...] = field(repr=False)
     samples_cpu: tuple[float, ...] = field(repr=False)
-    skipped: dict[str, str]  # unreadable images, with the reason
+    skipped: dict[str, str]  # unreadable images -> reason
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSteps:
-    """Rate of training steps on a batch that is always ready, as the median of the samples."""
+    """The rate of training steps on a ready batch, as the median of the samples."""
 
     batch: int
     images_per_s: float
@@ -91,12 +91,12 @@ class DataBench:
 
     @property
     def waiting(self) -> float:
-        """The fraction of time for which the network waits for images."""
+        """The fraction of time that the network waits for images."""
         return 1 / (1 + self.ratio) if self.is_sequential else max(0.0, 1 - self.ratio)
 
     @property
     def workers_needed(self) -> int:
-        """Workers at the rate of one alone, or at the lower rate of several that share cores."""
+        """Workers needed, at the rate of one alone, or the lower rate of several sharing cores."""
         loading, busy = self.loading, min(self.loading.workers, self.max_busy_workers)
         each = min(loading.images_per_s_alone, loading.images_per_s / max(1, busy))
         return math.ceil(self.steps.images_per_s / each)
@@ -107,7 +107,7 @@ class DataBench:
 
     @property
     def max_busy_workers(self) -> int:
-        """Workers that saturate the cores; more than cores if workers wait for a disk."""
+        """Workers that saturate the cores; more than the cores if they wait for a disk."""
         loading = self.loading
         return max(1, int(self.cores * loading.images_per_cpu_s / loading.images_per_s_alone))
 
@@ -125,7 +125,7 @@ class DataBench:
         )
 
     def suggestions(self, recipe: Recipe, from_files: bool) -> list[str]:
-        """Options that would make data loading faster, the cheapest first; none if it is enough.
+        """Options for faster data loading, the cheapest first; none if it is fast enough.
 
         `from_files` says whether images are decoded from files.
         """
@@ -160,8 +160,8 @@ def bench_data(
 ) -> DataBench:
     """Measure data loading in one process and with `workers`, and steps without a teacher.
 
-    Each of the three takes about `seconds`. The task is classification if None, and `workers` None
-    are those that `train` would start.
+    Each of the three takes about `seconds`. `task` None is classification, and `workers` None is
+    the number that `train` would start.
     """
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds {seconds:g}: use a number above 0")
@@ -178,7 +178,7 @@ def bench_data(
 
     example = next(batches(8, 0).epoch(0))
     recipe = choose_efficiency(recipe.in_epochs(per_epoch), task, net, example, device)
-    whole = replace(recipe, freeze_epochs=0.0)  # also what does not train in the first epochs
+    whole = replace(recipe, freeze_epochs=0.0)  # all parameters train, as after the first epochs
     learner = build_trainer(net.to(device).train(), task, whole, per_epoch, None, SINGLE_PROCESS)
     loading = measure_loading(batches, workers, device, seconds, data.train)
     batch = min(recipe.batch_size, len(data.train))
@@ -222,7 +222,7 @@ def measure_loading(
     seconds: float,
     images: Images,
 ) -> DataLoading:
-    """Rates of `batches(images per batch, workers)`, in one process and with workers."""
+    """Measure rates of `batches(images per batch, workers)`, in one process and with workers."""
     stream = endless(batches(8, 0), 0)
     first = next(stream)  # imports the decoder and opens files
     (batch_s,), _ = timed_calls(lambda: next(stream), 1, device)
@@ -230,7 +230,7 @@ def measure_loading(
 
     def samples(workers: int) -> tuple[list[float], list[float], dict[str, str]]:
         source = batches(block, workers)
-        # Images of other epochs come first, because those above are in the file cache.
+        # Other epochs begin with other images, which are not in the file cache yet.
         stream = endless(source, 1 + workers)
         batch = len(next(stream).x)
         # Batches of several workers arrive together.
@@ -260,7 +260,7 @@ def measure_loading(
 
 
 def endless(batches: BatchSource, first: int) -> Generator[Any, None, None]:
-    """The batches of the epoch `first` and all later ones."""
+    """Yield the batches of the epoch `first` and all later epochs."""
     for number in count(first):
         yield from batches.epoch(number)
 
@@ -272,16 +272,16 @@ def long_side(images: Images) -> float:
     return statistics.median([max(picture.size) for _, picture in few.readable()] or [0])
 
 
-MEASURE_S = 1.5  # that steps and scores are timed for
-WARM_UP_S = 3.0  # until workers have started and kernels are chosen, at most
-# In training: steps that start workers and choose kernels, and what is timed after them.
+MEASURE_S = 1.5  # for timing steps, and scores
+WARM_UP_S = 3.0  # limit for starting workers and choosing kernels
+# In training: steps that start workers and choose kernels, then bounds of the timed steps.
 UNTIMED_STEPS, TIMED_STEPS, TIMED_S, MOST_TIMED_S = 3, 20, 10.0, 30.0
 
 
 class TimedBatches:
-    """Batches whose first steps are timed, with the wait for images.
+    """Batches that time their first steps, with the wait for images.
 
-    `report` is called once, with the mean time of a step in seconds, the epoch and the step.
+    `report` is called once, with the mean seconds per step, the epoch and the step.
     """
 
     def __init__(self, batches: BatchSource, report: Callable[[float, int, int], object]):
@@ -307,24 +307,24 @@ class TimedBatches:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
-    """How long the parts of a training take on one device, in seconds."""
+    """The seconds that the parts of a training take on one device."""
 
-    steps: int = 0  # of an epoch
+    steps: int = 0  # per epoch
     step_s: float = 0.0  # a step with its wait for images
-    score_every: int = 1  # epochs, of which the last one is scored and saved
+    score_every: int = 1  # epochs between scores and checkpoints
     image_s: float = 0.0  # scoring an image
-    val_s: float = 0.0  # scoring a network on the validation split
-    precise_s: float = 0.0  # measuring batch statistics anew, and scoring the network with them
+    val_s: float = 0.0  # scoring the validation split
+    precise_s: float = 0.0  # measuring precise batch statistics, and scoring with them
     save_s: float = 0.0  # a checkpoint and a bundle
     start_s: float = 0.0  # building the network, starting workers and choosing kernels
 
     @property
     def epoch_s(self) -> float:
-        """An epoch, with its part of the validation split and of a checkpoint."""
+        """Seconds of an epoch, with its share of scoring and checkpoints."""
         return self.steps * self.step_s + (self.val_s + self.save_s) / self.score_every
 
     def seconds(self, epochs: float) -> float:
-        """So many epochs between a start and the final scores, or for 0 a linear probe."""
+        """Seconds of a run with this many epochs; for 0, of a linear probe."""
         if not epochs:
             return self.start_s + self.precise_s  # the same images, once each
         return self.start_s + epochs * self.epoch_s + self.precise_s + 2 * self.val_s
@@ -339,15 +339,15 @@ def recipe_within(
     options: RunOptions = DEFAULTS,
     context: DistributedContext = SINGLE_PROCESS,
 ) -> NamedRecipe:
-    """The recipe that `choice` gives, with as many epochs as end by `deadline` where it has more.
+    """Resolve `choice` with at most as many epochs as end by `deadline`.
 
-    Steps, scores and a checkpoint are measured for about 4 s beside `folder`. What follows from the
-    number of epochs, such as the batch and the rate of `finetune`, is chosen for it. A run in
-    `folder` that can be resumed keeps its recipe, as it does without a limit (None). `deadline` is
-    that of the whole run, by `time.perf_counter`; the others are arguments of `run.train`.
+    Steps, scores and a checkpoint are measured for about 4 s beside `folder`. Numbers that depend
+    on the epochs, such as the batch and the rate of `finetune`, are chosen accordingly. A resumable
+    run in `folder` keeps its recipe. `deadline` applies to the whole run, by `time.perf_counter`,
+    and None is no limit; the other arguments are as in `run.train`.
 
-    Raises ValueError, in one line, for a length beside the time, for several processes, and where
-    not even a tenth of an epoch fits.
+    Raises ValueError, in one line, for a length beside the time limit, for several processes, and
+    if not even a tenth of an epoch fits.
     """
     run_folder.check_folder(folder)
     named = run_folder.resolve(choice, folder, data, options)
@@ -395,7 +395,7 @@ def time_run(run: PreparedRun, begin: float) -> RunTimes:
     """Time a run whose preparation began at `begin`, and close it."""
     try:
         run.net.to(run.device).train()
-        recipe = replace(run.resolved, freeze_epochs=0.0)  # in which not all parameters train
+        recipe = replace(run.resolved, freeze_epochs=0.0)  # so that all parameters train
         learner = build_trainer(
             run.net, run.task, recipe, len(run.batches), run.teacher, SINGLE_PROCESS
         )
@@ -422,12 +422,12 @@ def time_run(run: PreparedRun, begin: float) -> RunTimes:
 
 
 def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
-    """Seconds of a step with its wait for images, and of the first one."""
-    # steps are timed once the batches that workers prepared during their start are used up
+    """Measure the seconds of a step, with its wait for images, and of the first step."""
+    # timing starts once the batches that workers prepared during their start are used up
     untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
     keeping = keep_freed_memory(learner.device)  # as training does
     with keeping, learner.numerics(), closing(endless(run.batches, 0)) as batches:
-        ends, first = [time.perf_counter()], 1  # of steps, and the first one that is timed
+        ends, first = [time.perf_counter()], 1  # times between steps, and the first timed step
         for number, (x, targets, indices) in enumerate(batches):
             learner.step(x, targets, number % total, indices).item()  # waits for the device
             ends.append(time.perf_counter())
@@ -440,7 +440,7 @@ def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
 
 @torch.inference_mode()
 def time_scoring(run: PreparedRun) -> float:
-    """Seconds in which a validation image is scored, after the first batch if there are more."""
+    """Measure the seconds to score a validation image, after the first batch if there are more."""
     assert run.val is not None
     run.net.eval()
     begin, images, batches = time.perf_counter(), 0, run.val.epoch(0)

@@ -205,7 +205,7 @@ def test_a_recipe_that_is_not_there_is_refused_with_near_misses(tmp_path):
     with pytest.raises(ValueError, match="no such file or folder: runs/x.json"):
         find_recipe("runs/x.json")
     with pytest.raises(
-        ValueError, match="no recipe in the folder .*: give that of a run or a bundle"
+        ValueError, match="no recipe in the folder .*: give a run, a bundle or a JSON file"
     ):
         find_recipe(str(tmp_path))
 

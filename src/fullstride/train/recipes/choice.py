@@ -1,4 +1,4 @@
-"""Holds what a user chooses of a training: the recipe, and where and how it runs."""
+"""Holds a user's choices for a training: the recipe, and where and how it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ LENGTHS = ("epochs", "steps", "images")  # fields that set the length of trainin
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeFields(Recipe):
-    """What `--recipe` sets, field by field; `--recipe.help` explains all of them."""
+    """The fields that `--recipe` sets; `--recipe.help` explains them."""
 
     def __post_init__(self) -> None:
         check_size(self)
@@ -38,7 +38,7 @@ class RecipeFields(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a run begins with and where it computes; the comment on a field is its help.
+    """The initial weights of a run, and where it computes; the comment on a field is its help.
 
     Examples:
         >>> import fullstride
@@ -49,63 +49,62 @@ class RunOptions:
         24
     """
 
-    # Initial weights: a run, a bundle, a file of released weights, or hub; by default random ones.
+    # Initial weights: a run, a bundle, a file of released weights, or hub; by default random.
     weights: str = ""
-    # Which weights of a checkpoint that has both.
+    # The weights to use from a checkpoint with both.
     weights_kind: WeightsKind = "averaged"
-    # Multiplier of the network's widths, which are rounded to multiples of 8.
+    # Multiplier of the network's widths, rounded to multiples of 8.
     width: float = 1.0
-    # Multiplier of the numbers of blocks in its stages.
+    # Multiplier of the numbers of blocks per stage.
     depth: float = 1.0
-    # What the network is trained for; by default what the files of the data are for.
+    # What the network is trained for; by default recognised from the files of the data.
     task: str = "classify"
-    # What computes: cpu, cuda, cuda:1, or auto: cuda where there is one.
+    # Where to compute: cpu, cuda, cuda:1, or auto: cuda if available.
     device: str = "cpu"
-    # Processes that decode images beside this one; 0 decodes in this one, None chooses by the
-    # cores, the images and the device.
+    # Processes that decode images; 0 decodes in the main process, None chooses by the cores, the
+    # images and the device.
     workers: int | None = 0
-    # Steps from one checkpoint to the next within an epoch; 0 writes one after each epoch that is
-    # scored only.
+    # Steps between checkpoints within an epoch; 0 writes one only after each scored epoch.
     checkpoint_every_steps: int = 0
-    # A folder for the outputs of the recipe's teacher, for this run and others on the same views.
+    # A folder for the outputs of the recipe's teacher, shared by runs on the same views.
     teacher_cache: Path | None = None
 
 
 DEFAULTS = RunOptions()
-# The options of a command whose user chooses none; the task is then that of the data.
+# The default options of a command; the task is recognised from the data.
 HERE = RunOptions(device="auto", workers=None, task="")
 
 
 @dataclass(frozen=True)
 class NamedRecipe:
-    """A recipe of numbers, and the name of the one that it was made from."""
+    """A recipe with its name."""
 
     recipe: Recipe
-    name: str = ""  # in `RECIPES`, or "" for another
-    case: Case = NOMINAL  # that it was made for
+    name: str = ""  # in `RECIPES`, or "" for another recipe
+    case: Case = NOMINAL  # the case that it was resolved for
 
 
 @dataclass(frozen=True)
 class RecipeChoice:
-    """A recipe as a user chose it, which `resolve` makes one of numbers."""
+    """A user's choice of a recipe, which `resolve` turns into a `NamedRecipe`."""
 
     # a name in `RECIPES`, the path of a saved recipe, or a recipe; "": the default of the case
     source: str | Recipe = ""
-    # fields that were set to a value, also to that of the recipe
+    # fields that the user set, even to the recipe's own value
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def background(self) -> str:
-        """The colour behind transparent pixels, where no weights have one of their own."""
+        """The colour behind transparent pixels, unless the weights have their own."""
         recipe = find_recipe(self.source) if isinstance(self.source, str) and self.source else None
         recipe = self.source if isinstance(self.source, Recipe) else recipe
         return self.changes.get("background") or (recipe and recipe.background) or WHITE
 
     def resolve(self, case: Case, saved: NamedRecipe | None = None) -> NamedRecipe:
-        """The recipe for a case; a run that is resumed keeps the numbers that it has `saved`.
+        """The recipe for a case; a resumed run keeps its `saved` numbers.
 
-        Raises ValueError in one line for a name that is unknown or that of another recipe than the
-        run's, and for values that do not fit.
+        Raises ValueError in one line for an unknown name, for another recipe's name than the run's,
+        and for wrong values.
         """
         case = replace(
             case,
@@ -131,7 +130,7 @@ class RecipeChoice:
 def case_of(
     data: "DataSet", weights: str = "", width: float = 1.0, task: "Task | None" = None
 ) -> Case:
-    """The case of training on `data` from `weights`, "" for random ones, at a multiple of width.
+    """The case of training on `data` from `weights`, "" for random, at a multiple of the width.
 
     The task is classification if None.
     """
@@ -147,7 +146,7 @@ def case_of(
 
 
 def epochs_of(changes: Mapping[str, Any], images: int, source: str | Recipe) -> float | None:
-    """The length among `changes` in epochs, by the batch that they or the recipe have."""
+    """The length among `changes` in epochs, with the batch size of `changes` or the recipe."""
     if changes.get("images"):
         return changes["images"] / images
     if changes.get("steps"):
@@ -159,12 +158,12 @@ def epochs_of(changes: Mapping[str, Any], images: int, source: str | Recipe) -> 
 def with_changes(
     recipe: Recipe, changes: Mapping[str, Any], case: Case, *, follows_images: bool = False
 ) -> Recipe:
-    """`recipe` with `changes`, and with what follows from them unless it is among them.
+    """Apply `changes` to `recipe`, and adapt dependent fields that are not among `changes`.
 
     The learning rate follows the batch up to the number of images, see `Recipe.lr_for`. A length
-    replaces one in other units, and where it is shorter the warmup is shortened in proportion. A
-    recipe that follows the images keeps its number of images and the span of its weight average: in
-    images where the batch changes, as a share of training where the length does.
+    replaces a length in other units, and a shorter length shortens the warmup in proportion. A
+    recipe that follows the images keeps its number of images, and the span of its weight average:
+    in images if the batch changes, as a fraction of training if the length changes.
     """
     changes = with_all_options(recipe, changes)
     replace(RecipeFields(**vars(recipe)), **changes)
@@ -191,7 +190,7 @@ def with_changes(
 
 
 def with_all_options(recipe: Recipe, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`changes`, whose options of the task are beside those that only `recipe` has."""
+    """`changes` with the task options of `recipe` that they do not set."""
     options = changes.get("task_options")
     if not options:
         return changes
@@ -201,5 +200,5 @@ def with_all_options(recipe: Recipe, changes: Mapping[str, Any]) -> Mapping[str,
 def length_in_images(
     epochs: float, steps: int | None, images: int | None, batch: int, case: Case
 ) -> float:
-    """Images that training computes, up to the rounding to whole steps."""
+    """The number of training images computed, before rounding to whole steps."""
     return images or (steps * batch if steps else epochs * case.images)

@@ -1,4 +1,4 @@
-"""Named recipes: `RECIPES`, and those of saved runs, bundles and JSON files."""
+"""Holds the named recipes, `RECIPES`, and finds recipes of saved runs, bundles and JSON files."""
 
 import math
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from fullstride.train.recipes import papers
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
 
-# Recipes where none is chosen. All numbers are ours.
+# Default recipes. All numbers are ours.
 #
-# They are functions of the number of training images. Those of `scratch` were compared with a grid
-# of batches, rates and lengths from 60 to 60,000 images by `benchmarks/defaults.py`, and those of
-# `finetune` with peers by `benchmarks/finetune.py`; docs/log.md has what decided each of them.
+# They are functions of the number of training images. `benchmarks/defaults.py` compared `scratch`
+# with a grid of batches, rates and lengths from 60 to 60,000 images, and `benchmarks/finetune.py`
+# compared `finetune` with peers; docs/log.md has the reason for each number.
 
 
-# The base of `DIGITS` and of the fine-tuning of int8 files.
+# The base of `DIGITS` and of fine-tuning for int8 files.
 FINETUNE = Recipe(
     epochs=20,
     batch_size=64,
@@ -33,34 +33,34 @@ FINETUNE = Recipe(
     scale=(0.25, 1.0),
 )
 
-# Fine-tuning, see `finetune` and docs/log.md: images of a batch; images and steps below which the
-# features stay near those of the weights; steps above which the batch grows; and the rates at that
-# batch, of AdamW.
+# Fine-tuning, see `finetune` and docs/log.md: images per batch; images and steps below which the
+# features stay near the initial features; steps above which the batch grows; and AdamW's rates at
+# that batch.
 FINETUNE_BATCH, FEW_IMAGES, FEW_STEPS, MOST_STEPS = 32, 200, 400, 1500
 PROBE_RATE, TUNING_RATE = 4e-4, 1e-3
 
-# The least steps of a training. Weights that are trained in fewer are far from their end, whatever
-# the rate: 60 images in 20 epochs of one step stay near chance.
+# The fewest steps of a training. Fewer steps leave weights far from convergence at any rate: 60
+# images in 20 epochs of one step stay near chance.
 MIN_STEPS = 500
 MIN_BATCH, MAX_BATCH = 2, 256  # batch norm needs two images
 MAX_CLIPS = 64  # in a batch
 
-# The least share of a picture that a crop of `scratch` has, in up to so many epochs and from so
-# many on; by their logarithm between.
+# The smallest crop of `scratch` as a share of the picture, LARGE_CROP up to SHORT_EPOCHS and
+# SMALL_CROP from LONG_EPOCHS; linear in the logarithm of the epochs in between.
 LARGE_CROP, SMALL_CROP = 0.7, 0.25
 SHORT_EPOCHS, LONG_EPOCHS = 8, 64
 
 
 def finetune(images: int, epochs: float | None = None, *, probe: bool = True) -> Recipe:
-    """The recipe for released weights and `images` training images, in so many `epochs`.
+    """The recipe for released weights and `images` training images, with `epochs` epochs.
 
-    By default 120 of 60 images, 56 of 1,000, 30 of 10,000. All begin with a linear probe unless
-    `probe` is False.
+    By default 120 epochs for 60 images, 56 for 1,000, 30 for 10,000. All begin with a linear probe
+    unless `probe` is False.
 
-    Few images, or few steps, stay near the probe: its classifier is the start, at a low rate, and
-    batch norms keep their statistics, as those of small batches would move all features at once.
-    More are trained by the statistics of their batches from a classifier of zeros, at a higher
-    rate, and end further from the probe.
+    With few images or few steps, training stays near the probe: it starts from the probe's
+    classifier, at a low rate, and batch norms keep their statistics, because statistics of small
+    batches would move all features at once. With more, it uses batch statistics, starts from a
+    classifier of zeros at a higher rate, and ends further from the probe.
     """
     length = epochs or 120 * (60 / max(images, 1)) ** 0.27
     views = length * images
@@ -84,15 +84,15 @@ def finetune(images: int, epochs: float | None = None, *, probe: bool = True) ->
 
 
 def scratch(images: int, epochs: float | None = None) -> Recipe:
-    """The recipe for random weights and `images` training images, in so many `epochs`.
+    """The recipe for random weights and `images` training images, with `epochs` epochs.
 
-    By default 1,000 steps for 60 images, 4,100 for 1,000, 32,000 for 60,000. The fewer epochs, the
-    larger are the crops, as an image is seen less often.
+    By default 1,000 steps for 60 images, 4,100 for 1,000, 32,000 for 60,000. With fewer epochs the
+    crops are larger, because each image is seen less often.
     """
     batch = batch_for(images)
     steps = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
     lr = 0.2 * rate_factor(batch)
-    # so that a weight that gets no gradient shrinks by a factor of 7 in a long training
+    # so that a weight without gradients shrinks by a factor of 7 in a long training
     weight_decay = min(1e-3, 4 / (lr * steps))
     if epochs:
         steps = epochs * max(1, images // batch)
@@ -104,11 +104,11 @@ def scratch(images: int, epochs: float | None = None) -> Recipe:
 
 
 def dense(images: int) -> Recipe:
-    """The recipe for boxes, or a value for each pixel, and `images` training images.
+    """The recipe for boxes or pixel values, and `images` training images.
 
-    It has as many steps as `scratch`, of released weights too, as the pyramid and the head are new.
-    A tenth of its rate, with a clipped gradient: at the whole one a detector of 1,000 images has a
-    loss of 58 in its first epoch, and finds nothing.
+    It has as many steps as `scratch`, even with released weights, because the pyramid and the head
+    are new. It has a tenth of the rate of `scratch` and clipped gradients: at the full rate, a
+    detector of 1,000 images has a loss of 58 in its first epoch, and detects nothing.
     """
     batch = batch_for(images)
     steps = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
@@ -117,7 +117,7 @@ def dense(images: int) -> Recipe:
 
 
 def video(images: int, has_weights: bool = False) -> Recipe:
-    """The recipe for so many videos: that of `finetune` or `scratch`, in batches of at most 64.
+    """The recipe for `images` videos: `finetune` or `scratch` in batches of at most 64.
 
     A clip has as many pixels as many images.
     """
@@ -128,26 +128,26 @@ def video(images: int, has_weights: bool = False) -> Recipe:
 
 
 def batch_for(images: int) -> int:
-    """A power of two: 16 for 60 images, 32 for 1,000, 64 for 10,000, 128 for 60,000."""
+    """A power of two by the images: 16 for 60, 32 for 1,000, 64 for 10,000, 128 for 60,000."""
     return at_most_half(2 ** round(4 + 0.3 * math.log2(max(images, 1) / 60)), images)
 
 
 def at_most_half(batch: int, images: int) -> int:
-    """The batch, at most a power of two in half of the images: an epoch has two steps."""
+    """Limit the batch to a power of two in half of the images, so that an epoch has two steps."""
     half = max(images, 2 * MIN_BATCH) // 2
     return max(MIN_BATCH, min(batch, 2 ** (half.bit_length() - 1), MAX_BATCH))
 
 
 def rate_factor(batch: int) -> float:
-    """The learning rate / that for a batch of 16: in proportion below, and 2 for 256.
+    """The learning rate / the rate for a batch of 16: proportional below 16, and 2 for 256.
 
-    Above it grows less than in proportion, as the number of steps grows with the images too.
+    Above 16 it grows more slowly, because the number of steps also grows with the images.
     """
     return batch / 16 if batch < 16 else (batch / 16) ** 0.25
 
 
 def following(images: int, batch: int, steps: float, *, lr: float, weight_decay: float) -> Recipe:
-    """A recipe of that many steps, of which warmup and weight average take a tenth each."""
+    """A recipe of `steps` steps; warmup and weight average take a tenth of them each."""
     steps_per_epoch = max(1, images // batch)
     epochs = steps / steps_per_epoch
     epochs = math.ceil(epochs) if epochs > 10 else math.ceil(10 * epochs) / 10
@@ -180,30 +180,30 @@ DIGITS = replace(
 )
 
 
-# Most classes of a linear probe. With more, the images that it is fitted to would be few of each.
+# The most classes of a linear probe. With more, it would be fitted to few images of each class.
 MAX_PROBE_CLASSES = 1_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a recipe may depend on. The values here are for commands that have no data."""
+    """The facts that a recipe may depend on. The defaults are for commands without data."""
 
     images: int = 1000  # for training
-    epochs: float | None = None  # that the user set, in any unit of length
-    has_weights: bool = False  # to begin with; else the weights are random
+    epochs: float | None = None  # the user's length in epochs, given in any unit
+    has_weights: bool = False  # whether training begins with weights, not random ones
     can_probe: bool = True  # whether each image has one of a few classes
-    is_digits: bool = False  # whether the data are the digits of the package
+    is_digits: bool = False  # whether the data are the package's digits
     width: float = 1.0  # multiplier of the network's widths
-    resolution: int | None = None  # that the user set, in pixels per side
-    of_task: str = ""  # the name of the recipe that a task has for any data
+    resolution: int | None = None  # the user's, in pixels per side
+    of_task: str = ""  # the name of a task's own recipe, for any data
 
 
 NOMINAL = Case()
 
-# Recipes whose numbers follow the number of images.
+# Recipes with numbers that follow the number of images.
 BY_IMAGES = {"finetune": finetune, "scratch": scratch, "dense": dense, "video": video}
 
-# Recipes whose numbers follow the case.
+# Recipes with numbers that follow the case.
 BY_CASE: dict[str, Callable[[Case], Recipe]] = {
     "finetune": lambda case: finetune(case.images, case.epochs, probe=case.can_probe),
     "scratch": lambda case: scratch(case.images, case.epochs),
@@ -212,7 +212,7 @@ BY_CASE: dict[str, Callable[[Case], Recipe]] = {
     "scaling_350": lambda case: scaling(350, case.width, case.resolution or 224),
 }
 
-# All named recipes, for the nominal case where they follow it; those of `papers` by their names.
+# All named recipes, for the nominal case if they follow the case.
 RECIPES = {
     **{name: by_case(NOMINAL) for name, by_case in BY_CASE.items()},
     "digits": DIGITS,
@@ -225,7 +225,7 @@ RECIPES = {
 
 
 def default_recipe(case: Case) -> str:
-    """The name of the recipe where none is chosen."""
+    """The name of the default recipe."""
     if case.of_task:
         return case.of_task
     if case.is_digits:
@@ -234,21 +234,21 @@ def default_recipe(case: Case) -> str:
 
 
 def find_recipe(name: str, case: Case = NOMINAL) -> Recipe:
-    """The recipe of that name, or a saved one: a JSON file, or the folder of a run or a bundle."""
+    """Find a recipe by name, or a saved recipe: a JSON file, or the folder of a run or bundle."""
     if name in BY_CASE:
         return BY_CASE[name](case)
     if name in RECIPES:
         return RECIPES[name]
     path = Path(name)
     if is_repository(name):
-        from fullstride.nets.zoo import local_path  # with PyTorch, which the help does not need
+        from fullstride.nets.zoo import local_path  # imports PyTorch, which the help does not need
 
         path = local_path(name)
     if name and path.is_dir():
         files = [path / file for file in ("run.json", "bundle.json") if (path / file).exists()]
         if not files:
             raise ValueError(
-                f"no recipe in the folder {name!r}: give that of a run or a bundle, or a JSON file"
+                f"no recipe in the folder {name!r}: give a run, a bundle or a JSON file"
             )
         path = files[0]
     if looks_like_path(name) and not path.exists():
@@ -271,11 +271,11 @@ def training_step(
     efficiency: Efficiency | None = None,
     device: str = "cuda",
 ) -> TrainingStep:
-    """How a recipe computes a step; arguments that are not None have precedence over it.
+    """How a recipe computes a step; arguments that are not None take precedence.
 
-    Without a name: bf16, nchw, plain modules and no regularisation. What the recipe leaves to the
-    device is that of a GPU with bf16, unless `device` is cpu. Raises ValueError for a recipe that
-    chooses its efficiency when training starts.
+    Without a name: bf16, nchw, plain modules and no regularisation. Fields that the recipe leaves
+    to the device have the values for a GPU with bf16, unless `device` is cpu. Raises ValueError for
+    a recipe that chooses its efficiency when training starts.
     """
     if not name:
         return TrainingStep(

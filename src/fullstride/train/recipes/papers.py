@@ -70,10 +70,10 @@ TRESNET_FINEGRAINED = replace(
 # Several labels on MS-COCO (arXiv:2003.13630 section 4.2): 448 pixels, and a focal loss with an
 # exponent for either side. The paper gives no values; all are from the authors' later script
 # (arXiv:2009.14119, github.com/Alibaba-MIIL/ASL): exponents 0 and 4, shift 0.05, no gradient
-# through the powers; Adam with 1-cycle to 1e-4 for batches of 128 over 80 epochs, of which it takes
-# 40; average 0.9997, cutout 0.5, RandAugment, and whole images, squished to a square, which a crop
-# of the whole area with any ratio is. That Adam adds the weight decay 1e-4 to gradients, ours is
-# decoupled; the form and the strength of RandAugment are ours.
+# through the powers; Adam with 1-cycle to 1e-4 for batches of 128 over 80 epochs, stopped after 40;
+# average 0.9997, cutout 0.5, RandAugment, and whole images squished to a square, here a crop of the
+# whole area with any ratio. Their Adam adds the weight decay 1e-4 to gradients, ours is decoupled;
+# the form and the strength of RandAugment are ours.
 TRESNET_MULTILABEL = Recipe(
     epochs=80,
     batch_size=128,
@@ -103,12 +103,12 @@ TRESNET_MULTILABEL = Recipe(
 )
 
 # Detection on MS-COCO by FCOS with ATSS (arXiv:2003.13630 section 4.2, Table 10): 70 epochs, SGD
-# with momentum 0.9, weight decay 1e-4, batches of 24, learning rate 0.01 after a warmup, a tenth of
-# it from epoch 40 on, and of that from epoch 60 on. Claim: 44.0 AP of TResNet-M, 42.8 of ResNet-50.
-# The augmentation is that of a reference that our text lacks, by its place in the alphabet SSD's
-# (arXiv:1512.02325). Image size, length of the warmup and weight of the loss of boxes are not
-# stated: ours, 500 steps as is usual, and that of ATSS (arXiv:1912.02424). Which of ATSS's items
-# were used, and whether batch norms were frozen, is not stated either.
+# with momentum 0.9, weight decay 1e-4, batches of 24, learning rate 0.01 after a warmup, times 0.1
+# from epoch 40 and again from epoch 60. Claim: 44.0 AP of TResNet-M, 42.8 of ResNet-50. The
+# augmentation is cited from a reference that our text lacks, by its place in the alphabet SSD
+# (arXiv:1512.02325). Not stated are image size (ours), length of the warmup (500 steps, as usual),
+# weight of the box loss (ATSS's, arXiv:1912.02424), which items of ATSS were used, and whether
+# batch norms were frozen.
 TRESNET_FCOS = Recipe(
     epochs=70,
     batch_size=24,
@@ -155,8 +155,8 @@ STUDY_DECAY = replace(STUDY_DROPOUT, weight_decay=4e-5)
 def resnet_rs(depth: int, resolution: int) -> Recipe:
     """ResNet-RS's recipe for one size (arXiv:2103.07579): more regularization for larger networks.
 
-    The numbers are those of the configuration files of its TPU code, the schedule is the paper's.
-    Running statistics are those of the last batch there (momentum 0), which the average smooths.
+    The numbers are from the configuration files of its TPU code, the schedule is the paper's.
+    Running statistics are the last batch's (momentum 0 there), which the average smooths.
     """
     return replace(
         STUDY_DECAY,
@@ -178,9 +178,9 @@ RESNET_RS_SIZES = (
 # Semi-supervised ResNet-RS (arXiv:2103.07579 Table 4): Noisy Student with 130 million
 # pseudo-labelled images of JFT beside ImageNet; all hyperparameters of the supervised recipe are
 # kept. Claim: ResNet-RS-152 at 224 pixels 86.2 %, from the labels of EfficientNet-L2 (88.4 %). The
-# ratio is not stated: 3 is that of Noisy Student's scripts for EfficientNet-B1 to B7 (1 for B0), as
-# are the threshold .3 and the 130,000 images of each class (arXiv:1911.04252). The images without
-# labels are named by --recipe.unlabelled.
+# ratio is not stated: 3 is from Noisy Student's scripts for EfficientNet-B1 to B7 (1 for B0), like
+# the threshold .3 and the 130,000 images per class (arXiv:1911.04252). --recipe.unlabelled names
+# the images without labels.
 RESNET_RS_NOISY_STUDENT = replace(
     resnet_rs(152, 224),
     unlabelled_ratio=3.0,
@@ -189,9 +189,9 @@ RESNET_RS_NOISY_STUDENT = replace(
 )
 
 # Segmentation on PASCAL VOC 2012 (arXiv:2103.07579 Table 5 and appendix F): 512 pixels, scale
-# jitter [0.5, 2], batches of 64, cosine schedule, weight decay 1e-4; the head is that of
-# arXiv:2006.06882 with 256 channels, on ImageNet's weights. Steps and learning rate were searched
-# there and are not stated: ours, as are warmup and the lack of an average.
+# jitter [0.5, 2], batches of 64, cosine schedule, weight decay 1e-4; the head of arXiv:2006.06882
+# with 256 channels, on ImageNet's weights. Steps and learning rate were searched there and are not
+# stated: ours, like warmup and the lack of an average.
 RESNET_RS_VOC_SEG = replace(
     RESNET,
     epochs=120,
@@ -217,18 +217,18 @@ RESNET_RS_VOC = replace(
 ).with_task_options({"detector": "faster_rcnn"})
 
 # Depth on NYUv2 (the same table): 640 pixels, scale jitter [0.5, 2], batches of 64, 10,000 to
-# 40,000 steps. The loss is not stated, nor are the limit of depths, the learning rate and the
-# steps: ours, the limit that of the sensor.
+# 40,000 steps. The loss, the limit of depths, the learning rate and the steps are not stated: ours,
+# with the sensor's limit.
 RESNET_RS_NYU_DEPTH = replace(RESNET_RS_VOC_SEG, lr=0.04, resolution=640).with_task_options(
     {"max_depth": 10.0}
 )
 
 # The baseline of the additive study of clips, arXiv:2103.07579 Table 6: 3D ResNet-50 on
 # Kinetics-400, clips of 32 frames, every second one of a video. Batch, learning rate
-# (0.2 x batch / 256), cosine schedule, warmup (1,050 steps) and the ratios of crops are those of
-# the file of the last row in tensorflow/models, k400_resnet3drs_50_tpu.yaml. Epochs, weight decay,
-# and the area of crops before scale jitter are not stated: ours. Which parameters decay is as in
-# the study of images.
+# (0.2 x batch / 256), cosine schedule, warmup (1,050 steps) and the ratios of crops are from the
+# last row's file in tensorflow/models, k400_resnet3drs_50_tpu.yaml. Epochs, weight decay, and the
+# area of crops before scale jitter are not stated: ours. The same parameters decay as in the study
+# of images.
 RESNET3D = replace(
     RESNET,
     epochs=200,
@@ -240,10 +240,9 @@ RESNET3D = replace(
     resolution=224,
 )
 
-# The rows of that table, each on top of the previous one; the numbers are those of the same file,
-# and the order was not compared with the paper.
-# The last two rows change the network and not the recipe: squeeze-and-excitation (resnet3d_se_50),
-# and ResNet-D (resnet3d_rs_50).
+# The rows of that table, each on top of the previous one; the numbers are from the same file, and
+# the order was not compared with the paper. The last two rows change the network, not the recipe:
+# squeeze-and-excitation (resnet3d_se_50) and ResNet-D (resnet3d_rs_50).
 RESNET3D_DROPOUT = replace(RESNET3D, dropout=0.5)
 RESNET3D_SMOOTHING = replace(RESNET3D_DROPOUT, label_smoothing=0.1)
 RESNET3D_DROP_PATH = replace(RESNET3D_SMOOTHING, drop_path=0.1, drop_path_by="stage")
@@ -253,7 +252,7 @@ RESNET3D_LONGER = replace(RESNET3D_DECAY, epochs=350)
 RESNET3D_JITTER = replace(RESNET3D_LONGER, scale=(0.08, 1.0))
 
 # The file itself. Claim: 78.2 % of resnet3d_rs_50 by the mean over 30 views at 256 pixels. Running
-# statistics are those of the last batch there (momentum 0), which the average smooths.
+# statistics are the last batch's (momentum 0 there), which the average smooths.
 RESNET3D_RS = replace(RESNET3D_JITTER, bn_momentum=1.0)
 
 # Rate of dropout by multiplier of the width: Table 12 of arXiv:2103.07579.
@@ -264,10 +263,10 @@ def scaling(epochs: Literal[10, 100, 350], width: float = 1.0, resolution: int =
     """ResNet-RS's scaling study (arXiv:2103.07579 section 6, appendix E) in one of three regimes.
 
     At 10 and 100 epochs: weight decay 4e-5, neither label smoothing nor RandAugment; one epoch of
-    warmup for 10, and the average for 100, are ours. At 350 epochs label smoothing 0.1 and,
-    by width and resolution, RandAugment of 2 layers with magnitude 10, 15 or 20, stochastic depth
-    and dropout. A width between those of Table 12 has the dropout of the next larger one; between
-    160 and 224 pixels the magnitude is 10.
+    warmup for 10, and the average for 100, are ours. At 350 epochs: label smoothing 0.1 and, by
+    width and resolution, RandAugment of 2 layers with magnitude 10, 15 or 20, stochastic depth and
+    dropout. A width between two widths of Table 12 has the dropout of the larger; between 160 and
+    224 pixels the magnitude is 10.
     """
     if epochs == 10:
         return replace(
@@ -318,7 +317,7 @@ GENET_NAS = replace(
 # batches of 2048, LAMB, cosine after 5 epochs of warmup, binary cross-entropy with every mixed
 # class as a target, mixup or CutMix with alpha 1 in each batch, rand-m7-mstd0.5-inc1 in timm's
 # form, evaluation at 224 with a crop of 0.95, and no average. From the authors' arguments of timm's
-# train.py: targets are those above 0.2, the loss is the mean over classes, and biases and norms do
+# train.py: targets above 0.2 count, the loss is the mean over classes, and biases and norms do
 # not decay; the random interpolation of the crop is its default. Warmup begins at 0 and not at
 # 1e-4, and the cosine ends at 0 and not at 1e-6.
 
@@ -365,14 +364,15 @@ RSB_A3 = replace(
 )
 
 # torchvision's arguments: the decay of the average for one epoch of batches of one image, and the
-# steps from one update to the next.
+# steps between updates.
 TORCHVISION_DECAY, TORCHVISION_STEPS = 0.99998, 32
 
 
 def average_decay_per_step(decay: float, every: int, batch: int, epochs: float) -> float:
-    """torchvision's decay of the average, as the equal one of an average that changes every step.
+    """torchvision's decay of the average, converted to an update in every step.
 
-    Its train.py scales 1 - `decay` by batch x `every` / `epochs`, and updates every `every` steps.
+    torchvision's train.py scales 1 - `decay` by batch x `every` / `epochs`, and updates every
+    `every` steps.
     """
     return (1 - min(1.0, (1 - decay) * batch * every / epochs)) ** (1 / every)
 

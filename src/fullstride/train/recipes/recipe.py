@@ -1,4 +1,4 @@
-"""The hyperparameters of a training as frozen data, from JSON too, and their checks and help."""
+"""Defines the hyperparameters of a training, with their checks, help and JSON."""
 
 import inspect
 import math
@@ -23,13 +23,11 @@ from fullstride.io.records import (
 from fullstride.nets.efficiency import is_fused, short_precision
 from fullstride.nets.preprocessing import Fit, check_colour
 
-# Checks of fields that exclude each other.
-
-MAX_NUMBER = 1e12  # larger numbers are typing errors, and some would make a loop endless
+MAX_NUMBER = 1e12  # larger numbers are typing errors, and some would cause endless loops
 
 
 def check_size(recipe: Any) -> None:
-    """Raises ValueError for a number beyond `MAX_NUMBER`, infinity or NaN."""
+    """Raise ValueError for a number beyond `MAX_NUMBER`, infinity or NaN."""
     options = {f"task_options.{name}": value for name, value in recipe.task_options.items()}
     for name, value in {**vars(recipe), **options}.items():
         for number in value if isinstance(value, tuple) else (value,):
@@ -40,7 +38,7 @@ def check_size(recipe: Any) -> None:
 
 
 def check_steps(recipe: Any) -> None:
-    """Raises ValueError for batches, or a length of training, that exclude each other."""
+    """Raise ValueError for contradictory batches or lengths of training."""
     if recipe.grad_accum_steps and recipe.batch_size % recipe.grad_accum_steps:
         raise ValueError(
             f"recipe.batch_size {recipe.batch_size} is not divisible by recipe.grad_accum_steps "
@@ -69,7 +67,7 @@ def check_steps(recipe: Any) -> None:
 
 
 def check_balance(recipe: Any) -> None:
-    """Raises ValueError for losses and ways to balance classes that exclude each other."""
+    """Raise ValueError for losses and ways to balance classes that exclude each other."""
     if recipe.loss == "bce" and recipe.teacher:
         raise ValueError(
             "recipe.loss bce trains a probability for each class alone, and recipe.teacher one "
@@ -90,7 +88,7 @@ def check_balance(recipe: Any) -> None:
 
 
 def check_unlabelled(recipe: Any) -> None:
-    """Raises ValueError for what cannot be combined with images without labels."""
+    """Raise ValueError for fields that exclude images without labels."""
     if not recipe.unlabelled:
         return
     excluded = {
@@ -106,15 +104,14 @@ def check_unlabelled(recipe: Any) -> None:
 
 MAX_EPOCHS = 100_000  # more are a typing error
 
-# A warmup that would take all of a short training takes this share of it instead.
+# The fraction of a short training that its warmup takes, instead of all of it.
 SHORT_WARMUP_SHARE = 0.1
 
-# Where epochs have fewer steps, several of them share a score of the validation split; but a
-# training has at least so many scores. 60 images take 429 epochs of 2 steps, of which 42 are
-# scored.
+# Shorter epochs share a validation score, but a training has at least MIN_SCORES: 42 of the 429
+# epochs of 2 steps for 60 images are scored.
 STEPS_PER_SCORE, MIN_SCORES = 50, 40
 
-# Short flags of fields, which are those of the parser too: flag -> field.
+# Short flags of fields, also for the parser: flag -> field.
 SHORT_FLAGS = {
     "--epochs": "epochs",
     "--batch-size": "batch_size",
@@ -126,7 +123,7 @@ SHORT_FLAGS = {
 
 OpenUnitInterval = Annotated[float, Bounds(gt=0, lt=1)]
 
-# Fields whose default leaves them to the device, with that value.
+# Fields that the device decides by default -> that default.
 LEFT_TO_THE_DEVICE = {"precision": "auto", "channels_last": None}
 
 
@@ -137,7 +134,7 @@ def short_flag(field: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperparameters:
-    """What a recipe says of the steps, the loss and the images of an epoch."""
+    """The hyperparameters of steps, loss and images."""
 
     # passes over the training images; the last one may be partial
     epochs: Annotated[float, Bounds(gt=0, le=MAX_EPOCHS), short_flag("epochs")]
@@ -149,50 +146,50 @@ class Hyperparameters:
     images: PositiveInt | None = None  # length of training in images, instead of epochs
     # epochs without a better validation score before training stops with the best weights; 0: off
     early_stop_patience: Count = 0
-    # best epochs of which an average of weights is tried at the end, and used if its validation
+    # number of best epochs whose average weights are tried at the end, and used if their validation
     # score is better; 0: off
     soup: Count = 0
-    # epochs from one score of the validation split, checkpoint and line to the next; 0: 1, or more
-    # where epochs are many and short
+    # epochs between validation scores, checkpoints and printed lines; 0: 1, or more if epochs are
+    # many and short
     score_every_epochs: Count = 0
     # measure batch statistics of the final weights on training images without augmentation, and
-    # take them where the validation split is better with them
+    # use them if they improve the validation score
     precise_bn: bool = False
     # with released weights: fit a linear classifier to their features first (a linear probe).
-    # Training begins with it if it has frozen_statistics, and ends with it if the validation split
-    # is not better then
+    # Training begins with it if frozen_statistics is set, and ends with it unless training improves
+    # the validation score
     linear_probe: bool = False
-    # score of the validation split that epochs and runs are compared by: top1, top5,
-    # balanced_accuracy, macro_f1, loss or ece for classification; by default the task's own
+    # validation score to compare epochs and runs by: top1, top5, balanced_accuracy, macro_f1, loss
+    # or ece for classification; by default the task's own
     score: Annotated[str, short_flag("score")] = ""
-    # fit a temperature on the validation split at the end, so that probabilities are frequencies;
+    # fit a temperature on the validation split at the end, so that probabilities match frequencies;
     # the order of the classes stays. With several labels: choose a threshold for each
     calibrate: bool = True
 
     # sgd, rmsprop in TensorFlow's form (as for EfficientNet), adamw, or lamb for large batches
     optimizer: Literal["sgd", "rmsprop", "adamw", "lamb"] = "sgd"
-    # of sgd and rmsprop; in one_cycle it is 0.1 lower where the learning rate is highest
+    # for sgd and rmsprop; in one_cycle it is 0.1 lower at the highest learning rate
     momentum: BelowOne = 0.9
     nesterov: bool = True  # Nesterov momentum for sgd
     weight_decay: NonNegative = 4e-5  # per step, multiplied by the learning rate
-    # for sgd, decay the weights directly and not through the gradient (as in AdamW)
+    # for sgd: decay the weights directly, not through the gradient (as in AdamW)
     decoupled_weight_decay: bool = False
     # parameters that decay; weights: no biases and no normalization layers
     decay_on: Literal["weights", "all_but_norms", "all"] = "weights"
     clip_norm: NonNegative = 0.0  # maximum norm of the gradient of all parameters; 0: no clipping
 
-    # rate of a block / rate of the block after it, from the classifier back to the stem
+    # rate of a block / rate of the next block, from the classifier back to the stem
     layer_decay: Annotated[float, Bounds(gt=0, le=1)] = 1.0
     head_lr_scale: Positive = 1.0  # rate of the classifier / lr
-    # stages that never train, from the input, the stem with the first; -1: all but the classifier
+    # stages from the input that never train, the first with the stem; -1: all but the classifier
     freeze_stages: Annotated[int, Bounds(ge=-1)] = 0
     # layers that never train, by the paths of modules or parameters, such as stem stages.0
     frozen: tuple[str, ...] = ()
-    freeze_epochs: NonNegative = 0.0  # epochs at the start in which the classifier alone trains
+    freeze_epochs: NonNegative = 0.0  # epochs at the start that train only the classifier
 
     # learning rate schedule
     schedule: Literal["cosine", "one_cycle", "steps", "exponential"] = "cosine"
-    # linear warmup from 0, a tenth of a training that is not longer; one_cycle has its own
+    # linear warmup from 0, or a tenth of a training that is not longer; one_cycle has its own
     warmup_epochs: NonNegative = 5.0
     # for steps: fractions of training at which the learning rate is multiplied by factor
     milestones: tuple[OpenUnitInterval, ...] = (1 / 3, 2 / 3, 8 / 9)
@@ -201,16 +198,16 @@ class Hyperparameters:
     factor_epochs: Positive = 2.4  # for exponential: epochs between multiplications
 
     # bce: a binary cross-entropy per class (arXiv:2110.00476); focal: cross-entropy with a lower
-    # weight for images that are easy (arXiv:1708.02002)
+    # weight for easy images (arXiv:1708.02002)
     loss: Literal["cross_entropy", "bce", "focal"] = "cross_entropy"
-    # for bce: over the classes; mean is that of timm, whose gradients are smaller by their number
+    # for bce: reduction over classes; timm uses mean, with gradients divided by their number
     bce_reduction: Literal["sum", "mean"] = "sum"
-    # for bce: targets above it, after smoothing and mixing, become 1 and all others 0; 0: off
+    # for bce: targets above this, after smoothing and mixing, become 1 and all others 0; 0: off
     bce_threshold: BelowOne = 0.0
     focal_gamma: NonNegative = 2.0  # for focal: exponent of (1 - probability of the class)
     # weight of an image in the loss: 1 / images of its class, or the square root of that
     class_weights: Literal["none", "balanced", "sqrt"] = "none"
-    # how often a class is drawn: 0: as often as it occurs, 1: each equally often, between:
+    # how often a class is drawn: 0: as often as it occurs, 1: equally often, in between:
     # proportional to its images to the power of 1 - this
     balanced_sampling: Probability = 0.0
     label_smoothing: BelowOne = 0.1  # probability moved from the true class to all classes
@@ -223,26 +220,26 @@ class Hyperparameters:
     # decay per step of the exponential moving average of weights and batch statistics; 0: off
     ema_decay: BelowOne = 0.9999
     # weight of a batch in the running statistics of batch norm; in the first steps 1 / (step + 1),
-    # so that the initial values have none. None: the network's own weight, from the first step on
+    # so that initial values have no weight. None: the network's own, from the first step
     bn_momentum: Annotated[float, Bounds(gt=0, le=1)] | None = None
-    # train all weights, but normalise by the running statistics of the initial weights, and keep
-    # these; for few images, whose batches have statistics of their own
+    # train all weights, but normalise by the initial running statistics and keep them; for few
+    # images, whose batch statistics vary
     frozen_statistics: bool = False
     teacher: str = ""  # network for knowledge distillation: a run, bundle, file or name
     teacher_share: Probability = 0.5  # weight of the distillation loss; the task has the rest
-    # images without labels to train on too: a folder that `fullstride data label` wrote
+    # additional images without labels: a folder written by `fullstride data label`
     unlabelled: str = ""
     # images without labels / images with labels in a batch, and the weight of their loss
     unlabelled_ratio: Positive = 1.0
-    # probability of the teacher's best class below which an image without labels is left out
+    # lowest probability of the teacher's best class for an image without labels to be used
     unlabelled_min_confidence: Probability = 0.3
-    # images without labels of each class, the most confident; a class with fewer repeats them. 0:
-    # all once
+    # images without labels per class, the most confident; a class with fewer repeats them. 0: all
+    # once
     unlabelled_per_class: Count = 0
-    triplet: NonNegative = 0.0  # weight of the soft-margin triplet loss that is added; 0: off
+    triplet: NonNegative = 0.0  # weight of an added soft-margin triplet loss; 0: off
     triplet_form: Literal["weighted", "batch_hard"] = "weighted"  # of all pairs, or the hardest
     per_class: Count = 0  # images per class in a batch, for the triplet loss; 0: any
-    # options of the task by name, such as {"head_width": 32} of detect; `--task.head-width` sets it
+    # task options by name, such as {"head_width": 32} for detect, which `--task.head-width` sets
     task_options: Annotated[Mapping[str, Any], Fixed, Suppress] = field(
         default_factory=dict, hash=False
     )
@@ -254,7 +251,7 @@ class Hyperparameters:
     # progressive resizing: pixels per side in the first epoch, growing linearly to resolution
     grow_from: PositiveInt | None = None
     grow_share: Probability = 0.8  # fraction of training in which the resolution grows
-    # views of an image in an epoch, which has that many fewer different images; 1: off
+    # views of each image per epoch, with as many times fewer different images; 1: off
     repeated_augmentation: PositiveInt = 1
     distinct_views: Count = 0  # augmented views per image, repeated in turn; 0: new every epoch
     # for evaluation: center crop / shorter side; None: the network's default
@@ -275,30 +272,29 @@ class Recipe(Augmentation, Hyperparameters):
 
     # JPEG decoder and transforms; opencv is faster and its pixels differ slightly
     decoder: Literal["pillow", "opencv"] = "pillow"
-    # decode large JPEGs at 1/2, 1/4 or 1/8 of their size, in evaluation too; None: True, except
-    # where a run goes on that began without
+    # decode large JPEGs at 1/2, 1/4 or 1/8 of their size, also in evaluation; None: True, except
+    # for resuming a run that began without
     draft: bool | None = None
-    # colour behind transparent pixels, such as black or #rrggbb; None: that of the weights, or
-    # white
+    # colour behind transparent pixels, such as black or #rrggbb; None: the weights' own, or white
     background: Annotated[str | None, short_flag("background")] = None
-    # of activations, weights are in fp32; fp32 is exact, tf32 is fp32 whose products on a GPU are
-    # fast and rounded to 10 bits; auto: bf16 on a GPU that has it, tf32 on others, fp32 on a CPU
+    # type of activations, weights are fp32; fp32 is exact, tf32 is fp32 with fast GPU products
+    # rounded to 10 bits; auto: bf16 on a GPU with bf16, tf32 on other GPUs, fp32 on a CPU
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     # memory format of images and activations; None: True, except for 16 bits on a CPU
     channels_last: bool | None = None
-    # modules of a training step: PyTorch's or fused ones, eager or compiled with recomputation;
+    # modules of a training step: plain (PyTorch's) or fused, eager or compiled with recomputation;
     # auto: the fastest on this device
     efficiency: Literal["plain", "fused", "plain_compiled", "fused_compiled", "auto"] = "plain"
-    # for fused modules: store batch-norm inputs as int8, which makes gradients less exact
+    # for fused modules: store batch-norm inputs as int8, with less exact gradients
     int8_maps: bool = False
     # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged
     pad_channels: bool = False
     # forward and backward passes per optimizer step; 0: the fewest that fit into a GPU's memory
     grad_accum_steps: Count = 1
-    # batch-norm statistics of the images of all processes in a pass, not of each process's own
+    # batch-norm statistics over the images of all processes, not of each process
     sync_bn: bool = False
     deterministic: bool = False  # use deterministic algorithms on a GPU, which are slower
-    seed: Count = 0  # of initialization, shuffling and all other random draws
+    seed: Count = 0  # for initialization, shuffling and all other random numbers
 
     def __post_init__(self) -> None:
         set_options = {  # JSON has lists in place of tuples
@@ -321,7 +317,7 @@ class Recipe(Augmentation, Hyperparameters):
             )
 
     def __repr__(self) -> str:
-        """The fields that differ from their defaults, the options of the task in a second line."""
+        """The fields that differ from their defaults, and the task's options."""
         values = [
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)
