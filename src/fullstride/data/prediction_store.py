@@ -130,9 +130,8 @@ def refuse_other(path: Path, there: StoreKey, now: StoreKey) -> None:
         old, new = getattr(there, each.name), getattr(now, each.name)
         if old != new:
             what = {"fingerprint": "the model", "data": "the images"}.get(each.name, each.name)
-            values = (
-                "" if what in ("the model", "the images", "classes") else f" ({old}, now {new})"
-            )
+            is_long = what in ("the model", "the images", "classes")
+            values = "" if is_long else f" ({old}, now {new})"
             raise ValueError(
                 f"{path} has other predictions: {what} differs{values}; give another --out, or the "
                 "same arguments"

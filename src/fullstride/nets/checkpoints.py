@@ -14,15 +14,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import WeightsKind
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, timm_spec
-from fullstride.nets.weights.convert import (
-    Match,
-    State,
-    check,
-    convert,
-    find,
-    fit,
-    normalize,
-)
+from fullstride.nets.weights.convert import Match, State, check, convert, find, fit, normalize
 from fullstride.nets.weights.hub import ReleasedFile, by_name, by_shape, has_shape
 from fullstride.nets.weights.reader import AVERAGED, Unwrapped, from_arrays, read, read_wrapped
 

@@ -228,9 +228,9 @@ class TimmNetwork(Backbone):
             )
         maps = self.checked(partial(self.net.forward_intermediates, intermediates_only=True), x)
         maps = tuple({m.shape[2:]: m for m in maps}.values())
-        return (
-            maps if out_indices is None else tuple(maps[i] for i in self.map_numbers(out_indices))
-        )
+        if out_indices is None:
+            return maps
+        return tuple(maps[i] for i in self.map_numbers(out_indices))
 
     @property
     def channels(self) -> tuple[int, ...]:

@@ -237,7 +237,9 @@ Target = Callable[[CocoImage, Mapping[int, int], Path], Any]
 
 
 def _read(files: Mapping[str, Path], target: Target, with_boxes: bool) -> Listing:
-    root = _root(files["train"])
+    folder = files["train"].resolve().parent  # images are in it, or beside annotations/ and splits
+    is_above = folder.name == "annotations" or files["train"].name == BESIDE
+    root = folder.parent if is_above else folder
     contents = {split: read_coco(path, with_boxes) for split, path in files.items()}
     train = contents["train"]
     ids = sorted(train.categories)
@@ -276,11 +278,8 @@ def read_coco(path: Path, with_boxes: bool = False) -> CocoFile:
     for kind, entry in counted(entries, f"entries of {path.name}"):
         where = f"{str(path)!r}: {_KINDS[kind]} {_field(entry, 'id')!r}"
         if kind == "images":
-            key, name = (
-                _known(entry, "id", int | str, where),
-                _known(entry, "file_name", str, where),
-            )
-            name = name.replace("\\", "/")  # of Windows
+            key = _known(entry, "id", int | str, where)
+            name = _known(entry, "file_name", str, where).replace("\\", "/")  # of Windows
             image = CocoImage(key, name, _size_of(entry), objects.setdefault(key, []))
             if (other := images.setdefault(key, image).name) != name:
                 raise ValueError(f"{where} is {other!r} and {name!r}: give each its own id")
@@ -351,12 +350,6 @@ def _one_for_each_file(images: Iterable[CocoImage]) -> list[CocoImage]:
 
 
 # ---- the files of images
-
-
-def _root(path: Path) -> Path:
-    """The folder of the data set, which has the images at any depth."""
-    folder = path.resolve().parent
-    return folder.parent if folder.name == "annotations" or path.name == BESIDE else folder
 
 
 def _image_files(root: Path, split: str, content: CocoFile) -> Iterator[tuple[CocoImage, str, int]]:

@@ -70,11 +70,8 @@ def parquet_splits(folder: Path) -> dict[str, list[Path]]:
     for parent, names in files_below(folder):
         for path in (parent / name for name in names if name.lower().endswith(".parquet")):
             sharded = re.fullmatch(r"(.+)-\d{5}-of-\d{5}(-.*)?", path.stem)
-            words = (
-                [sharded[1]]
-                if sharded
-                else [w for w in re.split(r"[-_.]", path.stem) if w.lower() in SPLITS]
-            )
+            words = [sharded[1]] if sharded else re.split(r"[-_.]", path.stem)
+            words = [word for word in words if sharded or word.lower() in SPLITS]
             inside = not words and parent != folder and parent.name.lower() in SPLITS
             splits.setdefault(parent.name if inside else (*words, "")[0], []).append(path)
             homes.add(parent.parent if inside else parent)
@@ -332,7 +329,6 @@ def _labels(
     folder: Path, columns: Columns, values: Mapping[str, list[Any]]
 ) -> tuple[tuple[str, ...], dict[str, list[int]]]:
     """Class names, and the class index of each row."""
-
     if columns.names:
         classes, keys = columns.names, {number: number for number in range(len(columns.names))}
     else:
@@ -396,11 +392,9 @@ def _columns(folder: Path, features: Any, choice: Mapping[str, str], group: str)
         if len(matches) == 1:
             return matches[0]
         one = (matches or possible or [""])[0]
-        hint = (
-            f"choose one, as {folder}?{urlencode({purpose: one})}"
-            if one
-            else f"give a dataset with {words[0]}s"
-        )
+        hint = f"give a dataset with {words[0]}s"
+        if one:
+            hint = f"choose one, as {folder}?{urlencode({purpose: one})}"
         if matches:
             raise ValueError(
                 f"{str(folder)!r} has several {purpose} columns, {quote_names(matches)}: {hint}"

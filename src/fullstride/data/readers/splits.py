@@ -80,9 +80,8 @@ def group_keys(listing: Listing, group: str) -> dict[str, str]:
     elif group == PARENT or (group.isascii() and group.isdecimal() and int(group) > 0):
         keys = _by_level(listing, group)
     else:
-        has = (
-            f"columns are {quote_names(list(listing.columns))}" if listing.columns else "no column"
-        )
+        titles = quote_names([*listing.columns])
+        has = f"columns are {titles}" if titles else "no column"
         raise ValueError(
             f"group {group!r}: {has}; use a column, a level of folders (1, 2, ...), parent, or a "
             r"pattern with one group such as '(patient\d+)'"
@@ -479,9 +478,8 @@ def _take_by_class(ordered: Sequence[Unit], below: float, leave: int) -> set[Uni
         count = max(count, int(len(units) - leave >= ENOUGH))
         taken.update(units[: min(count, max(0, len(units) - leave))])
     if not taken:
-        enough = [units for units in by_class.values() if len(units) > leave] or [
-            *by_class.values()
-        ]
+        classes = list(by_class.values())
+        enough = [units for units in classes if len(units) > leave] or classes
         enough = [units for units in enough if len(units) > 1] or enough
         taken.add(min((units[0] for units in enough), key=lambda unit: unit.fraction))
     return taken

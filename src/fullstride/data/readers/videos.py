@@ -43,11 +43,7 @@ MAX_WAIT_S = 120.0  # to list the frames, or to decode to the next one that is n
 MIN_JUMP = 16
 MICROSECONDS = 1e6  # in a second; FFmpeg's unit for whole files
 # quarter turns to the left -> the operation that turns a frame upright
-TURNS = {
-    1: Image.Transpose.ROTATE_90,
-    2: Image.Transpose.ROTATE_180,
-    3: Image.Transpose.ROTATE_270,
-}
+TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.Transpose.ROTATE_270}
 
 
 @contextmanager

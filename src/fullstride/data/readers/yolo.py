@@ -166,9 +166,8 @@ def _class_names(settings: Mapping[str, Any], where: Path, root: Path) -> tuple[
     if names is None:
         lists = (root / each for each in (*LINES, *(f"labels/{name}" for name in LINES)))
         path = next(filter(Path.is_file, lists), None)
-        names = (
-            [line.strip() for line in read_text(path).splitlines() if line.strip()] if path else []
-        )
+        lines = read_text(path).splitlines() if path else []
+        names = [line.strip() for line in lines if line.strip()]
     is_list = isinstance(names, list) and all(isinstance(each, str | int) for each in names)
     if not is_list or len({*map(str, names)}) < len(names):
         raise ValueError(

@@ -115,14 +115,10 @@ def random_crop_box(
         width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
         if most > 1 or (width <= w and height <= h):
             left, top = (free * rng.random() for free in (w - width, h - height))
-            right, bottom = left + width, top + height
             # rounding must not exceed the border, which Pillow refuses
-            return (
-                left,
-                top,
-                min(right, w) if width <= w else right,
-                min(bottom, h) if height <= h else bottom,
-            )
+            right = min(left + width, w) if width <= w else left + width
+            bottom = min(top + height, h) if height <= h else top + height
+            return left, top, right, bottom
     width, height = min(w, h * high), min(h, w / low)  # the largest center crop
     return (w - width) / 2, (h - height) / 2, (w + width) / 2, (h + height) / 2
 

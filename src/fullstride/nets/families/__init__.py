@@ -18,11 +18,9 @@ def find(name: str) -> NetSpec:
     refuse_path(name)
     names = dict.fromkeys([*SPECS, *(row.name for row in pretrained_networks())])
     close = get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = (
-        f"did you mean {' or '.join(close)}?"
-        if close
-        else f"choose from {', '.join(SPECS)}, or timm/NAME"
-    )
+    hint = f"choose from {', '.join(SPECS)}, or timm/NAME"
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
     raise ValueError(f"no network named {name!r}: {hint}")
 
 

@@ -49,7 +49,8 @@ class Norm(NamedTuple):
         of the output.
         """
         grad_bias, grad_gain = first_nc.sum(0), second_nc.sum(0) * self.rstd
-        shares = all_reduce_sum(torch.stack([grad_bias, grad_gain]), group) / self.size
+        sums = torch.stack([grad_bias, grad_gain])
+        shares = (all_gather(sums, group).sum(0) if group else sums) / self.size
         scale = self.gain * self.rstd
         slopes = Slopes(
             scale[None], (-scale * shares[0])[None], (-scale * self.rstd * shares[1])[None]
@@ -95,11 +96,6 @@ def all_gather(part: Tensor, group: str) -> Tensor:
     parts = [torch.empty_like(part) for _ in range(dist.get_world_size(members))]
     dist.all_gather(parts, part, members)
     return torch.stack(parts)
-
-
-def all_reduce_sum(part: Tensor, group: str) -> Tensor:
-    """The sum over the processes of the group."""
-    return all_gather(part, group).sum(0) if group else part
 
 
 class Gate(NamedTuple):

@@ -146,10 +146,8 @@ class _Costs:
         items: list[_Cost] = []
         below = len(before)
         if pickletools.markobject in before:
-            items, below = (
-                self.pop(len(self.stack) - self.marks.pop()),
-                before.index(pickletools.markobject),
-            )
+            items = self.pop(len(self.stack) - self.marks.pop())
+            below = before.index(pickletools.markobject)
         items = self.pop(below) + items
         if name in ("SETITEM", "SETITEMS"):
             self.hash(items[1::2])

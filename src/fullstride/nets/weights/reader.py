@@ -15,12 +15,7 @@ from torch import Tensor
 
 from fullstride.io.writing import OutOfMemoryError, check_regular, lacks_memory, open_regular
 from fullstride.nets.preprocessing import WeightsKind
-from fullstride.nets.weights.limits import (
-    TooCostlyError,
-    check_header,
-    check_pickles,
-    zip_members,
-)
+from fullstride.nets.weights.limits import TooCostlyError, check_header, check_pickles, zip_members
 
 
 def one_line(text: str) -> str:
