@@ -1,4 +1,4 @@
-"""Trials that tell how good a structure is, by tuning exchanged blocks or training a network."""
+"""Trials that score a structure, by tuning exchanged blocks or training a network."""
 
 import json
 import time
@@ -25,10 +25,10 @@ from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.named import following, scratch
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
 
-# In the folder of a trial: the run, the spec that it trains, and the weights that it begins with.
+# In the folder of a trial: the run, the spec of its network, and its initial weights.
 RUN, SPEC, START = "run", "spec.json", "start"
 SPEC_OUTPUT = json_output("the spec of a network", "stem", "stages")
-# Fields of the MasterNet's recipe that say what its images were, so that a block learns on the same
+# Fields of the MasterNet's recipe that shape its input images; a block learns on the same images.
 VIEW_FIELDS = tuple(field.name for field in fields(Augmentation))
 VIEW_FIELDS += (
     "decoder", "draft", "background", "resolution", "crop", "fit", "score", "deterministic",
@@ -44,11 +44,11 @@ PAPER_TUNING: Mapping[str, Any] = dict(epochs=30.0, batch_size=256, lr=0.01, wei
 
 @dataclass(frozen=True, kw_only=True)
 class TunedScore:
-    """The scores of a trained network of a study on the validation split."""
+    """The validation scores of a trained network."""
 
-    spec: Mapping[str, Any]  # of `NetSpec`, as JSON
+    spec: Mapping[str, Any]  # JSON of a `NetSpec`
     seed: int
-    score: float  # by the recipe's metric: top-1 in percent unless it has another
+    score: float  # by the recipe's metric, by default top-1 in percent
     loss: float
     correct: str  # 1 or 0 for each image of the validation split, in order
     epochs: int
@@ -57,34 +57,34 @@ class TunedScore:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NetworkTraining:
-    """A training from random weights, whose run is in the trial's folder."""
+    """A training from random weights, with its run in the trial's folder."""
 
-    spec: Spec  # its resolution is that of training unless the recipe has another
+    spec: Spec  # has the resolution of training, unless the recipe sets it
     data: DataSet  # the test split is not used
     recipe: RecipeChoice = BY_DEFAULT
     seed: int = 0  # of new weights, and of the run
-    workers: int | None = 0  # processes that decode images; None: chosen
-    checkpoint_every_steps: int = 0  # for epochs that are long
+    workers: int | None = 0  # processes that decode images; None: automatic
+    checkpoint_every_steps: int = 0  # for long epochs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BlockTuning(NetworkTraining):
-    """A network that is made of the MasterNet and tuned.
+    """The tuning of a network that shares parts with the MasterNet.
 
     Without a source the recipe is `tuning_recipe` with the changes.
     """
 
     spec: NetSpec
     master: Path  # the bundle or the finished run of the MasterNet
-    # Places whose weights are new although the design is the same, such as `stages.2`.
+    # Places with new weights although the design is the same, such as `stages.2`.
     again: Collection[str] = ()
-    # `block` trains what `exchanged` says, `full` everything; `feature` is `block` after `matched`,
-    # which brings new parts close to the MasterNet's maps.
+    # `block` trains the layers that `exchanged` does not freeze, `full` all layers; `feature` is
+    # `block` after `matched`, which brings new parts close to the MasterNet's maps.
     method: Method = "block"
 
 
 def write_spec(spec: Spec, path: Path) -> str:
-    """Write a spec to a file, by whose path a run names its network; returns that."""
+    """Write a spec to `path`; returns the path as the network's name in a run."""
     with atomic_write(path, SPEC_OUTPUT) as temporary:
         temporary.write_text(spec.to_json())
     return str(path)
@@ -98,11 +98,11 @@ def training_trial(folder: Path, training: NetworkTraining) -> Trial:
 
 
 def tune(folder: Path, device: str, *, training: BlockTuning) -> Work[TunedScore]:
-    """Exchange blocks of the MasterNet for those of the spec, tune them, and score the network.
+    """Exchange blocks of the MasterNet for blocks of the spec, tune them, and score the network.
 
     The loss is half cross-entropy and half the distance from the MasterNet's probabilities. The
-    rest of the network is frozen, batch norms included. The paper does not say what trains, nor by
-    which loss; it calls the step "distillation" and the tuning "fine-tune".
+    rest of the network is frozen, batch norms included. The paper does not say which layers train,
+    nor by which loss; it calls the step "distillation" and the tuning "fine-tune".
     """
     data, recipe, seed = training.data, training.recipe, training.seed
     teacher = zoo.load(training.master)
@@ -127,7 +127,7 @@ def tune(folder: Path, device: str, *, training: BlockTuning) -> Work[TunedScore
 def delete_weights(folder: Path) -> None:
     """Delete all weights of a tuned network but its bundle: a search has hundreds of such folders.
 
-    A trial that was stopped before its result was written is scored again without them.
+    The bundle is enough to score a trial that was stopped before its result was written.
     """
     remove(folder / RUN / run_folder.CHECKPOINT)
     for bundle in (folder / RUN / run_folder.BEST, folder / START):
@@ -138,13 +138,13 @@ def delete_weights(folder: Path) -> None:
 def train_network(
     folder: Path, device: str, *, training: NetworkTraining, weights: str = ""
 ) -> Work[TunedScore]:
-    """Train a network to its end, from where its run is or from `weights`, and score it."""
+    """Train a network to the end, from its run's last state or from `weights`, and score it."""
     begin = time.perf_counter()
     spec, data, recipe = training.spec, training.data, training.recipe
     if isinstance(spec, TimmSpec):
         model = f"timm/{spec.name}"
     else:
-        path = folder.resolve() / SPEC  # the run names it, wherever the next call comes from
+        path = folder.resolve() / SPEC  # absolute, as the next call may have another directory
         model = write_spec(spec, path)
     changes = {**recipe.changes, "seed": training.seed}
     if torch.device(device).type == "cuda":
@@ -182,11 +182,11 @@ TRAINING = TrialKind(
 def tuning_recipe(images: int, like: Recipe | None = None) -> Recipe:
     """The recipe for tuning exchanged blocks with `images` training images.
 
-    By the paper's numbers (`PAPER_TUNING`) new weights would not learn from few images. Here it is
-    a quarter of the steps of `scratch` at half of its rate: of 0.015, 0.06 and 0.24 for 300 digits
-    the first is the worst, and neither of the others is better for all blocks (docs/log.md). Labels
-    are not smoothed, as the teacher's are soft. What makes an input is that of `like`, the recipe
-    of the MasterNet.
+    By the paper's numbers (`PAPER_TUNING`) new weights would not learn from few images. This recipe
+    has a quarter of the steps of `scratch`, at half of its learning rate: among 0.015, 0.06 and
+    0.24 for 300 digits the first is the worst, and no other is better for all blocks (docs/log.md).
+    Labels are not smoothed, as the teacher's are soft. Inputs are as in `like`, the MasterNet's
+    recipe.
     """
     whole = scratch(images)
     steps = whole.epochs * max(1, images // whole.batch_size) / 4

@@ -18,36 +18,36 @@ from fullstride.train.batches import BatchOptions, recipe_in_epochs, training_ba
 from fullstride.train.loop import Epoch, train_epochs
 from fullstride.train.recipes.recipe import Recipe
 
-# A part is the stem, a stage, the convolution of the head or the classifier. But for the classifier
-# they are the places of a search, `stem`, `stages.2` and `head`: in GENet's (arXiv:2006.14090) the
-# super-blocks of a MasterNet.
+# A part is the stem, a stage, the head's convolution or the classifier. All parts but the
+# classifier are places of a search, such as `stem`, `stages.2` and `head`; GENet
+# (arXiv:2006.14090) calls them the super-blocks of a MasterNet.
 
 HEAD, CLASSIFIER = "head.conv", Network.classifier
 
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """A network of which some layers are new. Layers are named by the paths of their modules."""
+    """A network with some new layers. Layers are named by the paths of modules."""
 
     net: Network
     fresh: tuple[str, ...]  # layers with random weights; they train
-    # layers with the MasterNet's weights that train too, as they read what a new part computes
+    # layers with the MasterNet's weights that read the output of a new part; they train too
     adapted: tuple[str, ...]
-    frozen: tuple[str, ...]  # all others, with the MasterNet's weights and batch statistics
+    frozen: tuple[str, ...]  # other layers, with the MasterNet's weights and batch statistics
 
     def bundle(self, master: Bundle) -> Bundle:
-        """The network as a start for training, with what else `master` has."""
+        """The network as a start for training, with the other fields of `master`."""
         source = f"{master.name} with new weights in {', '.join(self.fresh)}"
         untrained: dict[str, Any] = dict(scores={}, recipe={}, temperature=1.0, task_state={})
         return replace(master, net=self.net, source=source, **untrained)
 
 
 class Part(NamedTuple):
-    """A sequence of layers of a network, as its spec describes it."""
+    """A sequence of layers of a network, as in its spec."""
 
     path: str
     c_in: int
-    design: Any  # what it is besides its input; equal designs on equal inputs have equal shapes
+    design: Any  # equal designs with equal `c_in` have equal shapes
 
     @property
     def place(self) -> str:
@@ -57,14 +57,14 @@ class Part(NamedTuple):
 def exchanged(master: Bundle, spec: NetSpec, seed: int, *, again: Collection[str] = ()) -> Exchange:
     """The network of `spec`, with the weights of `master` in every part that both have.
 
-    New, with weights by `seed`, are the parts that differ, and the places `again`, whose design may
-    be the same: such a control shows what new weights alone cost. What follows a new part learns
-    with it: the first convolution that reads its output, that one's batch norm, and the projection
-    of the shortcut. If the width of that output changes, their weights are random too; else they
-    begin with those of `master`. A kernel is never sliced. All else is frozen.
+    Parts that differ are new, with random weights by `seed`, and so are the places `again`: as a
+    control, a place with the same design shows the cost of new weights alone. Layers that read a
+    new part learn with it: the first convolution, the batch norm after it, and the projection of
+    the shortcut. Their weights are random too if their input width changes, else the weights of
+    `master`. A kernel is never sliced. All other layers are frozen.
 
-    The paper says that a super-block is exchanged and tuned, and not what becomes of the layers
-    that read it, whose shapes change with its width. These layers are our reading of it.
+    The paper says that a super-block is exchanged and tuned, but not what happens to the layers
+    that read it, whose shapes change with its width; that part is ours.
     """
     parts = parts_of(spec)
     before = {part.path: part for part in parts_of(cast(NetSpec, master.net.spec))}
@@ -117,7 +117,7 @@ def is_below(name: str, paths: Collection[str]) -> bool:
 def untouched(
     module: nn.Module, paths: Collection[str], at: str = ""
 ) -> Generator[str, None, None]:
-    """The shortest paths that have all parameters of `module` but those at and below `paths`."""
+    """The shortest paths that cover all parameters of `module` except at and below `paths`."""
     for child, part in module.named_children():
         path = f"{at}.{child}" if at else child
         if is_below(path, paths) or not has_parameters(part):
@@ -132,12 +132,12 @@ def has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-LENGTH = 0.25  # of the recipe of tuning
+LENGTH = 0.25  # of feature matching, as a share of the tuning recipe's epochs
 
 
 @dataclass(frozen=True)
 class MatchMaps(Classify):
-    """The mean squared distance of maps from the MasterNet's, in place of a loss of logits."""
+    """The mean squared distance to the MasterNet's maps, in place of a loss of logits."""
 
     name: ClassVar[str] = "match_maps"
     places: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class MatchMaps(Classify):
 
 
 class AdaptedMaps(nn.Module):
-    """The maps at some places through the network's `task_head`: (N, C, H, W) -> (N, D)."""
+    """The maps at `places` through the network's `task_head`: (N, C, H, W) -> (N, D)."""
 
     def __init__(self, net: Network, places: Sequence[str]):
         super().__init__()
@@ -171,17 +171,16 @@ def matched(
     device: torch.device | str = "cpu",
     workers: int = 0,
 ) -> Exchange:
-    """`exchange` after its new parts have learned the MasterNet's maps, each at its own output.
+    """`exchange` after the output of each new part has learned the MasterNet's maps.
 
-    A 1 x 1 convolution adapts maps of another width, and is left out at the end. Only the new parts
-    learn, and of the layers that read one those before the last of them. The paper cites such
-    feature distillation (DNA, arXiv:1911.13053) as a baseline, and does not say whether its own is
-    one.
+    A 1 x 1 convolution adapts maps of another width, and is dropped at the end. Layers after the
+    last new part do not train. The paper cites such feature distillation (DNA, arXiv:1911.13053)
+    as a baseline, and does not say whether its own method uses it.
     """
     net, own = exchange.net, cast(Network, master.net)
     order = [part.path for part in parts_of(net.spec)[:-1]]
     of_both = {*exchange.fresh} & {part.path for part in parts_of(own.spec)}
-    places = [path for path in order if path in of_both]  # new as a whole, and with maps
+    places = [path for path in order if path in of_both]  # new parts, except for the classifier
     if not places:
         return exchange
     side = recipe.resolution or master.preprocessing.resolution
@@ -220,7 +219,7 @@ def matched(
 
 
 def maps_at(net: Network, places: Sequence[str], x: Tensor) -> list[Tensor]:
-    """The outputs of some parts, in order: (N, C, H, W) each. What follows them is not computed."""
+    """The outputs of the parts `places`, in order: (N, C, H, W) each. Later parts do not run."""
     maps = list[Tensor]()
     for part in parts_of(net.spec):
         if len(maps) == len(places):
@@ -239,7 +238,7 @@ def flat(maps: Iterable[Tensor]) -> Tensor:
 def adapters_between(
     net: Network, own: Network, places: Sequence[str], blank: Tensor
 ) -> nn.ModuleList:
-    """A module for each place that makes the network's map one of the MasterNet's shape."""
+    """A module for each place that gives the network's map the shape of the MasterNet's map."""
     adapters = nn.ModuleList()
     both = (maps_at(each.eval(), places, blank) for each in (net, own))
     for ours, theirs in zip(*both, strict=True):

@@ -1,6 +1,6 @@
-"""The settings of a search and of a scaling study, as the command line has them.
+"""The settings of a search and of a scaling study, as on the command line.
 
-Apart from what runs them, as `--help` reads this module and nothing slow.
+This module imports nothing slow, as `--help` reads it.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -10,7 +10,7 @@ from fullstride.io.records import Bounds, Count, Positive, PositiveInt
 from fullstride.study.settings import BudgetSettings
 
 PAPER_SIDES = (192, 224, 256)  # pixels, of arXiv:2006.14090
-SMALL_SIDE = 128  # pixels of a MasterNet below which the paper's resolutions are no choices
+SMALL_SIDE = 128  # pixels; below, a MasterNet's own resolution replaces the paper's
 Clock = Literal["both", "device", "host"]
 Next = Literal["thompson", "greedy", "none"]
 
@@ -19,8 +19,8 @@ Next = Literal["thompson", "greedy", "none"]
 class Method:
     """The choices where a search may follow the paper (arXiv:2006.14090, section 4) or not.
 
-    The defaults are ours, for the reasons in docs/reproduce/search.md; `PAPER` is what the paper
-    literally says. A user sets each of them by the field of `SearchSettings` with the same name.
+    The defaults are ours, for the reasons in docs/reproduce/search.md; `PAPER` follows the paper
+    literally. A user sets each choice by the field of `SearchSettings` with the same name.
     """
 
     regression: Literal["bayesian", "paper"] = "bayesian"
@@ -30,7 +30,7 @@ class Method:
     next: Next = "thompson"
     winners: int = 2
     tuning: Literal["images", "paper"] = "images"
-    training: str = ""  # recipe of the MasterNet and the winners; "" for that of the case
+    training: str = ""  # recipe of the MasterNet and the winners; "" for the default of the case
     final: str = ""  # recipe of the last training; "" to keep the winner as it is
 
 
@@ -51,16 +51,16 @@ PRESETS = {"ours": OURS, "paper": PAPER}
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings(BudgetSettings):
-    """How a search is done. One that has begun to train is resumed only with the same settings."""
+    """How a search is done. Once it trains, it resumes with the same settings only."""
 
     # The network to begin with: masternet_1 to masternet_20, another of `fullstride zoo` made of
     # Basic and Bottleneck stages, or a JSON file of a spec.
     master: str = "masternet_1"
-    # What the budget bounds on a profile's device: both device and host as they run beside each
-    # other, or one alone. A CUDA graph has no host time to speak of.
+    # The time that the budget bounds on a profile's device: device and host in parallel, or one
+    # alone. A CUDA graph has hardly any host time.
     clock: Clock = "both"
-    # What is measured here: module, for PyTorch's modules, or a format; by default the first that
-    # can be written.
+    # The form that is measured here: module, for PyTorch's modules, or a format; by default the
+    # first format that can be written.
     format: str = ""
     # Pixels a side to choose from; by default 192, 224 and 256, or the MasterNet's own below 128.
     resolutions: tuple[Annotated[int, Bounds(ge=8, le=1024)], ...] = ()
@@ -68,7 +68,7 @@ class SearchSettings(BudgetSettings):
     preset: Literal["ours", "paper"] = "ours"
     # Regression: bayesian, or the paper's without an intercept and with linear widths.
     regression: Literal["bayesian", "paper"] | None = None
-    # What trained-again blocks are compared with: a control of the same place, or the MasterNet.
+    # Reference of retrained blocks: a control of the same place, or the MasterNet.
     baseline: Literal["control", "master"] | None = None
     # Samples of a place: spread over its choices, or random.
     design: Literal["spread", "random"] | None = None
@@ -84,33 +84,32 @@ class SearchSettings(BudgetSettings):
     final: str | None = None
     # Samples of each place and class of block, the control included.
     samples: Annotated[int, Bounds(ge=2)] = 9
-    # Tunings in all, of which those after the first design are chosen by what is known; by default
-    # 16 after it.
+    # Number of tunings; the model chooses the tunings after the first design, by default 16.
     trainings: PositiveInt | None = None
     # Random structures that are trained to the end from random weights, beside the tunings. They
-    # show what a tuning in a trained network can't, such as deep networks that do not converge.
+    # show effects that a tuning can't, such as deep networks that do not converge.
     whole: Count = 0
     # Blocks that a stage may have more or fewer.
     depth_steps: Count = 2
-    # Widths from the first to the second number times the MasterNet's.
+    # Least and largest width, as multiples of the MasterNet's width.
     width_range: tuple[Positive, Positive] = (0.5, 2.0)
-    # Widths to choose from at each place, at most.
+    # Most widths to choose from at each place.
     most_widths: Annotated[int, Bounds(ge=3)] = 24
-    # Kernels to choose from; one that the MasterNet has is always among them.
+    # Kernels to choose from; the MasterNet's kernel is always among them.
     kernel_sizes: tuple[PositiveInt, ...] = (3, 5)
     # Let stages change their class (XX, BL, DW) as well.
     switch_blocks: bool = False
-    # What trains when a block is exchanged: it and the layers that read it; these after the block
-    # has matched the MasterNet's maps; or everything.
+    # What trains when a block is exchanged: block and the layers that read it; feature, the same
+    # after the block has matched the MasterNet's maps; or full, everything.
     tune: Literal["block", "feature", "full"] = "block"
     # Epochs of a tuning; by default a quarter of the MasterNet's.
     tune_epochs: Positive | None = None
-    # Epochs of the last training; by default those of its recipe.
+    # Epochs of the last training; by default as in its recipe.
     final_epochs: Positive | None = None
     # Structures that each selection compares, and how many of the best are measured.
     count: PositiveInt = 1_000_000
     finalists: PositiveInt = 10
-    # Networks that are measured here before the search, to which a profile is fitted.
+    # Networks that are measured here before the search, to fit a profile.
     measured: Annotated[int, Bounds(ge=6)] = 16
     seed: int = 0
 
@@ -123,7 +122,7 @@ class SearchSettings(BudgetSettings):
         return replace(PRESETS[self.preset], **own)
 
     def sides(self, own: int) -> tuple[int, ...]:
-        """The resolutions to choose from, for a MasterNet of so many pixels a side."""
+        """The resolutions to choose from, for a MasterNet of `own` pixels a side."""
         default = (own,) if own < SMALL_SIDE else PAPER_SIDES
         return tuple(sorted(set(self.resolutions))) or default
 
@@ -136,19 +135,18 @@ Depth = Annotated[float, Bounds(gt=0, le=1_024)]
 class ScaleSettings(BudgetSettings):
     """Which networks are scaled, and how. A study is resumed with the same settings only."""
 
-    # The network that is scaled; or several, such as timm/efficientnet_b0 to b4, that are compared
-    # as they are.
+    # The network to scale; or several, such as timm/efficientnet_b0 to b4, to compare as they are.
     models: tuple[str, ...] = ("resnet_rs_50",)
     # Multipliers of the widths; by default 0.25 0.5 1 1.5 2 for one network, 1 for several.
     widths: tuple[Multiplier, ...] = ()
-    # Multipliers of the depths, by default 0.5 1 2 4; of a ResNet-RS its layers, by default 26 50
-    # 101 200 300 350 400.
+    # Multipliers of the depths, by default 0.5 1 2 4; for a ResNet-RS layers, by default 26 50 101
+    # 200 300 350 400.
     depths: tuple[Depth, ...] = ()
-    # Pixels a side; of a ResNet-RS by default 128 160 224 320 448, of others in the same ratios to
-    # their own.
+    # Pixels a side; by default 128 160 224 320 448 for a ResNet-RS, and the same ratios to the own
+    # resolution for other networks.
     resolutions: tuple[Annotated[int, Bounds(ge=8, le=1024)], ...] = ()
-    # For EfficientNets: resolutions that grow half as fast as theirs, and RandAugment's magnitude
-    # by resolution, after EfficientNet-RS (arXiv:2103.07579).
+    # For EfficientNets: resolutions that grow half as fast, and RandAugment's magnitude by
+    # resolution, after EfficientNet-RS (arXiv:2103.07579).
     slow_resolution: bool = False
     # Lengths of training: names of recipes, such as scaling_10 scaling_100 scaling_350, or numbers
     # of epochs of --recipe; by default --recipe alone.
@@ -157,14 +155,13 @@ class ScaleSettings(BudgetSettings):
     full_grid: bool = False
     # Points near the expected front that follow the cross, in each regime.
     band: Count = 8
-    # Trainings of each of three points, from which the noise is estimated; others have one.
+    # Trainings of each of three points, which estimate the noise; other points have one.
     seeds: Annotated[int, Bounds(ge=1, le=100)] = 2
-    # Memory for training in GiB, without which that of the device is meant; points that need more
-    # are left out.
+    # Memory for training in GiB, by default the device's; points that need more are left out.
     memory_gib: Positive | None = None
     # Hours of training, all devices together; the most expensive points are left out.
     hours: Positive | None = None
-    # Epochs of the training that is to come; by default those of the longest regime.
+    # Epochs of the future training; by default as in the longest regime.
     target_epochs: Positive | None = None
 
     def __post_init__(self) -> None:

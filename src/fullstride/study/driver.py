@@ -1,4 +1,4 @@
-"""Runs a study: a list of stages, whose results are files of one folder, under one lock."""
+"""Runs the stages of a study under one lock; their results are files in one folder."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -35,22 +35,22 @@ BY_CASE = RecipeChoice()  # the default of the data and the weights
 DEFAULTS = StudyOptions()
 LOCK = ".study.lock"
 SECONDS = "seconds.json"
-PLAN = "plan"  # the stage that a dry run ends with
+PLAN = "plan"  # the last stage of a dry run
 
-Results = Mapping[str, Any]  # of the stages that have ended, by their names
+Results = Mapping[str, Any]  # results of finished stages, by name
 Parts = Iterable[str | Table]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StudyJob:
-    """The arguments of a study and its means, which all of its stages get."""
+    """The arguments and devices of a study, which are passed to every stage."""
 
     folder: Path
     data: DataSet
-    settings: Any  # a frozen dataclass, of which each kind of study has its own
+    settings: Any  # a frozen dataclass, see `Study.settings`
     recipe: RecipeChoice = BY_CASE
     options: StudyOptions = DEFAULTS
-    devices: Sequence[str] = ("cpu",)  # of this machine; the first one measures
+    devices: Sequence[str] = ("cpu",)  # of this machine; the first device measures
     executor: Executor | None = None  # where trials run; None: on `devices`
 
     @property
@@ -59,22 +59,21 @@ class StudyJob:
 
     @cached_property
     def unseen(self) -> DataSet:
-        """The data without the test images, which what chooses cannot have seen."""
+        """The data without the test images, which must not influence any choice."""
         return replace(self.data, test=self.data.test.subset([]))
 
     @cached_property
     def task(self) -> Task:
-        """What the networks are for."""
         return find_task()
 
     def check(self) -> None:
         """Raise ValueError, in one line, for arguments that no stage can work with."""
         if self.task.single_label:
             self.data.check_one_class()
-        if self.task.single_label and len(self.data.classes) < 2:
-            raise ValueError(
-                f"{self.data.name} has one class: to tell apart, give images of two or more"
-            )
+            if len(self.data.classes) < 2:
+                raise ValueError(
+                    f"{self.data.name} has one class: to tell apart, give images of two or more"
+                )
         if not len(self.data.val):
             raise ValueError(
                 f"{self.data.name} has no validation images, which compare networks: leave --val 0 "
@@ -82,7 +81,7 @@ class StudyJob:
             )
 
     def run(self, kind: TrialKind, trials: Sequence[Trial]) -> Work[tuple[Any, ...]]:
-        """The results of the trials, in order; those that have one do not run again."""
+        """The results of the trials, in order; a trial with a result does not run again."""
         return run_trials(kind, trials, self.executor or LocalExecutor(self.devices))
 
 
@@ -90,25 +89,25 @@ class StudyJob:
 class Stage:
     name: str
     work: Callable[[Any, Results], Work]  # gets the job and the results of earlier stages
-    kind: Any = None  # type of the result, which is stored; None: each call computes it
+    kind: Any = None  # type of the stored result; None: each call computes the result
     render: Callable[[Any], Parts] = lambda result: ()
     when: Callable[[Any, Results], bool] = lambda job, results: True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A kind of study: its stages, and how its folders are recognised."""
+    """A kind of study: the stages, and the files by which its folders are recognised."""
 
     noun: str
     job: type[StudyJob]
     settings: type[Any]
     stages: tuple[Stage, ...]
-    closing: Callable[[Any, Path], Parts]  # what people see of the last result in a folder
-    trained: tuple[str, ...]  # folders of a study that has begun to train
-    # The patterns of results that an argument changes, and those that all others change.
+    closing: Callable[[Any, Path], Parts]  # renders the last result and the folder
+    trained: tuple[str, ...]  # folders that exist once a study has begun to train
+    # Argument -> patterns of the results that it changes; all other arguments change `changed`.
     changed_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
-    identity: tuple[str, ...] = ()  # settings that a folder is for; all by default
+    identity: tuple[str, ...] = ()  # settings that may not change in a folder; all by default
     cores_per_trial: int | None = CORES_PER_TRIAL  # see `local_devices`
 
     @property
@@ -123,14 +122,14 @@ class Study:
 
 @dataclass(frozen=True)
 class Event:
-    """A line on the progress of a stage, or its result when it has ended."""
+    """A line on the progress of a stage, or the result of the stage at its end."""
 
-    stage: str  # its name
+    stage: str
     line: str = ""  # of text; "" with a result
-    result: Any = None  # what the stage ended with; None on the way
-    # makes lines and tables of the result
+    result: Any = None  # None before the end
+    # converts the result to lines and tables
     render: Callable[[Any], Parts] = field(default=lambda result: (), repr=False)
-    done: float = 0.0  # the share of the stages that have ended
+    done: float = 0.0  # the share of finished stages
 
     @property
     def parts(self) -> Parts:
@@ -148,8 +147,8 @@ def run_study(
 ) -> Iterator[Event]:
     """Run the stages that have no result yet; yields their lines and all results.
 
-    After a stop, the same call goes on. Raises ValueError, in one line, for arguments that do not
-    fit, for a folder of something else, and as `LockedError` where another process works in it.
+    After a stop, the same call resumes. Raises ValueError, in one line, for arguments that do not
+    fit, for a folder of something else, and as `LockedError` if another process works in it.
     """
     devices = local_devices(options.device, study.cores_per_trial)
     job = study.job(
@@ -175,9 +174,9 @@ def run_study(
 def stage_events(
     stage: Stage, job: StudyJob, results: Results, done: tuple[float, float]
 ) -> Generator[Event, None, Any]:
-    """An event for each line of a stage, and one for its result, which is returned.
+    """Yield an event for each line of a stage and for its result; return the result.
 
-    `done` are the shares of the study that have ended before and after it.
+    `done` has the finished shares of the study before and after the stage.
     """
     work = stage.work(job, results)
     if stage.kind is not None:
@@ -193,7 +192,7 @@ def stage_events(
 def start_study(
     study: Study, data: str | Path | DataSet, out: str | Path, recipe: str, arguments: Any
 ) -> Iterator[Event]:
-    """`run_study` of `arguments`: fields of the settings of the study, and of `StudyOptions`."""
+    """`run_study` with `arguments`, fields of the study's settings and of `StudyOptions`."""
     if not isinstance(data, DataSet):
         check_purpose(str(data))
     images = data if isinstance(data, DataSet) else open_data(str(data))
@@ -203,17 +202,17 @@ def start_study(
     return run_study(study, images, Path(out), settings, RecipeChoice(recipe), options)
 
 
-# The folder of a study: its arguments, and the result of each stage that has ended.
+# The folder of a study: the arguments, and the results of finished stages.
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """The arguments that the folder of a study is for. The data may have moved."""
+    """The arguments of the study in a folder. The data may have moved."""
 
     data: str
-    fingerprint: str  # of the images and their labels
+    fingerprint: str  # of images and labels
     classes: tuple[str, ...]
-    rule: SplitRule  # by which the splits were taken
+    rule: SplitRule  # defines the splits
     settings: Mapping[str, Any]
     recipe: str = ""  # a name or a path; "" for the default of the case
     changes: Mapping[str, Any] = field(default_factory=dict)  # fields of the recipe
@@ -225,7 +224,7 @@ class StudyConfig:
 
 
 def check_folder(study: Study, folder: Path) -> None:
-    """Raises ValueError, in one line, for a folder of something else than such a study."""
+    """Raise ValueError, in one line, for a folder of anything but such a study."""
     path = folder / study.file
     check_output(path, study.record.output)
     if path.exists() or not folder.is_dir():
@@ -238,12 +237,12 @@ def check_folder(study: Study, folder: Path) -> None:
 
 
 def create_or_resume(study: Study, job: StudyJob) -> str:
-    """Create the folder of a study, or check that it has a study of the same arguments.
+    """Create the folder of a study, or check that it has a study with the same arguments.
 
-    Until something trains, other arguments are allowed, so that a user can answer an error or a
-    plan: the results that they change are deleted. Returns a line on that.
+    Until something trains, arguments may change, so that a user can react to an error or a plan:
+    results that depend on the changes are deleted, which the returned line says.
 
-    Raises ValueError, in one line, for other arguments later.
+    Raises ValueError, in one line, for changed arguments later.
     """
     data, path, note = job.data, job.folder / study.file, ""
     settings = asdict(job.settings)
@@ -256,7 +255,7 @@ def create_or_resume(study: Study, job: StudyJob) -> str:
         recipe=str(job.recipe.source),
         changes=job.recipe.changes,
     )
-    config = from_json(StudyConfig, to_json(config), str(path))  # its tuples are lists in a file
+    config = from_json(StudyConfig, to_json(config), str(path))  # tuples are lists in a file
     if path.exists():
         saved = study.record.load(path)
         changes = differences(saved, config)
@@ -277,7 +276,7 @@ def create_or_resume(study: Study, job: StudyJob) -> str:
 
 
 def differences(saved: StudyConfig, config: StudyConfig) -> dict[str, str]:
-    """The arguments that are not the same in two configurations, each with a line on it."""
+    """The arguments that differ between two configurations, each with a line on it."""
     if saved.fingerprint != config.fingerprint:
         return {"data": "its images or labels are others"}
     before, now = saved.arguments, config.arguments
@@ -310,7 +309,7 @@ SECONDS_RECORD = Record(Seconds, "the seconds of the stages of a study", ("secon
 
 
 def saved_stage(folder: Path, name: str, kind: Any) -> Any:
-    """The result of a stage that has ended; None before."""
+    """The result of a finished stage; None before."""
     path = folder / f"{name}.json"
     saved = STAGE_RECORD.find(path)
     with deletable():
@@ -318,9 +317,9 @@ def saved_stage(folder: Path, name: str, kind: Any) -> Any:
 
 
 def run_stage(folder: Path, name: str, kind: Any, work: Work) -> Work:
-    """The result of a stage, which is computed by `work` unless it is in the folder.
+    """The result of a stage, from the folder or by `work`, whose lines are yielded.
 
-    Yields the lines of `work`, a generator that has not begun. `kind` is the type of the result.
+    `work` is a generator that has not begun, and `kind` the type of the result.
     """
     result = saved_stage(folder, name, kind)
     if result is not None:
@@ -333,7 +332,7 @@ def run_stage(folder: Path, name: str, kind: Any, work: Work) -> Work:
         seconds[name] = seconds.get(name, 0.0) + perf_counter() - began
         SECONDS_RECORD.save(folder / SECONDS, Seconds(seconds))
     write_stage(folder, name, result)
-    return saved_stage(folder, name, kind)  # as a study that is resumed reads it
+    return saved_stage(folder, name, kind)  # as a resumed study reads it
 
 
 def write_stage(folder: Path, name: str, result: Any) -> None:

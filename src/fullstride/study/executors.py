@@ -1,6 +1,6 @@
-"""Runs trials on Ray or Slurm: their workers write the results, and the driver reads files.
+"""Runs trials on Ray or Slurm, whose workers write the results that the driver reads.
 
-An engine starts tasks and says how they ended. All else is the same for Ray and for Slurm.
+An engine starts tasks and reports how they ended. Everything else is shared.
 """
 
 import logging
@@ -30,22 +30,22 @@ from fullstride.study.trials import (
     share_cores,
 )
 
-# File systems of a network show a new file to other machines with a delay of up to a minute.
+# Network file systems show a new file to other machines with a delay of up to a minute.
 VISIBLE_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A trial as a call without arguments, which is pickled and runs on a worker."""
+    """A trial as a pickled call without arguments, for a worker."""
 
     kind: TrialKind
     trial: Trial
     device: str
     cores: int
-    folder: Path  # the working directory of the driver, which relative paths are of
+    folder: Path  # the driver's working directory, the base of relative paths
 
     def __call__(self) -> Outcome:
-        """Run the trial and append its lines to its log. Raises nothing but what ends a process."""
+        """Run the trial and append its lines to its log. Raises no `Exception`."""
         try:
             os.chdir(self.folder)
             share_cores(self.cores, max(1, cores() // self.cores))
@@ -63,7 +63,7 @@ class Task:
             return Outcome(error=OSError(text))
 
     def checkpoint(self) -> Any:
-        """The task for submitit to run again where Slurm ends it: the trial has checkpoints."""
+        """Let submitit run the task again if Slurm ends the job; the trial has checkpoints."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -77,22 +77,20 @@ class Engine(Protocol):
         ...
 
     def outcome(self, job: Any) -> Outcome | None:
-        """How a job has ended; None before. Does not wait."""
+        """How a job ended; None before. Does not wait."""
         ...
 
     def stop(self, job: Any) -> None:
-        """End a job, and do not wait for that."""
+        """End a job, without waiting."""
         ...
 
 
 @dataclass
 class _Running:
-    """A job of a trial."""
-
     trial: Trial
     job: Any
-    offset: int  # of its log, up to which lines were read
-    ended_s: float | None = None  # when it was first seen to have ended
+    offset: int  # bytes of the log that were read
+    ended_s: float | None = None  # when its end was noticed
 
     def read(self) -> Iterator[str]:
         """The new whole lines of the log."""
@@ -108,7 +106,7 @@ class _Running:
 
 
 class ClusterExecutor:
-    """Runs trials as jobs of an engine, which has its own queue."""
+    """Runs trials as jobs of an engine, which queues them."""
 
     def __init__(self, engine: Engine, device: str, cores: int):
         self.engine = engine
@@ -130,7 +128,7 @@ class ClusterExecutor:
     def poll(self) -> Generator[Update, None, None]:
         time.sleep(POLL_S if self._running else 0)
         for each in list(self._running):
-            outcome = self.engine.outcome(each.job)  # before its last lines are read
+            outcome = self.engine.outcome(each.job)  # before the last lines are read
             yield from each.read()
             if outcome is None or (outcome.has_result and not self._is_visible(each)):
                 continue
@@ -143,7 +141,7 @@ class ClusterExecutor:
         self._running.clear()
 
     def _is_visible(self, each: _Running) -> bool:
-        """Whether the result that a worker has written is here. Raises OSError if it never is."""
+        """Whether this machine sees a worker's result. Raises OSError after `VISIBLE_S`."""
         path = each.trial.result
         if path.parent.is_dir() and path.name in os.listdir(path.parent):  # noqa: PTH208
             return True
@@ -157,20 +155,20 @@ class ClusterExecutor:
 
 
 def log_path(trial: Trial) -> Path:
-    """The file of the lines of a trial on a cluster."""
+    """The file with the lines of a trial on a cluster."""
     return trial.result.with_suffix(".log")
 
 
-# On a Ray cluster trials are core tasks, for which Ray chooses machines and GPUs.
+# On a Ray cluster, trials are core tasks, for which Ray chooses machines and GPUs.
 
 RETRIES = 3  # of a task whose process or machine is lost
 CONNECT_S = 10.0
 
 
 class RayEngine:
-    """Tasks of the Ray cluster that RAY_ADDRESS names, or of the one that runs on this machine.
+    """Tasks of the Ray cluster that RAY_ADDRESS names, or that runs on this machine.
 
-    A new driver starts the trials that have no result, without any state of Ray.
+    A new driver starts the trials that have no result; it needs no state of Ray.
 
     Raises ValueError in one line if Ray is not installed or there is no cluster.
     """
@@ -189,8 +187,8 @@ class RayEngine:
             except (OSError, RuntimeError, ValueError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise ValueError(
-                    "no Ray cluster could be reached: start one by `ray start --head`, and name "
-                    f"that of another machine by RAY_ADDRESS=HOST:6379 ({reason})"
+                    "no Ray cluster could be reached: start one by `ray start --head`, or name "
+                    f"one of another machine by RAY_ADDRESS=HOST:6379 ({reason})"
                 ) from None
         self._ray = ray
         self._remote = ray.remote(
@@ -208,7 +206,7 @@ class RayEngine:
 
         try:
             return self._ray.get(job)
-        except RayTaskError as error:  # before the trial began, as where a module is missing
+        except RayTaskError as error:  # before the trial began, as if a module is missing
             return Outcome(error=OSError(_line(error.cause)))
         except RayError as error:
             return Outcome(crash=f"by {_line(error)}", starts=1 + RETRIES)
@@ -218,7 +216,7 @@ class RayEngine:
 
 
 def _check_address(address: str) -> None:
-    """Raise OSError for the address of a machine that does not answer: Ray tries for minutes."""
+    """Raise OSError if the machine does not answer: Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "://" not in address:
         socket.create_connection((host, int(port)), CONNECT_S).close()
@@ -232,24 +230,24 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-# On Slurm trials are jobs of submitit, which requeues a job when its time is over.
+# On Slurm, trials are jobs of submitit, which requeues a job when its time is over.
 
-FOLDER = "slurm"  # in that of a study: scripts, logs and pickles of submitit
-MOST_REQUEUES = 1000  # of a job whose time is over. A trial goes on each time, so there is no limit
+FOLDER = "slurm"  # in the study's folder: scripts, logs and pickles of submitit
+MOST_REQUEUES = 1000  # as good as no limit, as a trial resumes each time
 
 
 class SlurmEngine:
     """Jobs of Slurm, or processes of this machine for `cluster="local"`, as in tests.
 
-    Jobs go on if the driver ends. A new driver submits trials without a result; two jobs for the
-    same trial exclude each other by its lock.
+    Jobs survive the driver. A new driver submits the trials without a result; the trial's lock
+    keeps two jobs from running the same trial.
 
     Raises ValueError in one line if submitit is not installed or there is no Slurm.
     """
 
     def __init__(self, folder: Path, options: StudyOptions, gpus: int, cluster: str = "slurm"):
         configure = logging.config.dictConfig
-        # submitit configures logging when it is imported, which closes all handlers of the process
+        # submitit's import configures logging, which would close all handlers of the process
         logging.config.dictConfig = lambda config: None
         try:
             import submitit
@@ -263,8 +261,8 @@ class SlurmEngine:
             )
         except RuntimeError:
             raise ValueError(
-                "there is no srun, so this is no machine of Slurm: log in on one of the cluster, "
-                "or leave out --executor"
+                "there is no srun, so this is no Slurm machine: log in on one of the cluster, or "
+                "leave out --executor"
             ) from None
         self._executor.update_parameters(
             name="fullstride",
@@ -299,9 +297,9 @@ class SlurmEngine:
 
 
 def find_executor(options: StudyOptions, folder: Path, devices: Sequence[str]) -> Executor:
-    """Where the trials of the study in `folder` run, by default on `devices` of this machine.
+    """The executor of the study in `folder`; local trials run on `devices`.
 
-    Raises ValueError, in one line, without a cluster or the package that its extra installs.
+    Raises ValueError, in one line, without a cluster or its extra.
     """
     if options.executor == "local":
         return LocalExecutor(devices)

@@ -1,4 +1,4 @@
-"""Scores a run of a study on the validation split, image by image, and compares two of them."""
+"""Scores runs on the validation split image by image, and compares two runs."""
 
 import time
 from collections.abc import Mapping
@@ -28,12 +28,12 @@ LINE_S = 10.0  # between two lines on a training
 
 @dataclass(frozen=True)
 class PairedScores:
-    """The scores of a network on images, and what compares it with another one on the same ones."""
+    """The scores of a network, with the data of a paired test on the same images."""
 
     scores: Mapping[str, float]
     # 1 or 0 for each image, in order, whether its class is predicted; "" for other tasks
     correct: str = ""
-    # the task's metric over resamples of the images, see `bootstrap`; () where `correct` says more
+    # the task's metric over resamples of the images, see `bootstrap`; () if `correct` says more
     resampled: tuple[float | None, ...] = ()
 
 
@@ -42,10 +42,10 @@ def train_and_score(
     arguments: tuple[Path, str, DataSet, NamedRecipe, RunOptions],
     stop: int | None = None,
 ) -> Work[tuple[PreparedRun, PairedScores, int]]:
-    """Train the run of these `arguments` of `run.train` until the epoch `stop`, and score it.
+    """Train a run until the epoch `stop`, by default to its end, and score it.
 
-    To the end for None; for 0 the linear probe of the recipe is scored. Yields a line on `name`
-    every `LINE_S`, and returns the run, its scores and the last epoch.
+    With stop=0 the recipe's linear probe is scored. `arguments` are as for `run.train`. Yields a
+    line on `name` every `LINE_S`, and returns the run, its scores and the last epoch.
     """
     reached, shown = 0, time.perf_counter()
     if stop != 0:
@@ -64,7 +64,7 @@ def train_and_score(
 
 
 def score_run(run: PreparedRun) -> PairedScores:
-    """The scores on the validation split of the network that `run` would have if it ended now."""
+    """The validation scores of the network that `run` would have if it ended now."""
     path = run.folder / run_folder.BUNDLE
     if path.is_dir():
         bundle = Bundle.load(path, build_head)
@@ -73,9 +73,10 @@ def score_run(run: PreparedRun) -> PairedScores:
     if (run.folder / run_folder.CHECKPOINT).exists():
         last = final_network(run).net.to(run.device)
         nets += [last]
-        # Statistics after few steps are far off, whether or not the recipe ends with precise ones.
-        keeps_statistics = run.recipe.frozen_statistics
-        if not keeps_statistics and batch_norms(last, frozen_names(last, run.recipe)):
+        # Batch statistics after few steps are far off, whether or not the recipe computes precise
+        # statistics at its end.
+        frozen = run.recipe.frozen_statistics
+        if not frozen and batch_norms(last, frozen_names(last, run.recipe)):
             nets += [of_run(run, last)]
     results, failure = list[PairedScores](), None
     for net in nets:
@@ -90,7 +91,7 @@ def score_run(run: PreparedRun) -> PairedScores:
 
 
 class CorrectImages(Score):
-    """A score that also notes which images are classified correctly."""
+    """A score that also records which images are classified correctly."""
 
     def __init__(self, score: Score):
         self.score = score
@@ -109,7 +110,7 @@ class CorrectImages(Score):
 
 
 def score_validation(run: PreparedRun, task: Task, net: nn.Module) -> PairedScores:
-    """The scores of `net` on the validation split of `run`. Unreadable images are not correct."""
+    """Score `net` on the validation split of `run`. Unreadable images are not correct."""
     assert run.val is not None
     if not task.single_label:
         score, images = count(net, task.score(), run.val, SINGLE_PROCESS)
@@ -124,23 +125,23 @@ def score_validation(run: PreparedRun, task: Task, net: nn.Module) -> PairedScor
 
 
 def resampled_of(score: Score, is_compared: bool) -> tuple[float | None, ...]:
-    """`Score.resampled` as JSON has it: None where a resample says nothing.
+    """`Score.resampled` for JSON, with None in place of NaN.
 
-    () unless networks are compared by the task's own metric, whose resamples these are.
+    () unless `is_compared`: networks are compared by the resampled metric, the task's own.
     """
     if not is_compared:
         return ()
     return tuple(None if np.isnan(value) else value for value in score.resampled().tolist())
 
 
-# Two networks on the same images: McNemar's exact test where an image is right or wrong, and a
-# bootstrap of the difference elsewhere.
+# Paired tests on the same images: McNemar's exact test if an image is right or wrong, else a
+# bootstrap of the difference.
 
 
 def paired_p(one: PairedScores, other: PairedScores) -> float | None:
     """The two-sided p value of the hypothesis that two networks are equally good.
 
-    None where nothing is known but the scores.
+    None if only the scores are known.
     """
     if one.correct and other.correct:
         return mcnemar(one.correct, other.correct)
@@ -156,8 +157,8 @@ def mcnemar(one: str, other: str) -> float:
     """The two-sided p value of the hypothesis that two networks are equally accurate.
 
     `one` and `other` are 1 or 0 for each image, in the same order. Only images count that exactly
-    one of the two classifies correctly: under the hypothesis each of them has either with
-    probability 1/2 (McNemar 1947, in its exact form).
+    one network classifies correctly: under the hypothesis, that is either network with probability
+    1/2 (McNemar 1947, in the exact form).
     """
     from scipy.stats import binomtest  # takes most of a second to import
 

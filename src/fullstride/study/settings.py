@@ -1,4 +1,4 @@
-"""The options of a study that change none of its results: where and how its trainings run."""
+"""The options of a study: the budget and the target, and where and how trainings run."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -16,15 +16,15 @@ from fullstride.measure.budget import (
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSettings:
-    """Where a network must keep to the time that it may take."""
+    """Where a network must stay within the budget."""
 
     # The budget as a rate instead of a time.
     images_per_s: Positive | None = None
     # Images of a call.
     call_batch: Annotated[int, Bounds(ge=1, le=MOST_IMAGES)] = 1
-    # Where the network will run: here, where networks are measured, or a profile such as rtx4090,
-    # or a file that `measure calibrate` wrote, by which times are estimated; for fit also another
-    # machine, as ssh://HOST or a command that runs a Python there, where they are measured.
+    # Where the network will run: here, where times are measured; a profile such as rtx4090 or a
+    # file from `measure calibrate`, by which times are estimated; for fit also another machine, as
+    # ssh://HOST or a command that runs a Python there, where times are measured.
     target: str = HERE
 
     def __post_init__(self) -> None:
@@ -37,13 +37,13 @@ class TargetSettings:
 
     @property
     def is_measured(self) -> bool:
-        """Whether times are measured, on this machine or on another one."""
+        """Whether times are measured, on this or another machine."""
         return self.is_here or is_elsewhere(self.target)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetSettings(TargetSettings):
-    """The time that a network may take, and where it must keep to it."""
+    """The time that a network may take, and where."""
 
     # The time that a call may take, divided by its images, in ms.
     budget_ms: Positive | None = None
@@ -65,21 +65,21 @@ class BudgetSettings(TargetSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
-    """Where a study runs, and how far. Each call for the same folder may have other ones."""
+    """Where a study runs, and how far. They may differ between calls for the same folder."""
 
     # Where networks are trained: cpu, cuda, cuda:1, or auto. On Ray or Slurm cpu, or cuda for one
     # GPU of each training.
     device: str = "auto"
     # Processes that decode images beside this one; None: by the cores and the images.
     workers: int | None = None
-    # End with the plan and its total, before anything is trained.
+    # End with the plan and its total time, before anything is trained.
     dry_run: bool = False
-    # Where trainings run: local, on this machine; ray, on the running Ray cluster; or slurm, as its
-    # jobs. All machines must see the files of this one.
+    # Where trainings run: local, on this machine; ray, on the running Ray cluster; or slurm, as
+    # Slurm jobs. All machines must see the files of this machine.
     executor: Literal["local", "ray", "slurm"] = "local"
     # CPU cores of each training on Ray or Slurm.
     trial_cores: Annotated[int, Bounds(ge=1, le=1024)] = 2
-    # Hours that Slurm gives a job, which goes on in another one if it has not ended by then.
+    # Hours of a Slurm job; a training that needs more time resumes in another job.
     slurm_hours: Annotated[float, Bounds(ge=0.1, le=1000)] = 4
     # Further options of sbatch, such as partition=gpu account=vision.
     slurm_options: tuple[str, ...] = ()

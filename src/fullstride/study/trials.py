@@ -1,4 +1,4 @@
-"""Runs the trials of a study: one after the other here, one for each device, or on a cluster."""
+"""Runs the trials of a study: one after the other, one for each device, or on a cluster."""
 
 import multiprocessing
 import os
@@ -32,8 +32,8 @@ from fullstride.io.writing import (
     lost_worker,
 )
 
-STARTS = 2  # of a trial's process, if something ends it
-POLL_S = 0.5  # between two looks at trials that run elsewhere
+STARTS = 2  # of a trial's process, if something kills it
+POLL_S = 0.5  # between two polls of trials that run elsewhere
 CORES_PER_TRIAL = 2  # of a CPU: one computes while the other decodes images
 # Errors that are a trial's own fault; the other trials go on.
 FAILURES = (ValueError, ArithmeticError, RuntimeError, MemoryError)
@@ -46,8 +46,8 @@ Work = Generator[str, None, T]  # yields lines for people and returns a result
 class Trial:
     """One training of a study."""
 
-    folder: Path  # where the work stores what it needs to go on after a stop
-    result: Path  # JSON of what it returns, or of a `Failure`
+    folder: Path  # where the work stores its state, to resume after a stop
+    result: Path  # JSON of the work's result, or of a `Failure`
     arguments: Mapping[str, Any] = field(default_factory=dict)  # picklable
 
     @property
@@ -56,7 +56,7 @@ class Trial:
 
     @property
     def lock(self) -> Path:
-        """The name of the lock of the process that runs it."""
+        """The lock of the process that runs the trial."""
         return self.folder / RUN_LOCK
 
 
@@ -71,12 +71,12 @@ class Failure:
 class TrialKind:
     """The work and the results of one kind of trial."""
 
-    # (folder, device, **arguments) -> a frozen dataclass. A function of a module, as a process gets
-    # it by its name.
+    # (folder, device, **arguments) -> a frozen dataclass. A module's function, as processes import
+    # it by name.
     work: Callable[..., Work[Any]]
-    result_type: type[Any]  # of what `work` returns
-    noun: str  # of that, for errors
-    keys: tuple[str, ...]  # fields by which its files are recognised
+    result_type: type[Any]
+    noun: str  # names the result in errors
+    keys: tuple[str, ...]  # fields by which files of results are recognised
 
     @property
     def output(self) -> Output:
@@ -99,44 +99,43 @@ class TrialKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How an executor has ended a trial."""
+    """How a trial ended on an executor. By default another process runs the trial."""
 
-    has_result: bool = False  # False without more: another process runs the trial
-    error: BaseException | None = None  # that is no failure of the trial
-    crash: str = ""  # how its process was ended from outside, as in "by SIGKILL"
-    starts: int = 1  # of its process, if it was ended
+    has_result: bool = False
+    error: BaseException | None = None  # an error that is not the trial's own failure
+    crash: str = ""  # how the process was killed, as in "by SIGKILL"
+    starts: int = 1  # of a killed process
 
 
 Update = str | tuple[Trial, Outcome]
 
 
 class Executor(Protocol):
-    """Where trials run, by `run_trial`, which stores their results."""
+    """Runs trials by `run_trial`, which stores the results."""
 
     def submit(self, kind: TrialKind, trials: Sequence[Trial]) -> None:
-        """Run the trials as soon as there is a place."""
+        """Run the trials as soon as a device is free."""
         ...
 
     def poll(self) -> Generator[Update, None, None]:
-        """Lines for people and trials that have ended since the last call; waits for a moment."""
+        """Lines for people and the trials that ended since the last call; waits for a moment."""
         ...
 
     def cancel(self) -> None:
-        """End all trials that run, and forget those that wait."""
+        """End the running trials, and forget the waiting ones."""
         ...
 
 
 def run_trials(
     kind: TrialKind, trials: Sequence[Trial], executor: Executor
 ) -> Work[tuple[Any, ...]]:
-    """Run the trials that have no result where `executor` says; returns all results, in order.
+    """Run the trials that have no result on `executor`; return all results, in order.
 
-    A process that is ended from outside, such as for lack of memory, is started once more. A trial
-    that raises one of `FAILURES` has the result `Failure`, and the others go on; to try it again,
-    delete that file. Everything else, such as a full disk, a killed process that decodes images or
-    Ctrl-C, is raised; the same call then goes on where it was. Several processes may call it at the
-    same time: a trial that one of them runs is waited for by the others, and run if its process was
-    killed (`io.locks`).
+    A killed process, as for lack of memory, is started once more. A trial that raises one of
+    `FAILURES` has the result `Failure`, and other trials go on; to try it again, delete that file.
+    Everything else, such as a full disk, a killed process that decodes images or Ctrl-C, is raised;
+    the same call then resumes. Several processes may make the same call at once: each waits for
+    trials that another process runs, and runs them if that process was killed (`io.locks`).
     """
     for trial in trials:
         check_output(trial.result, kind.output)
@@ -189,7 +188,7 @@ def _run_on(executor: Executor, kind: TrialKind, trials: Sequence[Trial]) -> Wor
 
 
 def _fail(kind: TrialKind, trial: Trial, how: str) -> bool:
-    """Store that the process of a trial was ended too often; False if another one runs it."""
+    """Store that a trial's process was killed too often; False if another process runs it."""
     try:
         with hold(trial.lock):
             if kind.read(trial) is None:
@@ -208,7 +207,7 @@ def run_trial(kind: TrialKind, trial: Trial, device: str) -> Work[bool]:
             try:
                 with closing(kind.work(trial.folder, device, **trial.arguments)) as steps:
                     result = yield from _while_locked(steps, lock)
-            except LockedError:  # `train` runs in its folder
+            except LockedError:  # another process trains in the folder
                 raise
             except FAILURES as error:
                 result = Failure(failure=reason(error, device))
@@ -224,7 +223,7 @@ def run_trial(kind: TrialKind, trial: Trial, device: str) -> Work[bool]:
 
 
 def _while_locked(steps: Work[Any], lock: Lock) -> Work[Any]:
-    """`steps`, which end where another process has taken the trial over."""
+    """`steps`, until another process takes over the trial."""
     while True:
         try:
             line = next(steps)
@@ -237,8 +236,8 @@ def _while_locked(steps: Work[Any], lock: Lock) -> Work[Any]:
 def reason(error: Exception, device: str) -> str:
     """Why a trial failed on a device, in one line.
 
-    Raises `error` again where a process that decodes images was killed: that is no fault of the
-    trial, and the next call may have more memory.
+    Raises `error` again if a process that decodes images was killed: the trial is not at fault, and
+    the next call may have more memory.
     """
     if lost_worker(error):
         raise error
@@ -250,10 +249,10 @@ def reason(error: Exception, device: str) -> str:
 def local_devices(
     name: str = "auto", cores_per_trial: int | None = CORES_PER_TRIAL
 ) -> tuple[str, ...]:
-    """The devices of this machine that each run a trial: all GPUs, or "cpu" for each so many cores.
+    """The devices of this machine that each run a trial.
 
-    A name such as cuda:1 is that device alone, and None as many cores as there are. Raises
-    ValueError for a device that is not here.
+    All GPUs, or "cpu" once for every `cores_per_trial`, once in all for None; a name such as cuda:1
+    is that device alone. Raises ValueError for a device that is not here.
     """
     import torch
 
@@ -268,36 +267,36 @@ def local_devices(
 
 
 def share_cores(threads: int, processes: int) -> None:
-    """Let this process compute with so many threads, as one of so many on its machine."""
+    """Let this process, one of `processes` on the machine, compute with `threads` threads."""
     os.environ["OMP_NUM_THREADS"] = str(threads)  # if PyTorch is imported later
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(threads)
-    # By this the processes that decode images are chosen, as among those of torchrun.
+    # the number of processes that decode images depends on this, as with torchrun
     os.environ["LOCAL_WORLD_SIZE"] = str(processes)
 
 
 class TrialProcess:
-    """A process that runs one trial on one device, and ends with this one.
+    """A child process that runs one trial on one device.
 
-    It is one of so many processes, which share the cores.
+    The cores are shared by `processes` processes.
     """
 
     def __init__(self, kind: TrialKind, trial: Trial, device: str, processes: int):
         self.trial, self.device = trial, device
-        self.error: BaseException | None = None  # that is no failure of the trial
+        self.error: BaseException | None = None  # an error that is not the trial's own failure
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self.lines, sender = context.Pipe(duplex=False)
         torch = sys.modules.get("torch")  # it takes seconds to import, and need not be there
         limit = torch.get_num_threads() if torch else cores()
         threads = max(1, min(limit, cores() // processes))
         settings = (sender, kind, trial, device, threads, processes)
-        # No daemon, as its loaders have processes too.
+        # No daemon, as data loaders start processes too.
         self.process = context.Process(target=_run_in_process, args=settings)
         self.process.start()
         sender.close()
 
     def read(self) -> Iterator[str]:
-        """The lines that are there. The process may have been ended within one."""
+        """The new lines. The process may have been killed within a line."""
         try:
             while self.lines.poll():
                 message = self.lines.recv()
@@ -322,13 +321,13 @@ def _run_in_process(
         for line in run_trial(kind, trial, device):
             sender.send(line)
     except KeyboardInterrupt:
-        os._exit(130)  # the parent got it too
+        os._exit(130)  # the parent is interrupted too
     except Exception as error:
         sender.send(error)
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent was killed: the next call would run the same trial."""
+    """End this process if the parent is killed: the next call would run the same trial."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -338,9 +337,9 @@ def _end_with_parent() -> None:
 class LocalExecutor:
     """Runs trials on this machine.
 
-    With one device, or for a single trial, they run in this process. With several, each device has
-    one process at a time, which is started for a trial, uses that device only, and ends with this
-    process; a device may occur twice.
+    With one device, or for a single trial, trials run in this process. With several devices, each
+    entry of `devices` has one process at a time, which runs one trial and ends with this process; a
+    device may occur twice.
     """
 
     def __init__(self, devices: Sequence[str]):
@@ -352,7 +351,7 @@ class LocalExecutor:
     def submit(self, kind: TrialKind, trials: Sequence[Trial]) -> None:
         self._waiting.extend((kind, trial) for trial in trials)
         if len(self.devices) > 1 and len(self._waiting) > 1:
-            self._has_processes = True  # from now on: a trial that was killed may be so again
+            self._has_processes = True  # from now on: a killed trial may be killed again
 
     def poll(self) -> Generator[Update, None, None]:
         if self._has_processes:
@@ -371,7 +370,7 @@ class LocalExecutor:
         ends, lines = [p.process.sentinel for p in self._running], [p.lines for p in self._running]
         wait([*ends, *lines], POLL_S)
         for each in list(self._running):
-            has_ended = not each.process.is_alive()  # before its last lines are read
+            has_ended = not each.process.is_alive()  # before the last lines are read
             yield from each.read()
             if has_ended:
                 self._running.remove(each)

@@ -1,4 +1,4 @@
-"""Finished trainings of a scaling study, of a CSV file or of Table 7, and their points."""
+"""Finished trainings, from a scaling study, a CSV file or Table 7, and their points."""
 
 import csv
 import io
@@ -51,9 +51,9 @@ class Training:
     seed: int
     error: Annotated[float, Bounds(ge=0, le=100)]  # per cent
     ms: Positive  # per image
-    images: PositiveInt  # that the error was measured on
-    correct: str = ""  # 1 or 0 for each of these images
-    regime: str = ""  # the name of its length and recipe
+    images: PositiveInt  # on which the error was measured
+    correct: str = ""  # 1 or 0 for each image
+    regime: str = ""  # names the length and the recipe
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -64,12 +64,12 @@ class Training:
 
 
 class Source(NamedTuple):
-    """Finished trainings, and where they are from."""
+    """Finished trainings, and their origin."""
 
     name: str
     trainings: Sequence[Training]
-    device: str  # where their times are from
-    by_time: bool = False  # whether they are not one network scaled
+    device: str  # the origin of the times
+    by_time: bool = False  # whether there are several networks, not one network scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +87,18 @@ class FinishedPoint:
     trainings: tuple[Training, ...]
 
     def standard_error(self, seed_deviation: float | None) -> float | None:
-        """The standard error of `error` on the same images; None where no seed was repeated."""
+        """The standard error of `error` over seeds; None without a repeated seed."""
         return None if seed_deviation is None else seed_deviation / math.sqrt(self.seeds)
 
     def bar(self, seed_deviation: float | None) -> float:
-        """Half of the 95 % interval of the error: of the seeds, and of the number of images."""
+        """Half of the 95 % interval of the error, by the seeds and the number of images."""
         share = min(max(self.error / 100, 0.5 / self.images), 1 - 0.5 / self.images)
         images = 100 * math.sqrt(share * (1 - share) / self.images)
         return 1.96 * math.hypot(images, self.standard_error(seed_deviation) or 0.0)
 
 
 def points_of(trainings: Iterable[Training]) -> list[FinishedPoint]:
-    """The seeds of each network and regime together, the fastest first."""
+    """Group the seeds of each network and regime, the fastest first."""
     groups: dict[tuple[str, float, str, Size], list[Training]] = defaultdict(list)
     for each in trainings:
         groups[each.name, each.epochs, each.regime, each.size].append(each)
@@ -131,7 +131,7 @@ def seed_deviation(points: Sequence[FinishedPoint]) -> float | None:
 def table_7(family: str) -> list[Training]:
     """ResNet-RS's Table 7: `resnet_rs` or `efficientnet`, with ms of training per image on a V100.
 
-    Depths are the layers of a ResNet-RS, and multipliers for EfficientNet. Its seeds are unknown.
+    Depths are layers for ResNet-RS, and multipliers for EfficientNet. The seeds are unknown.
     """
     scores = {
         (row.name, row.resolution): row.top1
@@ -166,8 +166,8 @@ def table_7(family: str) -> list[Training]:
 def read_trainings(path: Path) -> list[Training]:
     """Trainings from a CSV file with the columns `COLUMNS`; `error` in per cent.
 
-    The columns seed, images and regime may be missing: 0, ImageNet's 50,000, and none. Raises
-    ValueError with the line that does not fit.
+    Missing columns seed, images and regime are 0, ImageNet's 50,000, and "". Raises ValueError
+    with the line that does not fit.
     """
     return read_rows(path, training_of, ", ".join(COLUMNS), MAX_BYTES)
 

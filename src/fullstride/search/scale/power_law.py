@@ -1,8 +1,8 @@
 """Fits a power law with a floor to the errors of finished trainings over their sizes.
 
 error = floor + exp(constant - exponents . log(sizes)). The sizes are a time alone, or width, depth
-and resolution together. A law without the floor is the pure one: on Table 7 of ResNet-RS,
-arXiv:2103.07579, it is two points too optimistic (tests/search/scale/test_scale_power_law.py).
+and resolution together. The pure law has no floor: on Table 7 of ResNet-RS, arXiv:2103.07579, it is
+two points too optimistic (tests/search/scale/test_scale_power_law.py).
 """
 
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ from typing import Any
 import numpy as np
 
 MOST_EXPONENT = 10.0  # per e-fold of a size; the laws of Table 7 have 0.5 to 0.6
-EXPONENTS = np.geomspace(1e-3, MOST_EXPONENT, 1000)  # of the profile of an interval
-STARTS = (0.3, 1.0)  # exponents where the fit begins
+EXPONENTS = np.geomspace(1e-3, MOST_EXPONENT, 1000)  # grid of the profile likelihood
+STARTS = (0.3, 1.0)  # initial exponents of the fit
 LEVEL = 0.95  # of intervals
-FAR = 200.0  # points of error beyond which the end of an interval is not looked for
+FAR = 200.0  # points of error; the largest step in the search for an interval's end
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerLaw:
-    """A law that `fit_power_law` fitted."""
+    """A result of `fit_power_law`."""
 
-    floor: float  # error in per cent that no size goes below; 0 for the pure law
+    floor: float  # limit of the error for large sizes, in per cent; 0 for the pure law
     constant: float
     exponents: tuple[float, ...]  # of each size
     log_sizes: np.ndarray  # (points, sizes)
     errors: np.ndarray  # per cent, (points,)
     is_saturating: bool
-    noise: float | None  # standard deviation of an error, in points, if it is known
+    noise: float | None  # standard deviation of an error, in points; None: unknown
 
     @property
     def rmse(self) -> float:
@@ -51,14 +51,14 @@ class PowerLaw:
 
     @property
     def has_intervals(self) -> bool:
-        """Whether there are intervals: the noise is known, or points are left to estimate it."""
+        """Whether the noise is known, or there are enough points to estimate it."""
         return self.noise is not None or len(self.errors) > self.parameters
 
     @property
     def _variance_and_quantile(self) -> tuple[float, float]:
         """Variance of an error, and the quantile of Student's t for it.
 
-        A known noise is enlarged where the residuals are larger.
+        If the residuals are larger than a known noise, they count instead.
         """
         from scipy.stats import t
 
@@ -69,10 +69,10 @@ class PowerLaw:
         return max(self.noise**2, residual), float(t.ppf((1 + LEVEL) / 2, np.inf))
 
     def interval(self, size: float) -> tuple[float, float] | None:
-        """The 95 % interval of the error of a law of one size, by its profile likelihood.
+        """The 95 % interval of the error at `size`, for a law of one size, by profile likelihood.
 
-        Without a known noise, Student's t of the points beyond the parameters widens it: with one
-        such point it is 13 standard errors to each side. None where nothing is left to estimate it.
+        If the noise is unknown, Student's t with (points - parameters) degrees of freedom widens
+        the interval: with one, to 13 standard errors on each side. None without any.
         """
         if not self.has_intervals:
             return None
@@ -99,8 +99,8 @@ class PowerLaw:
     def _profile(self, error: float, size: float) -> float:
         """The least sum of squared residuals of laws that have `error` at `size`.
 
-        With an exponent and this error, a law has one number left, the part above its floor, whose
-        best value is that of a regression without a constant.
+        Given an exponent and this error, a law has one free number, the part above the floor, which
+        a regression without a constant determines.
         """
         (distances,) = self.log_sizes.T - np.log(size)
         shapes = np.exp(-EXPONENTS[:, None] * distances) - 1
@@ -126,8 +126,8 @@ class PowerLaw:
     ) -> tuple[float, tuple[float, float] | None]:
         """The points by which the error at `other` is lower than at `sizes`, with a 95 % interval.
 
-        The interval follows the derivatives of the law at its fit, which is close where the two
-        sizes are, as what is uncertain in both cancels.
+        The interval is linear in the derivatives of the law at the fit. It is accurate for nearby
+        sizes, as their common uncertainty cancels.
         """
         value = float(self.at(sizes) - self.at(other))
         if not self.has_intervals:
@@ -147,7 +147,7 @@ def fit_power_law(
 ) -> PowerLaw:
     """Fit the law to errors in per cent at `sizes`: (points,) or (points, sizes), all above 0.
 
-    By least squares, as the noise of a network does not depend much on its size. Floor and
+    The fit is by least squares, as a network's noise hardly depends on its size. Floor and
     exponents are not negative. `noise` is the standard deviation of an error in points, if known.
     """
     from scipy.optimize import least_squares  # takes most of a second to import

@@ -1,11 +1,10 @@
-"""A Bayesian linear model of what each change of a structure is worth.
+"""A Bayesian linear model of the effect of each change of a structure on the score.
 
-score = reference + sum of coefficients x features + noise. Trainings of another kind, as those of
-one exchanged super-block, may form groups with references of their own: a network with a block
-that was trained again has another score than the MasterNet even if nothing was changed. The effect
-of each term at its largest feature has a normal prior with mean 0, and those of one term at several
-places are correlated; references have flat priors. With that the posterior is exact, and what no
-training has shown keeps the uncertainty of the prior.
+score = reference + sum of coefficients x features + noise. Groups of trainings, such as the tunings
+of one super-block, may have references of their own: retraining a block changes the score even if
+its design stays. The effect of each term at its largest feature has a normal prior with mean 0,
+correlated with the effects of the same term at other places; references have flat priors. The
+posterior is then exact, and effects without data keep the uncertainty of the prior.
 
 Source: the regression of GENet, arXiv:2006.14090, section 4, which is `fit_paper`; here with a
 prior, hence a posterior for Thompson sampling and intervals.
@@ -20,19 +19,19 @@ from fullstride.search.structures.space import Space
 
 # Grids of noise and prior: points, and decades below and above the deviation of the scores.
 GRID, DECADES = 40, (-3.0, 1.0)
-# The noise is expected to be this share of the scores' deviation, within a factor of e**SPREAD:
-# one training for each choice leaves nothing that would tell noise from effects.
+# The noise is expected to be this share of the scores' deviation, within a factor of e**SPREAD: one
+# training for each choice cannot separate noise from effects.
 NOISE_SHARE, SPREAD = 0.1, 1.0
 # Between the effects of one term at two places: if more depth helps one stage, it may help others.
 CORRELATION = 0.5
 # Correlations between the effects in tunings and in whole trainings, and ratios of deviations.
-# An agreement of 1 would leave no covariance between them to invert.
+# With an agreement of 1 the covariance would be singular.
 AGREEMENTS, RATIOS = (0.0, 0.5, 0.9, 0.99), (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
 class Slope:
-    """A pseudo-gradient: points for one unit of the term, with everything else as it is."""
+    """A pseudo-gradient: points for one unit of the term, all else being equal."""
 
     place: str
     term: str
@@ -56,7 +55,7 @@ class AdditiveModel:
         return self.joint[1:, 1:]
 
     def gains(self, coefficients: np.ndarray | None = None) -> list[np.ndarray]:
-        """The gains of all choices over the MasterNet's own: one array for a place."""
+        """The gains of all choices over the MasterNet's choice, one array for each place."""
         values = self.mean if coefficients is None else coefficients
         places = zip(self.space.places, self.space.columns, strict=True)
         return [place.features @ values[columns] for place, columns in places]
@@ -68,7 +67,7 @@ class AdditiveModel:
         return self.gains(self.mean + vectors @ normal)
 
     def predict(self, structures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(n, M) structures -> (n,) scores and their standard errors, with that of a training."""
+        """(n, M) structures -> (n,) scores, and standard errors with the noise of a training."""
         features = self.space.features(structures)
         with_reference = np.insert(features, 0, 1.0, axis=1)
         variance = ((with_reference @ self.joint) * with_reference).sum(axis=1)
@@ -93,14 +92,18 @@ def fit(
     noise: float | None = None,
     prior: float | None = None,
 ) -> AdditiveModel:
-    """The model after trainings of `structures`, (n, M), that ended with `scores`, (n,).
+    """Fit the model to the `scores`, (n,), of trainings of `structures`, (n, M).
 
-    `groups`, (n,): trainings with equal numbers share a reference; the model's is that of group 0,
-    by default the only one. `tuned`, (n,) of bool: trainings whose effects are others than those of
-    the model, as those of blocks that are exchanged in a trained network; how near both are is
-    estimated. `noise`: standard deviation of a training; `prior`: of a term's effect
-    at its largest feature; both in points. What is not given is estimated, as the maximum of the
-    restricted likelihood times a weak prior of the noise.
+    Args:
+        groups: (n,): trainings with equal numbers share a reference; the model's reference is of
+            group 0, by default the only group.
+        tuned: (n,) of bool: trainings with effects of their own, as of blocks exchanged in a
+            trained network; the agreement with the model's effects is estimated.
+        noise: Standard deviation of a training, in points.
+        prior: Standard deviation of a term's effect at its largest feature, in points.
+
+    `noise` and `prior` default to the maximum of the restricted likelihood times a weak prior of
+    the noise.
     """
     scores = np.asarray(scores, float)
     numbers = np.zeros(len(scores), int) if groups is None else np.asarray(groups)
@@ -133,7 +136,7 @@ def fit(
 
 
 def correlations(space: Space) -> np.ndarray:
-    """(P, P) of the prior: effects of one term at two places are related."""
+    """(P, P): prior correlations, which relate the effects of one term at several places."""
     terms = np.array([term for _, term in space.terms])
     same = (terms[:, None] == terms).astype(float)
     return CORRELATION * same + (1 - CORRELATION) * np.eye(len(terms))
@@ -142,10 +145,10 @@ def correlations(space: Space) -> np.ndarray:
 def effects_of(
     space: Space, features: np.ndarray, tuned: np.ndarray | None
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The features of all effects, and the prior covariances to choose from by their likelihood.
+    """The features of all effects, and prior covariances from which the likelihood chooses.
 
-    Where trainings are of two kinds, (n, P) features become (n, 2P): the effects of the model, and
-    those of the trainings that are `tuned`, related as `AGREEMENTS` and `RATIOS` say.
+    With two kinds of trainings, (n, P) features become (n, 2P): the effects of the model, and the
+    effects of `tuned` trainings, related by `AGREEMENTS` and `RATIOS`.
     """
     related = correlations(space)
     if tuned is None or tuned.all() or not tuned.any():
@@ -164,9 +167,9 @@ def estimate_scales(
 ) -> tuple[float, float, float]:
     """The standard deviations of a training and of the effects, and their log-likelihood.
 
-    `spread`, (n, n): the covariance of the effects' part of the scores, where `prior` is 1.
-    The restricted likelihood is that of the contrasts that no reference changes. In the basis where
-    their covariance is diagonal, it costs a sum for each point of the grid.
+    `spread`, (n, n): the covariance of the scores by the effects, for `prior` 1. The restricted
+    likelihood is of the contrasts that no reference changes. In the basis where their covariance
+    is diagonal, it is a sum for each point of the grid.
     """
     left, singular, _ = np.linalg.svd(members)
     free = left[:, int((singular > 1e-9).sum()) :]  # contrasts
@@ -192,9 +195,9 @@ def fit_paper(
     """The paper's form: a least-squares fit for each place and type, no intercept, no ridge.
 
     `reference` is the MasterNet's score, and `space` has a pair of columns for each type, as
-    `net_space(paper=True)`. Where the samples of a type do not determine both slopes the solution
-    of least norm is taken; a type without samples has slopes of 0. Standard errors are by the
-    residuals of all fits together, infinite if nothing is left over.
+    `net_space(paper=True)`. If the samples of a type do not determine both slopes, the solution has
+    the least norm; a type without samples has slopes of 0. Standard errors are by the residuals of
+    all fits together, infinite without degrees of freedom.
 
     Raises ValueError for structures that differ from the MasterNet's at several places.
     """
@@ -202,7 +205,7 @@ def fit_paper(
     if ((structures != space.start).sum(axis=1) > 1).any():
         raise ValueError("the paper's fit takes structures that differ at one place only")
     features = space.features(structures)
-    # Types have columns of their own, and a row has those of one: these are all fits at once.
+    # Types have columns of their own, and a row has one type: one solution fits all types.
     inverse = np.linalg.pinv(features, rcond=1e-9)
     mean = inverse @ (scores - reference)
     rows = features.any(axis=1)

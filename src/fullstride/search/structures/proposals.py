@@ -1,4 +1,4 @@
-"""Chooses the structures to train: one change at a time, then what the model proposes.
+"""Chooses the structures to train: one change at a time, then the model's proposals.
 
 On a published table of trained networks, 40 trainings by one change at a time and then the best
 predicted end 0.09 points below the best; with a refit after every four it is 0.05
@@ -16,15 +16,15 @@ from fullstride.search.structures.additive import AdditiveModel
 from fullstride.search.structures.space import Place, Space, distinct, values
 
 # The best structures within a budget: random ones, improved by a local search. The value of a
-# structure is the sum of its choices' gains; of equal values the shorter time is better.
+# structure is the sum of its choices' gains; among equal values the shorter time is better.
 
 Costs = Callable[[np.ndarray], np.ndarray]  # (n, M) structures -> (n,) ms per image
 
 CHUNK = 100_000  # structures at once, which bounds the memory
-PARENTS = 8  # structures that a round of the local search starts from
-COPIES = 8  # times that one structure may come in a chunk without hiding others
-ROUNDS = 100  # of the local search at most; it ends when a round changes nothing
-# Shares of the budget that moves of two places leave free: two times do not quite add up.
+PARENTS = 8  # structures from which a round of the local search starts
+COPIES = 8  # duplicates in a chunk that cannot displace other structures
+ROUNDS = 100  # most rounds of the local search; it ends when a round changes nothing
+# Shares of the budget that moves of two places leave free, as times do not quite add up.
 RESERVES = (0.0, 0.005, 0.02)
 
 
@@ -35,7 +35,7 @@ class Selection:
     structures: np.ndarray  # (k, M)
     values: np.ndarray  # (k,) predicted gains over the MasterNet
     ms: np.ndarray  # (k,) per image
-    compared: int  # structures of which these are the best
+    compared: int  # structures that were compared
 
 
 def select(
@@ -50,8 +50,8 @@ def select(
 ) -> Selection:
     """The `top` structures with the largest sums of `gains` whose time is at most `budget` ms.
 
-    `count` random structures, then moves of one and two places from the best of them until nothing
-    better appears. A space of at most `count` structures is searched whole.
+    Compares `count` random structures, then moves of one and two places from the best ones, until
+    there is no improvement. A space of at most `count` structures is searched exhaustively.
 
     Raises ValueError, with the shortest time, if nothing fits.
     """
@@ -73,7 +73,7 @@ def select(
 
 
 class Best:
-    """The `size` best structures within the budget, of all that were added."""
+    """The `size` best added structures within the budget."""
 
     def __init__(self, gains: Sequence[np.ndarray], costs: Costs, budget: float, size: int):
         self.gains, self.costs, self.budget, self.size = gains, costs, budget, size
@@ -82,7 +82,7 @@ class Best:
 
     def add(self, structures: np.ndarray) -> None:
         self.compared += len(structures)
-        if len(self.structures) == self.size:  # times of the others would change nothing
+        if len(self.structures) == self.size:  # lower values need no times
             least = values(self.gains, self.structures[-1:])
             structures = structures[values(self.gains, structures) >= least]
         inside = structures[self.costs(structures) <= self.budget]
@@ -91,12 +91,12 @@ class Best:
         self.structures = self.in_order(every)[: self.size]
 
     def in_order(self, structures: np.ndarray) -> np.ndarray:
-        """The best first, as `measure.budget.best` chooses."""
+        """The best first, as in `measure.budget.best`."""
         return structures[np.lexsort((self.costs(structures), -values(self.gains, structures)))]
 
 
 def fastest(space: Space, costs: Costs) -> np.ndarray:
-    """(M,): the structure with the shortest time that moves of one place lead to."""
+    """(M,): the structure with the shortest time that moves of one place reach."""
     row, shortest = space.start, costs(space.start[None])[0]
     while True:
         near = space.neighbours(row)
@@ -107,7 +107,7 @@ def fastest(space: Space, costs: Costs) -> np.ndarray:
 
 
 def climb(space: Space, best: Best) -> None:
-    """Moves of one and two places from the best structures, until they are all tried."""
+    """Add moves of one and two places from the best structures, until all are tried."""
     tried: set[bytes] = set()
     for _ in range(ROUNDS):
         parents = [row for row in best.structures[:PARENTS] if row.tobytes() not in tried]
@@ -121,10 +121,10 @@ def climb(space: Space, best: Best) -> None:
 
 
 def pair_moves(structure: np.ndarray, near: np.ndarray, best: Best) -> np.ndarray:
-    """Each change of one place with the best change of each other place that still fits.
+    """Combine each change of one place with the best change of each other place that still fits.
 
-    `near`: the structures that differ from `structure` at one place. Times of two changes are taken
-    to add up, less than which would need every pair.
+    `near`: the structures that differ from `structure` at one place. The times of two changes are
+    assumed to add up; to be exact would need the times of all pairs.
     """
     place = (near != structure).argmax(axis=1)
     ms = best.costs(structure[None])[0]
@@ -150,10 +150,10 @@ CANDIDATES = 100_000  # random structures for each proposal
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """Structures to train, and which place each of them is about."""
+    """Structures to train, and the place that each one changes."""
 
     structures: np.ndarray  # (n, M)
-    places: np.ndarray  # (n,) index of the place; a control is the MasterNet's own structure
+    places: np.ndarray  # (n,) index of the place; a control has the MasterNet's structure
 
 
 def first_design(
@@ -166,11 +166,11 @@ def first_design(
 ) -> Design:
     """One change at a time: `per_place` samples of each place and class of block.
 
-    The first sample of a place is its control, the MasterNet's own structure, whose block is
-    trained again like all others; without `control_each` there is none. The first sample of another
-    class differs from the MasterNet in the least; it shows what the class alone is worth. Others
-    are spread over the choices of the class, the ends of the ranges first; with `spread=False` they
-    are drawn uniformly, as in the paper.
+    The first sample of a place is its control, the MasterNet's structure, whose block is retrained
+    like all others; without `control_each` there is no control. The first sample of another class
+    is the nearest to the MasterNet, and shows the effect of the class alone. Further samples are
+    spread over the choices of the class, the ends of the ranges first; with `spread=False` they are
+    drawn uniformly, as in the paper.
     """
     rows, places = list[np.ndarray](), list[int]()
     for i, place in enumerate(space.places):
@@ -203,7 +203,7 @@ def place_samples(place: Place, rng: np.random.Generator, count: int, spread: bo
 
 
 def farthest(points: np.ndarray, members: np.ndarray, last: int, count: int) -> list[int]:
-    """`count` of `members`, each the farthest from the first `last` and the ones before it."""
+    """`count` of `members`, each the farthest from the initial `last` and all previous picks."""
     distance, chosen = np.full(len(members), np.inf), list[int]()
     for _ in range(count):
         to_last = np.linalg.norm(points[members] - points[last], axis=1)
@@ -226,8 +226,9 @@ def next_structures(
 ) -> np.ndarray:
     """(k, M), k <= `count`: distinct structures within `budget` ms that are not in `tried`, (n, M).
 
-    Each is the best by a draw of its own from the model's posterior (Thompson sampling), or by its
-    mean (`greedy`). Fewer where all that fit have been tried. Raises ValueError if nothing fits.
+    Each structure is the best by its own draw from the model's posterior (Thompson sampling), or by
+    the posterior mean (`greedy`). k < `count` if all structures that fit have been tried. Raises
+    ValueError if nothing fits.
     """
     space = model.space
     used = {row.tobytes() for row in np.ascontiguousarray(tried, dtype=int)}

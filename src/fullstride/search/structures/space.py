@@ -1,4 +1,4 @@
-"""The space of networks near a MasterNet: super-blocks of other depths, widths and types.
+"""The space of networks near a MasterNet, whose super-blocks vary in depth, width and type.
 
 Source: GENet, arXiv:2006.14090, section 4. The paper leaves much open; each deviation is an
 argument of `net_space` whose default has its reason there.
@@ -14,23 +14,23 @@ import numpy as np
 from fullstride.nets.blocks import Basic, Bottleneck
 from fullstride.nets.spec import NetSpec, Stage
 
-# Structures are rows of choice indices, so that millions of them are arrays. The numbers that a
-# linear model of the accuracy sees of a choice are its features, which are zero for the MasterNet's
-# own choice: their coefficients are then gains over the MasterNet.
+# Structures are rows of choice indices, so that millions of them are arrays. A linear model of the
+# accuracy sees a choice as its features, which are zero for the MasterNet's own choice: their
+# coefficients are then gains over the MasterNet.
 
 MOST_LISTED = 2_000_000  # structures that `Space.all` lists
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """One place of a network, as a super-block, and what may stand there."""
+    """One place of a network, such as a super-block, and the choices for it."""
 
     name: str  # the prefix of its parameters: "stem", "stages.0", "head"
-    choices: int  # number of them
+    choices: int  # number of choices
     start: int  # index of the MasterNet's own choice
     features: np.ndarray  # (choices, p), zero in the row `start`
     terms: tuple[str, ...]  # names of the p columns: "depth", "log width", "kernel 5", ...
-    # (choices,) the classes of block, numbered; samples are drawn within one. None: all equal
+    # (choices,) numbers of the classes of block; samples are drawn within a class. None: one class
     classes: np.ndarray | None = None
 
 
@@ -62,7 +62,7 @@ class Space:
 
     @cached_property
     def columns(self) -> tuple[slice, ...]:
-        """The features of each place among all P."""
+        """The columns of each place among all P features."""
         ends = np.cumsum([len(place.terms) for place in self.places]).tolist()
         return tuple(map(slice, [0, *ends[:-1]], ends))
 
@@ -72,7 +72,7 @@ class Space:
         return np.concatenate(parts, axis=1)
 
     def random(self, rng: np.random.Generator, n: int) -> np.ndarray:
-        """(n, M): every place is drawn uniformly and on its own."""
+        """(n, M): every place is drawn uniformly and independently."""
         return rng.integers(self.sizes, size=(n, len(self.places)))
 
     def all(self) -> np.ndarray:
@@ -106,7 +106,7 @@ def distinct(structures: np.ndarray) -> np.ndarray:
 
 WIDTH_STEP = 8  # channels, for tensor cores
 KERNELS = (3, 5)
-# Class of block -> ratios of its search. XX has one; C is a plain convolution: stem and head.
+# Class of block -> ratios to choose from. C, a plain convolution, is the class of stem and head.
 RATIOS = {"XX": (1.0,), "BL": (0.5, 0.25), "DW": (3.0, 6.0, 9.0)}
 BLOCKS = {"XX": Basic, "BL": Bottleneck, "DW": Bottleneck}
 SOURCE = "ours: a structure of a search space around a MasterNet"
@@ -148,7 +148,7 @@ class NetSpace(Space):
         return own if spec == own else replace(spec, source=SOURCE)
 
     def with_kernel(self, kernel: int) -> "NetSpace":
-        """The space with `kernel` in every stage. Places, structures and features stay."""
+        """The space with `kernel` in every stage, and the same places, structures and features."""
         options = [
             tuple(
                 choice if choice.block == "C" else replace(choice, kernel=kernel) for choice in own
@@ -158,7 +158,7 @@ class NetSpace(Space):
         return replace(self, options=tuple(options))
 
     def active_bounds(self, structure: np.ndarray) -> tuple[str, ...]:
-        """Names of places whose depth or width stands at the end of its range, with the end."""
+        """Places whose depth or width is at the end of its range, and which end."""
         bounds = []
         choices = self.choices_of(structure)
         for place, options, choice in zip(self.places, self.options, choices, strict=True):
@@ -184,19 +184,19 @@ def net_space(
 ) -> NetSpace:
     """The networks around `master`, a spec whose stages are XX, BL or DW blocks.
 
-    Depths are the MasterNet's up to `depth_steps` blocks more or less. Widths are multiples of 8
-    within `width_range` times its own, at most `most_widths` of them in about equal ratios, always
-    with both ends and its own. Stem and head change their widths only.
+    Depths are the MasterNet's plus or minus up to `depth_steps` blocks. Widths are multiples of 8
+    within `width_range` times the MasterNet's width: at most `most_widths`, in about equal ratios,
+    always with both ends and the MasterNet's. Stem and head change widths only.
 
-    - `per_block_kernels`: each stage chooses among `kernels`. By default the kernel is one for the
-      whole network and chosen outside, with `with_kernel`, as the resolution is: the paper's
-      Table 4 trains whole networks of either kernel.
-    - `switch_blocks`: a stage may change its class as well; all three GENets have their
-      MasterNet's, and each class takes trainings of its own.
-    - `paper`: a type is a class with a kernel and a ratio, chosen by each stage, and each has its
-      own slopes for the depth and for the linear width, without an intercept, as the paper prints.
-      By that form a change of type alone is worth nothing. The default has the logarithm of the
-      width, one pair of slopes for a class, and a term for each other kernel, ratio and class.
+    - `per_block_kernels`: each stage chooses among `kernels`. By default the whole network has one
+      kernel, which `with_kernel` sets, like the resolution: the paper's Table 4 trains whole
+      networks with either kernel.
+    - `switch_blocks`: a stage may change its class as well. All three GENets keep the classes of
+      their MasterNet, and each class needs trainings of its own.
+    - `paper`: each stage chooses a type, a class with a kernel and a ratio, and each type has its
+      own slopes for the depth and the linear width, without an intercept, as the paper prints; a
+      change of type alone then has no effect. The default has the logarithm of the width, one pair
+      of slopes for a class, and a term for each other kernel, ratio and class.
 
     Raises ValueError for a stage of another kind.
     """
@@ -257,7 +257,7 @@ def width_choices(own: int, low: float, high: float, most: int) -> list[int]:
     every = sorted({own, *range(WIDTH_STEP * first, WIDTH_STEP * last + 1, WIDTH_STEP)})
     if len(every) <= most:
         return every
-    # `most` ratios that are equal, rounded to choices; the own width takes the nearest one's place.
+    # `most` equal ratios, rounded to choices; the own width replaces the nearest choice
     log = np.log(every)
     targets = np.linspace(log[0], log[-1], most)
     nearest = {int(np.abs(log - target).argmin()) for target in targets}
@@ -269,7 +269,7 @@ def width_choices(own: int, low: float, high: float, most: int) -> list[int]:
 
 
 def type_choices(own: Choice, kernels: Sequence[int], blocks: Iterable[str]) -> list[Choice]:
-    """The types at a stage, the own one first; `kernels` and the ratios of each class."""
+    """The types at a stage, its own type first, by `kernels` and the ratios of each class."""
     types = [
         replace(own, block=block, kernel=kernel, ratio=ratio)
         for block in blocks
@@ -280,12 +280,12 @@ def type_choices(own: Choice, kernels: Sequence[int], blocks: Iterable[str]) -> 
 
 
 def ratios(own: Choice, block: str) -> tuple[float, ...]:
-    """The ratios to choose from in a class of block; an own class XX keeps its ratio."""
+    """The ratios to choose from in a class of block; a stage of class XX keeps its ratio."""
     return () if own.block == block == "XX" else RATIOS[block]
 
 
 def net_place(name: str, own: Choice, options: tuple[Choice, ...], paper: bool) -> Place:
-    """The features of each choice. A column that is zero for all of them is left out."""
+    """A place with the features of each choice, without columns that are all zero."""
     columns: dict[str, np.ndarray] = {}
     depth = np.array([choice.depth - own.depth for choice in options], float)
     width = np.array([choice.width for choice in options], float)
