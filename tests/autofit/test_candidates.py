@@ -19,7 +19,7 @@ from fullstride.io.records import from_json, to_json
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.nets.timm_wrapper import released
+from fullstride.nets.timm_wrapper import pretrained_config
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.reader import read, read_shapes
 from fullstride.tables import PERMISSIVE, pretrained_networks
@@ -293,7 +293,9 @@ def test_weights_of_unknown_licence_are_left_out_unless_any_licence_will_do(fold
 
 @pytest.mark.usefixtures("reachable")
 def test_a_name_whose_weights_have_no_stated_licence_is_refused():
-    name = next(name for name in timm.list_pretrained("*") if released(name).license is None)
+    name = next(
+        name for name in timm.list_pretrained("*") if pretrained_config(name).license is None
+    )
     with pytest.raises(ValueError, match="under an unknown licence.*: use --licence any"):
         listing(names=(f"timm/{name}",))
     assert listing(names=(f"timm/{name}",), licence="any")[0]

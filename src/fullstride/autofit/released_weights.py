@@ -18,7 +18,7 @@ from fullstride.nets.bundle import WEIGHTS as BUNDLE_WEIGHTS
 from fullstride.nets.checkpoints import timm_network
 from fullstride.nets.families import SPECS
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmSpec, released, timm_spec
+from fullstride.nets.timm_wrapper import TimmSpec, pretrained_config, timm_spec
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.convert import difference, find, normalize
 from fullstride.nets.weights.hub import HUB, by_name
@@ -58,7 +58,7 @@ class Start:
     def resolutions(self) -> tuple[int, ...]:
         """Those that the network takes, around that of its weights."""
         if self.model.startswith("timm/"):
-            config = released(self.model.removeprefix("timm/"))
+            config = pretrained_config(self.model.removeprefix("timm/"))
             if config and config.fixed_input_size:
                 return (self.trained_at,)
         return resolutions_around(self.trained_at)
@@ -303,7 +303,7 @@ def of_file(path: Path, root: Path) -> Start:
             except ValueError as error:
                 why = f"{path}: {error}"
         raise ValueError(why) from None
-    config = released(tagged) if tagged else None
+    config = pretrained_config(tagged) if tagged else None
     side = release.resolution if release else match.spec.resolution
     return Start(
         model=match.name,
@@ -319,7 +319,7 @@ def of_file(path: Path, root: Path) -> Start:
 
 def of_timm(path: Path, name: str, classes: int) -> Start:
     spec = timm_spec(name, classes=classes)
-    config = released(name) if "." in name else None
+    config = pretrained_config(name) if "." in name else None
     return Start(
         model=f"timm/{name}",
         weights=str(path),
@@ -341,7 +341,7 @@ def timm_names_of(path: Path, root: Path) -> Iterator[str]:
         name = word.removeprefix("models--").removeprefix("timm--")
         architecture = name.partition(".")[0]
         if timm.is_model(architecture):
-            yield name if "." in name and released(name) else architecture
+            yield name if "." in name and pretrained_config(name) else architecture
 
 
 def config_name(path: Path) -> str:

@@ -58,12 +58,12 @@ def timm_spec(name: str, **changes: int) -> TimmSpec:
         raise ValueError(
             f"timm has no network named {base!r}: {near if close else 'see timm.list_models()'}"
         )
-    config = released(name)
+    config = pretrained_config(name)
     resolution = config.input_size[1] if config else 224
     return TimmSpec(name=name, **{"resolution": resolution, **changes})
 
 
-def released(name: str):
+def pretrained_config(name: str):
     """timm's `PretrainedCfg` of the weights `name` or `name.tag`; None if they do not exist."""
     import timm
 
@@ -73,7 +73,7 @@ def released(name: str):
         return None
 
 
-def created(spec: TimmSpec, **options: Any) -> Any:
+def create_model(spec: TimmSpec, **options: Any) -> Any:
     """timm's module with fresh weights."""
     import timm
 
@@ -96,7 +96,7 @@ class TimmNetwork(Backbone):
         super().__init__()
         self.spec = spec  # pyright: ignore[reportIncompatibleVariableOverride]
         try:
-            self.net: Any = created(spec)
+            self.net: Any = create_model(spec)
         except (AssertionError, AttributeError, LookupError, TypeError) as error:
             raise ValueError(
                 f"timm/{spec.name} cannot be built for {spec.in_channels} channels and "
@@ -156,7 +156,7 @@ class TimmNetwork(Backbone):
         """timm's message for an image that it refuses; "" for an accepted size."""
         try:
             with torch.device("meta"), torch.no_grad():
-                net = created(self.spec).eval()
+                net = create_model(self.spec).eval()
                 net(torch.empty(1, self.spec.in_channels, height, width))
         except (AssertionError, RuntimeError) as error:
             return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
@@ -198,7 +198,7 @@ class TimmNetwork(Backbone):
         rates = {key: rate for key, rate in rates.items() if rate}
         if rates:
             try:
-                self.net = created(self.spec, **rates)
+                self.net = create_model(self.spec, **rates)
             except TypeError:
                 name = self.spec.name.split(".")[0]
                 raise ValueError(

@@ -21,7 +21,13 @@ from fullstride.nets.preprocessing import (
     Preprocessing,
 )
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, released, timm_names, timm_spec
+from fullstride.nets.timm_wrapper import (
+    TimmNetwork,
+    TimmSpec,
+    pretrained_config,
+    timm_names,
+    timm_spec,
+)
 from fullstride.nets.weights import hub, repositories
 from fullstride.nets.weights.convert import convert, fit
 from fullstride.nets.weights.reader import read_flat
@@ -274,7 +280,7 @@ def known_file(path: Path, name: str, options: LoadOptions) -> Opened:
 def timm_file(path: Path, name: str, options: LoadOptions) -> Opened:
     """A file of weights of the network `name`, which is `timm/NAME` or `timm/NAME.TAG`."""
     net, notes = checkpoints.load_timm(path, name.removeprefix("timm/"), options.weights_kind)
-    config = released(net.spec.name)
+    config = pretrained_config(net.spec.name)
     bundle = Bundle(
         net=net.eval(),
         name=name,

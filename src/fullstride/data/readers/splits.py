@@ -236,7 +236,7 @@ class SplitRule:
     """
 
     val: BelowOne | None = None  # share of the training images; None: by their number
-    test: BelowOne | None = None  # share of the images; None: 0.1, or 0 beside a validation split
+    test: BelowOne | None = None  # share of images; None: 0.1, or none beside a validation split
     group: str = ""  # images of one group stay in one split, see `group_keys`
     keep_duplicates: bool = False  # whether copies of an image may be in several splits
     # the copies of an earlier search, see `DataSet.rule`; None: search for them

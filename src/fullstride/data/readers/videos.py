@@ -47,7 +47,7 @@ TURNS = {1: Image.Transpose.ROTATE_90, 2: Image.Transpose.ROTATE_180, 3: Image.T
 
 
 @contextmanager
-def opened(source: Path | bytes) -> Iterator[tuple["InputContainer", "VideoStream", str]]:
+def open_stream(source: Path | bytes) -> Iterator[tuple["InputContainer", "VideoStream", str]]:
     """Open a file or bytes; yields the container, the first stream of pictures and a name."""
     check_decoder()
     name = "video bytes" if isinstance(source, bytes) else str(source)
@@ -385,7 +385,7 @@ def open_video(source: Path | bytes | np.ndarray) -> Iterator[Video]:
     if isinstance(source, Path) and source.is_dir():
         yield _open_folder(source)
         return
-    with opened(source) as (container, stream, name):
+    with open_stream(source) as (container, stream, name):
         with unreadable(name, "it is broken: "):
             index = index_of(container, stream, name)
             check_frames(name, len(index.times))
@@ -404,7 +404,7 @@ def timed_frames(source: Path | bytes) -> Iterator[TimedFrame]:
     """
     if isinstance(source, Path) and source.is_dir():
         raise UnreadableImage(str(source), "it is a folder of frames, which have no times")
-    with opened(source) as (container, stream, name):
+    with open_stream(source) as (container, stream, name):
         frames, convert, number = in_order(container, stream, name), Pictures(), -1
         timed, first = has_times(container, stream), 0.0
         step = float(1 / stream.average_rate) if stream.average_rate else 0.0

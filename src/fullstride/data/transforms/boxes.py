@@ -22,8 +22,8 @@ from fullstride.data.transforms.crop import (
     Augmentation,
     Source,
     check_sides,
+    decode_source,
     in_mode,
-    opened,
     pad_to,
     test_view,
     view_geometry,
@@ -239,7 +239,7 @@ def render(
     (x1, y1), (x2, y2) = source(left, top), source(right, bottom)
     box = (w - x2, y1, w - x1, y2) if place.flip else (x1, y1, x2, y2)
     part = (right - left, bottom - top)
-    picture, (box, _) = opened(image, pre, lambda _: Crop(box, part), TRAINING_OVERSAMPLING)
+    picture, (box, _) = decode_source(image, pre, lambda _: Crop(box, part), TRAINING_OVERSAMPLING)
     content = in_mode(picture, pre.channels).resize(part, KERNELS[pre.kernel], box)
     if place.flip:
         content = content.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

@@ -139,7 +139,7 @@ def train_view(
     def choose(size: Size) -> Crop:
         return Crop(draw_box(size, augmentation, rng), square)
 
-    image, (box, _) = opened(source, pre, choose, TRAINING_OVERSAMPLING)
+    image, (box, _) = decode_source(source, pre, choose, TRAINING_OVERSAMPLING)
     pre = replace(pre, kernel=draw_kernel(pre, augmentation, rng))
     image, box = _padded(image, box)
     crop = _resized(image, square, pre, box)
@@ -181,7 +181,7 @@ def test_view(
         box = (left * w / new_w, top * h / new_h, right * w / new_w, bottom * h / new_h)
         return Crop(box, (side, side))
 
-    image, (box, (w, h)) = opened(source, pre, choose, TEST_OVERSAMPLING, max_memory_mib)
+    image, (box, (w, h)) = decode_source(source, pre, choose, TEST_OVERSAMPLING, max_memory_mib)
     resized = _resized(image, (w, h), pre, box)
     if pre.fit == "pad":
         return _pixels(pad_to(resized, (side, side), pre))
@@ -189,7 +189,7 @@ def test_view(
     return _pixels(resized.crop((left, top, left + side, top + side)))
 
 
-def opened(
+def decode_source(
     source: Source,
     pre: Preprocessing,
     choose: Callable[[Size], Crop],

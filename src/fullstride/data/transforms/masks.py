@@ -31,7 +31,7 @@ class Window(NamedTuple):
     new: Size  # of the resized picture
     left: int  # the first pixel of the part in the resized picture
     top: int
-    seen: Size  # of the part, which is at the top left of the view
+    visible: Size  # of the part, which is at the top left of the view
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ def draw_window(size: Size, side: int, zoom: float, rng: np.random.Generator) ->
 
 def window_pixels(image: Image.Image, window: Window, side: int, pre: Preprocessing) -> np.ndarray:
     """The window on a square of the mean colour: uint8 (side, side, C)."""
-    (w, h), (new_w, new_h), (width, height) = window.size, window.new, window.seen
+    (w, h), (new_w, new_h), (width, height) = window.size, window.new, window.visible
     box = (
         window.left * w / new_w,
         window.top * h / new_h,
         min((window.left + width) * w / new_w, w),
         min((window.top + height) * h / new_h, h),
     )
-    part = in_mode(image, pre.channels).resize(window.seen, KERNELS[pre.kernel], box)
+    part = in_mode(image, pre.channels).resize(window.visible, KERNELS[pre.kernel], box)
     return np.array(pad_to(part, (side, side), pre)).reshape(side, side, pre.channels)
 
 
@@ -140,7 +140,7 @@ def window_map(values: np.ndarray, window: Window, side: int, outside: float) ->
     """The nearest values of a map in the window: (side, side)."""
     (w, h), (new_w, new_h) = window.size, window.new
     columns, rows = np.full(side, -1.0), np.full(side, -1.0)
-    width, height = window.seen
+    width, height = window.visible
     columns[:width] = (np.arange(width) + window.left + 0.5) * w / new_w
     rows[:height] = (np.arange(height) + window.top + 0.5) * h / new_h
     return nearest(values, rows, columns, outside)

@@ -22,9 +22,9 @@ from fullstride.data.transforms.crop import (
     TRAINING_OVERSAMPLING,
     Augmentation,
     Source,
+    decode_source,
     draw_kernel,
     in_mode,
-    opened,
     random_crop_box,
 )
 from fullstride.data.transforms.image_ops import TENSORFLOW, Sampling
@@ -219,7 +219,7 @@ def fast_train_view(
         left, top, right, bottom = (edge / factor for edge in box)
         box = (left, top, right, bottom)
     else:
-        image, (box, _) = opened(source, pre, choose, TRAINING_OVERSAMPLING)
+        image, (box, _) = decode_source(source, pre, choose, TRAINING_OVERSAMPLING)
         pixels = np.asarray(in_mode(image, pre.channels))
     draw_kernel(pre, augmentation, rng)  # keeps the draws equal to Pillow's
     pixels = resized(pixels, box, side)

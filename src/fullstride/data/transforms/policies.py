@@ -78,7 +78,7 @@ def _interpolated(rule: Rule) -> Rule:
 
 # from 0.1 to 1.9 at level 10; around level 5 nothing changes
 _factor = _value(lambda level: 0.1 + 1.8 * level / 10)
-# In TensorFlow's order; its translation at level 10, 100 pixels of 224, is a share of the side.
+# In TensorFlow's order. Translation at level 10 is TensorFlow's 100 pixels of 224, as a share.
 RULES: dict[Operation, Rule] = {
     **dict.fromkeys((op.auto_contrast, op.equalize, op.invert), _nothing),
     op.rotate: _signed(30),

@@ -88,7 +88,7 @@ def select_variables(state: dict[str, Tensor], ema: bool | None) -> dict[str, Te
         variable = "/".join(scopes[-2:])
         if variable in group:
             raise ValueError(
-                f"two variables are called {one_line(variable)}: keep those of one network"
+                f"two variables are called {one_line(variable)}: keep one network's variables"
             )
         axes = AXES.get(value.dim())
         group[variable] = value.permute(axes).contiguous() if axes else value

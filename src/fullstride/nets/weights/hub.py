@@ -13,7 +13,7 @@ from fullstride.nets import families
 from fullstride.nets.families import SPECS
 from fullstride.nets.preprocessing import Fit, Preprocessing
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import released
+from fullstride.nets.timm_wrapper import pretrained_config
 
 HASH = re.compile(r"-[0-9a-f]{8}$")  # at the end of a name, as in PyTorch's hub
 COPY = re.compile(r" ?\(\d+\)$")  # browsers mark repeated downloads so
@@ -141,7 +141,7 @@ def hub_config(model: str) -> Any:
     """timm's `PretrainedCfg` of a model and tag. Raises ValueError with the tags that exist."""
     import timm
 
-    config = released(model)
+    config = pretrained_config(model)
     if config is None or not config.hf_hub_id:
         tags = timm.list_pretrained(f"{model.partition('.')[0]}.*")
         hint = f"choose from {', '.join(tags)}" if tags else "it has none"
