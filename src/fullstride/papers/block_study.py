@@ -228,8 +228,8 @@ def find_method(
 ) -> Method:
     """Measure on `device`, or estimate by the profile `target` if there is one.
 
-    Defaults are those of the device; a profile has its own precision and layout, so that giving
-    them with it raises ValueError.
+    Defaults depend on the device. A profile has its own rounds, precision and layout, so that
+    giving them with it raises ValueError.
     """
     if target:
         options = {"rounds": rounds, "precision": precision, "layout": layout}

@@ -60,7 +60,7 @@ X_LABELS = {
     "ms per image": "inference, ms per image (to the left is better)",
 }
 SPEED_TABLES = ("TResNet 1", "TResNet 3")
-TPU = "Names end with depth and resolution. Times are those of the V100, not of the TPU."
+TPU = "Names end with depth and resolution. Times are of the V100, not of the TPU."
 COUNTED = "Multiply-adds at each network's resolution, counted here. FLOPs are twice as many."
 MISSING = "DNANet, DFNet, OFANet and MobileNetV2-0.25 are not available here: published only."
 PLANS = {
@@ -167,7 +167,7 @@ def lines(plan: Plan) -> list[Line]:
 
 
 def genet_lines() -> list[Line]:
-    """The networks of GENet's Table 7, of which some have a resolution in another table."""
+    """The networks of GENet's Table 7; other tables have the resolutions of some."""
     sides = {row.line: row.resolution for row in speeds() if row.table.startswith("GENet")}
     return [
         Line(
@@ -199,7 +199,7 @@ def scored(scores: Sequence[Published], zoo: str, resolution: int, paper: str) -
 
 
 def height(line: Line, plan: Plan) -> tuple[float, str]:
-    """The y of a network, and its source."""
+    """The y value of a network, and the source."""
     if plan.y == "top-1":
         return line.top1, line.top1_source
     assert line.zoo is not None
@@ -291,10 +291,10 @@ class Drawn:
 def write_figures(
     keys: Sequence[str], profiles: Sequence[Profile], bench: Sequence[Path], out: Path
 ) -> Iterator[tuple[Path, str]]:
-    """Write the figures `keys`, all if empty, into the folder `out`, and at last a page with them.
+    """Write the figures `keys`, by default all, into the folder `out`, and then a page with them.
 
-    Yields each path with the number of its points by their source. `bench` are files with
-    measurements. Raises ValueError where `out` is a file.
+    Yields each path with the number of points by source. `bench` are files with measurements.
+    Raises ValueError if `out` is a file.
     """
     measured = read_bench(bench, networks())
     if out.exists() and not out.is_dir():
@@ -359,7 +359,7 @@ def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
 
 
 def labels(dots: Sequence[Dot]) -> dict[str, str]:
-    """Name -> label. With many networks, the family is left out where it has several of them."""
+    """Name -> label; with many networks, without the family if it has several."""
     family = {dot.name: dot.line.family for dot in dots}
     count = Counter(family.values())
     if count.total() <= FULL_NAMES:
@@ -370,7 +370,7 @@ def labels(dots: Sequence[Dot]) -> dict[str, str]:
 
 
 def legends(axes: Axes, dots: Sequence[Dot], colours: Mapping[str, str]) -> None:
-    """A legend of origins below the axes, and one of families inside them if `colours` has any."""
+    """A legend of origins below the axes, and a legend of families inside for `colours`."""
     if colours:
         lines = [Line2D([], [], color=colour, marker="o", lw=1) for colour in colours.values()]
         look: Any = {"loc": "lower right", "frameon": False, "fontsize": 9}
@@ -451,7 +451,7 @@ def section(drawn: Drawn) -> tuple[Drawn, Markup, list[tuple[float, float, tuple
 
 
 def where(spot: Spot) -> tuple[float, float]:
-    """Percent of the figure from its left and its upper end."""
+    """Percent of the figure from the left and from the top."""
     assert spot.axes.figure
     x, y = spot.axes.transData.transform((spot.x, spot.y))
     width, height = spot.axes.figure.bbox.size

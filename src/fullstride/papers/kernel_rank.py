@@ -1,9 +1,9 @@
 """The intrinsic rank of a network's kernels: singular values against those of random matrices.
 
 GENet, arXiv:2006.14090, section 3.3: a k x k kernel is read as a matrix (c_out, c_in k^2), and its
-singular values are divided by the largest. How fast they decay depends on the shape of the matrix
-alone before anything is learned: those of a square 1 x 1 decay to 0, those of a square 3 x 3 to one
-half. Each kernel is therefore compared with Gaussian matrices of the same shape.
+singular values are divided by the largest. Before training, their decay depends on the shape of the
+matrix alone: to 0 for a 1 x 1 kernel with c_in = c_out, and to one half for a 3 x 3 kernel. Each
+kernel is therefore compared with Gaussian matrices of the same shape.
 """
 
 from collections import defaultdict
@@ -26,8 +26,8 @@ from fullstride.nets.backbone import Backbone
 from fullstride.report.plots import COLOURS, DASHES, INK, MARKERS, draw_legend, drawing
 
 THRESHOLD = 0.5
-# Small matrices are drawn several times, until there are this many values: shares are then right
-# to 2 %.
+# Small matrices are drawn several times, until there are this many values: shares are then exact to
+# 2 %.
 LEAST_VALUES = 128
 SEED = 0
 LAYER_COLUMNS = ("layer", "kernel", "stride", "kind", "rank", "chance", "relative")
@@ -36,7 +36,7 @@ STAGE_COLUMNS = ("stage", "kind", "layers", "rank", "chance", "relative", "lowes
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRank:
-    """The rank of one convolution. A grouped one has the values of all its groups."""
+    """The rank of one convolution; a grouped convolution has the values of all groups."""
 
     name: str
     stage: str
@@ -86,9 +86,9 @@ def cells_of(row: LayerRank | StageRank) -> list[str]:
 
 
 def find_network(name: str, *, pretrained: bool = False) -> tuple[nn.Module, str]:
-    """A network and where its weights come from: a run, a bundle or a file of weights, or a name.
+    """A network and the origin of its weights, by a run, a bundle, a file of weights or a name.
 
-    A name has fresh weights unless `pretrained` asks for the released ones.
+    A name has random weights, or with `pretrained` the released weights.
     """
     if pretrained or zoo.names_weights(name):
         bundle = zoo.load(name)
@@ -97,7 +97,7 @@ def find_network(name: str, *, pretrained: bool = False) -> tuple[nn.Module, str
 
 
 def surplus_linear_layers(net: nn.Module, rows: Sequence[LayerRank]) -> int:
-    """The number of linear layers where they are more than convolutions, else 0."""
+    """The number of linear layers if it exceeds the number of convolutions, else 0."""
     linear = sum(type(module).__name__ == "Linear" for module in net.modules())
     return linear if linear > len(rows) else 0
 
@@ -150,7 +150,7 @@ def layer_rank(name: str, stage: str, conv: nn.Conv2d, threshold: float) -> Laye
 def spectrum(matrices: Tensor) -> Tensor:
     """Singular values / the largest, descending: (..., groups, rows, columns) -> (..., values)."""
     m = matrices.double()
-    # Three to five times as fast as an SVD, and in float64 as exact as an SVD in float32.
+    # three to five times as fast as an SVD, and in float64 as exact as an SVD in float32
     gram = m @ m.mT if m.shape[-2] <= m.shape[-1] else m.mT @ m
     values, _ = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flatten(-2).sort(descending=True)
     return values / values[..., :1].clamp_min(torch.finfo(values.dtype).tiny)
@@ -167,7 +167,7 @@ def random_spectrum(groups: int, rows: int, columns: int) -> Tensor:
 
 
 def stage_of(name: str, names: Sequence[str]) -> str:
-    """The stage that the layer `name` belongs to, or `name` where it is part of no stage."""
+    """The stage of the layer `name`, or `name` if it is part of no stage."""
     return max(
         (stage for stage in names if f"{name}.".startswith(f"{stage}.")), key=len, default=name
     )
@@ -194,16 +194,16 @@ def by_stage(rows: Sequence[LayerRank]) -> list[StageRank]:
 
 # Curves by stage, ratios by layer.
 
-MOST_CURVES = 8  # of more, the last ones are drawn: the late stages have most of the channels
+MOST_CURVES = 8  # the last ones are drawn, as late stages have most of the channels
 SHARES = np.linspace(0, 1, 101)
 
 
 def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
     """Plot singular values and relative ranks.
 
-    Left: mean singular values of each stage's k x k kernels, as in Figure 4 of arXiv:2006.14090,
-    and those of Gaussian matrices as thin lines; of 1 x 1 kernels where there are no larger ones.
-    Right: each layer's rank divided by that of Gaussian matrices.
+    Left: mean singular values of each stage's k x k kernels, as in Figure 4 of arXiv:2006.14090, or
+    of its 1 x 1 kernels if there are no larger ones; Gaussian matrices are thin lines. Right: each
+    layer's rank / the rank of Gaussian matrices.
     """
     wide = [row for row in rows if max(row.shape[2:]) > 1] or list(rows)
     by_name, kinds = (

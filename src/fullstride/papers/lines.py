@@ -79,7 +79,7 @@ class Line:
     resolution: int
     entries: tuple[Entry, ...] = ()
     shown: tuple[Kind, ...] = KINDS  # the measured kinds that the page shows
-    why_not: str = ""  # the reason where no network represents it
+    why_not: str = ""  # the reason if no network represents the line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class Contest:
 
     @property
     def file(self) -> str:
-        """The name of its file, which depends on everything but the environment."""
+        """The name of the contest's file, which depends on everything but the environment."""
         specs = [entry.spec and entry.spec.to_json() for entry in self.entries]
         identity = json.dumps(
             [specs, *(asdict(replace(self, entries=())).values()), [e.name for e in self.entries]]
@@ -111,7 +111,7 @@ def mode(compiled: bool) -> str:
 
 
 def entries_of(name: str, ours: NetSpec | None = None) -> tuple[Entry, ...]:
-    """Timm's, the plain and the fused network for `name`; `ours` replaces the spec."""
+    """timm's network, the plain network and the fused network for `name`, by `ours` if given."""
     base = ours or spec(name)
     if not isinstance(base, NetSpec):
         return (Entry(kind="timm", name=name),)
@@ -166,7 +166,7 @@ def lines() -> list[Line]:
 
 
 def lines_of(names: Sequence[str], resolution: int | None) -> list[Line]:
-    """Every protocol for each network, instead of the papers' lines."""
+    """Every protocol for each network, in place of the papers' lines."""
     selected = []
     for protocol, name in product(PROTOCOL_OF.values(), names):
         own = 224 if protocol == "tresnet" else spec(name).resolution
@@ -245,7 +245,7 @@ DECISIVE_FIELDS += ("fullstride", "commit")
 @dataclass(frozen=True, kw_only=True)
 class Row:
     contest: Contest
-    # One for each part that could be measured.
+    # one for each part that could be measured
     measured: Mapping[Kind, tuple[Measurement, ...]]
     failed: Mapping[str, str]  # network and work -> reason, in one line
 
@@ -276,14 +276,14 @@ class Row:
 
 @dataclass(frozen=True)
 class RowFile:
-    alike: Mapping[str, Any]  # of the environment; a row of another one is measured again
+    alike: Mapping[str, Any]  # the environment's decisive fields; if they differ, measure again
     measured: Mapping[Kind, tuple[Measurement, ...]]
     failed: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A row of a suite's `results.json`: a number, and what it should not be read without."""
+    """A row of a suite's `results.json`: a number with its circumstances."""
 
     table: str
     line: str
@@ -340,7 +340,7 @@ def numbers(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> lis
 
 
 def number_of(line: Line, row: Row, kind: Kind, quantity: str) -> Number | None:
-    """A quantity of one network of a finished contest, None where it was not measured."""
+    """A quantity of one network of a finished contest; None if it was not measured."""
     _, work, value_of = QUANTITIES[quantity]
     one = row.find(kind, work)
     if one is None or (value := value_of(one)) is None:

@@ -49,9 +49,9 @@ OUTPUTS = {
     PAGE: Output("a page of a suite", ".md", begins_with(f"# {TITLE}".encode())),
     DATA: json_output("the results of a suite", "environment", "numbers", "not_measured"),
 }
-# The settings are in its name, so that only a suite has one; half a file is measured again.
+# The settings are in the file's name, so that only a suite has it; half a file is measured again.
 ROW = Output("a row of a suite", ".json", lambda path: True)
-QUICK_MINUTES = 6.5  # the last contest that starts may take more than a minute
+QUICK_MINUTES = 6.5  # the last contest to start may take more than a minute
 MAX_REASON = 240  # characters
 
 
@@ -131,7 +131,7 @@ def run(
     memory_gib: float | None = None,
     minutes: float | None = None,
 ) -> Iterator[Row]:
-    """Measure the contests that are not measured yet, and rewrite the page in `out` after each one.
+    """Measure the contests without results, and rewrite the page in `out` after each one.
 
     `networks` and `resolution` replace the papers' lines. No contest starts after `minutes`.
     """
@@ -187,7 +187,7 @@ def load(file: Path, contest: Contest, here: Environment) -> Row | None:
 
 
 def check_alive(device: torch.device) -> None:
-    """Raises OSError if this process has lost the GPU, as after an illegal memory access."""
+    """Raise OSError if this process has lost the GPU, as after an illegal memory access."""
     try:
         torch.zeros(1, device=device).sum().item()
     except RuntimeError as error:
@@ -198,8 +198,7 @@ def check_alive(device: torch.device) -> None:
 
 # Measurements of the papers' networks in files of `bench` and `study blocks`.
 
-
-LARGEST_BATCH = 64  # of measurements by the protocol genet: the batch of GENet's figures
+LARGEST_BATCH = 64  # of the protocol genet, as in GENet's figures
 # Quantities by their names in speed.csv, as functions of ms per image.
 QUANTITIES: dict[str, Callable[[float], float]] = {
     "training images/s": lambda ms: 1e3 / ms,
@@ -307,7 +306,7 @@ def of_blocks(data: Mapping[str, Any]) -> Bench:
 
 
 def own_name(name: str) -> str:
-    """Our name of a network that was measured as timm's, fused or compiled."""
+    """Our name of a network that was measured as timm's network, fused or compiled."""
     ours = {f"timm/{theirs}": name for name, theirs in TIMM.items()}
     plain = name.removesuffix(" compiled").removesuffix(" fused")
     return ours.get(plain, plain)

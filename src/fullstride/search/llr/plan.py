@@ -28,21 +28,21 @@ from fullstride.train.recipes.choice import RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.timing import RunTimes, time_training
 
-TRIALS = "trials"  # with a folder for each training
-FURTHER = 16  # tunings after the first design, by default: four refits
+TRIALS = "trials"  # has a folder for each training
+FURTHER = 16  # default number of tunings after the first design: four refits
 # Time of a step with a teacher / without one: the teacher's forward pass is a third of a step.
 TEACHER = 4 / 3
 TUNING_SHARE = 0.25  # of the MasterNet's epochs
-# Purposes of random draws, apart from each other and from those of later stages.
+# Purposes of random draws; later stages have further numbers.
 MEASURE, SAMPLE, RANDOM = 1, 2, 5
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A resolution and kernel; the structures of each are searched with the same regression."""
+    """A resolution and a kernel; all variants are searched with the same regression."""
 
     resolution: int  # pixels a side
-    kernel: int  # of all stages; 0: as each stage has it
+    kernel: int  # of all stages; 0: each stage keeps its own
 
     def __str__(self) -> str:
         kernel = f" with kernel {self.kernel}" if self.kernel else ""
@@ -50,7 +50,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """For a folder."""
+        """A name for folders."""
         return f"{self.resolution}-k{self.kernel}" if self.kernel else f"{self.resolution}"
 
 
@@ -68,7 +68,7 @@ class MeasuredStructure:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceTimes:
-    """The profile by which structures are timed, and what it was fitted to if it is from here."""
+    """The profile that estimates times, and the measurements here to which it was fitted."""
 
     profile: Profile
     measured: tuple[MeasuredStructure, ...] = ()
@@ -83,7 +83,7 @@ class PlannedTrainings:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchPlan:
-    """The trainings of a search, and how long they are expected to take here."""
+    """The trainings of a search, and their expected time here."""
 
     structures: float  # in the space
     master_ms: Mapping[str, float]  # variant -> ms per image of the MasterNet
@@ -101,12 +101,12 @@ WHOLE = -2
 
 @dataclass(frozen=True)
 class Tuning:
-    """A finished tuning or training, as the regression sees it."""
+    """A finished tuning or training, as input of the regression."""
 
     trial: str  # its folder
     structure: Structure
-    place: int  # that was exchanged; -1: all of them; `WHOLE`: trained from random weights
-    score: float | None  # in percent, as the recipe's metric
+    place: int  # exchanged place; -1: all places; `WHOLE`: trained from random weights
+    score: float | None  # the recipe's metric, in percent
     failure: str = ""
 
 
@@ -162,14 +162,14 @@ class SearchResults:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchJob(StudyJob):
-    """The arguments of a search and its means: the space, its variants, and where trials run."""
+    """The job of a search, with its space and variants."""
 
     settings: SearchSettings
     cache: dict[Any, Any] = field(default_factory=dict)  # of tables
 
     @cached_property
     def space(self) -> NetSpace:
-        """The structures around the MasterNet. Raises ValueError, in one line, without any."""
+        """The structures around the MasterNet. Raises ValueError, in one line, if none exist."""
         settings = self.settings
         return net_space(
             find_master(settings, self.data),
@@ -184,11 +184,11 @@ class SearchJob(StudyJob):
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """Every resolution with every kernel that is one for the whole network."""
+        """Every combination of a resolution and a kernel for the whole network."""
         settings, master = self.settings, self.space.master
         kernels: list[int] = [0]
         own = {stage.kernel for stage in master.stages}
-        # By the paper's regression kernels are types, which blocks choose.
+        # In the paper's regression, kernels are part of the types that blocks choose.
         by_network = self.method.kernels == "network" and self.method.regression != "paper"
         if by_network and settings.kernel_sizes:
             kernels = sorted({*settings.kernel_sizes, *(own if len(own) == 1 else {0})})
@@ -196,7 +196,7 @@ class SearchJob(StudyJob):
         return tuple(Variant(side, kernel) for side in sides for kernel in kernels)
 
     def check(self) -> None:
-        """Raise ValueError, in one line, for what no search can do, before anything is written."""
+        """Raise ValueError, in one line, for invalid arguments, before anything is written."""
         settings, changes = self.settings, self.recipe.changes
         settings.budget()
         if "resolution" in changes:
@@ -204,7 +204,7 @@ class SearchJob(StudyJob):
                 "recipe.resolution is searched: choose by --resolutions, or leave it out"
             )
         if "seed" in changes:
-            raise ValueError("recipe.seed is that of each training: say it by --seed")
+            raise ValueError("recipe.seed is set by each training: give it by --seed")
         if settings.whole and settings.method.regression == "paper":
             raise ValueError(
                 f"--whole {settings.whole}: the paper's regression takes tunings only; leave it "
@@ -234,7 +234,7 @@ class SearchJob(StudyJob):
     def home(self) -> Variant:
         """The variant in which the MasterNet and the tunings train.
 
-        Its own resolution and kernel where they are a choice, else those in the middle.
+        The MasterNet's own resolution and kernel if they are choices, else the middle ones.
         """
         own = self.space.master.resolution
         sides = sorted({each.resolution for each in self.variants})
@@ -258,7 +258,7 @@ class SearchJob(StudyJob):
         return self.folder / TRIALS / name
 
     def parts(self, place: int) -> tuple[str, ...]:
-        """The paths of the parts that are new if a place is exchanged; all for -1."""
+        """The paths of the new parts if `place` is exchanged; all parts for -1."""
         names = [each.name for each in self.space.places]
         return tuple(names) if place < 0 else (names[place],)
 
@@ -274,7 +274,7 @@ class SearchJob(StudyJob):
         return self.cache[variant]
 
     def draws(self, purpose: int, number: int = 0) -> np.random.Generator:
-        """Random draws that are a function of the seed and what they are for."""
+        """A random generator that depends on the seed, the purpose and a number."""
         return np.random.default_rng([self.settings.seed, purpose, number])
 
     @cached_property
@@ -291,7 +291,7 @@ class SearchJob(StudyJob):
 
     @property
     def random_structures(self) -> np.ndarray:
-        """(n, M) structures that are trained to the end whatever the model says."""
+        """(n, M): random structures that are trained to the end, whatever the model predicts."""
         return self.space.random(self.draws(RANDOM), self.settings.whole)
 
     @property
@@ -313,9 +313,9 @@ class SearchJob(StudyJob):
 
     @property
     def tuning_choice(self) -> RecipeChoice:
-        """Changes of the recipe by which exchanged blocks are tuned.
+        """The changes of the tuning recipe.
 
-        By default a quarter of the MasterNet's epochs, as the paper's 30 of 120.
+        By default a quarter of the MasterNet's epochs, as in the paper, 30 of 120.
         """
         whole = recipe_in_epochs(self.data, self.training_recipe).epochs
         changes: dict[str, object] = {"epochs": TUNING_SHARE * whole}
@@ -338,7 +338,7 @@ class SearchJob(StudyJob):
 
 
 def find_master(settings: SearchSettings, data: DataSet) -> NetSpec:
-    """The MasterNet for the images. Raises ValueError, in one line, for another kind of network."""
+    """The MasterNet for the images. Raises ValueError, in one line, if it has no super-blocks."""
     spec = zoo.spec(settings.master)
     if not isinstance(spec, NetSpec):
         raise ValueError(
@@ -358,7 +358,7 @@ def describe(spec: NetSpec) -> str:
 
 
 def time_networks(job: SearchJob, done: Results) -> Work[DeviceTimes]:
-    """The profile of the device; here one that is fitted to networks that are measured."""
+    """The profile of the device; for this machine, a profile fitted to measured networks."""
     if not job.settings.is_here:
         return DeviceTimes(profile=load_profile(job.settings.target))
     rows: list[tuple[Structure, Variant]] = [(job.start, each) for each in job.variants]
@@ -390,9 +390,9 @@ def profile_of(job: SearchJob, measured: list[MeasuredStructure]) -> Profile:
 
 
 def make_plan(job: SearchJob, done: Results) -> Work[SearchPlan]:
-    """Measure steps of the MasterNet, and say how long all trainings will take.
+    """Measure steps of the MasterNet, and estimate the time of all trainings.
 
-    Raises ValueError, with the shortest time, where no structure is within the budget.
+    Raises ValueError, with the shortest time, if no structure is within the budget.
     """
     profile = done["times"].profile
     limit_ms, tables_of = job.budget.ms_per_image, partial(job.tables, profile)
@@ -408,7 +408,7 @@ def make_plan(job: SearchJob, done: Results) -> Work[SearchPlan]:
     run, recipe, design = measure_steps(job), job.training_recipe, job.design
     tables, home_ms = tables_of(job.home), master_ms[job.home.name]
 
-    def seconds(own: Recipe) -> float:  # its steps may have other batches, of as many images
+    def seconds(own: Recipe) -> float:  # the images per epoch count, whatever the batch
         return run.seconds(recipe_in_epochs(job.data, own).epochs)
 
     whole_s = seconds(recipe)

@@ -1,10 +1,10 @@
 """The stages of LLR-NAS, the search of the best network around a MasterNet within a budget.
 
-Train a MasterNet, exchange one super-block at a time and tune it, regress the scores on what was
-changed, and select the best predicted structure within the budget; then measure and train the best.
+Train a MasterNet, exchange one super-block at a time and tune it, regress the scores on the
+changes, and select the best predicted structures within the budget; then measure and train them.
 
-Source: GENet, arXiv:2006.14090, section 4, whose code was never released. What the paper leaves
-open is described in docs/reproduce/search.md.
+Source: GENet, arXiv:2006.14090, section 4, whose code was never released.
+docs/reproduce/search.md describes our choices where the paper leaves some open.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ from fullstride.study.driver import (
 RESULTS = "search.json"
 RECORD = Record(SearchResults, "the results of a search", ("best", "val", "test"))
 PLAN = ("plan.json",)
-# Arguments that change no time of a network.
+# Arguments that change the plan, but no time of a network.
 COUNTED = (
     "budget_ms", "images_per_s", "clock", "preset", "regression", "baseline", "design", "next",
     "winners", "tuning", "final", "samples", "trainings", "whole", "tune", "tune_epochs",
@@ -72,16 +72,16 @@ COUNTED = (
 def search_network(
     data: str | Path | DataSet, out: str | Path, *, recipe: str = "", **arguments: Any
 ) -> Iterator[Event]:
-    """A network for `data` within a budget of time, searched around a MasterNet; yields events.
+    """Search a network for `data` within a budget of time, around a MasterNet; yields events.
 
-    After a stop, the same call goes on: a stage or a training that has ended is read from `out`.
+    After a stop, the same call resumes, with finished stages and trainings from `out`.
     docs/reproduce/search.md describes the stages and the files.
 
     Args:
-        data: A folder with one subfolder of images per class, or what else `open_data` opens.
+        data: A folder with one subfolder of images per class, or anything that `open_data` opens.
         out: The folder of the search.
         recipe: The name, run, bundle or JSON file of the recipe of the MasterNet and the winners;
-            by default that of the case.
+            by default the case's recipe.
         **arguments: The fields of `SearchSettings`, such as `budget_ms=0.3`, and of
             `StudyOptions`, such as `device="cpu"` and `executor="ray"`.
 
@@ -134,8 +134,8 @@ def times_lines(times: DeviceTimes) -> Parts:
     if not times.measured:
         return [f"times    estimates for {profile.device}, by the profile {profile.name}"]
     return [
-        f"times    a profile of {profile.device}, fitted to {fit.networks} networks; of each "
-        f"quarter of them the others' estimates are {fit.error:.0f} % off"
+        f"times    a profile of {profile.device}, fitted to {fit.networks} networks; estimates of "
+        f"each quarter by the other networks are {fit.error:.0f} % off"
     ]
 
 

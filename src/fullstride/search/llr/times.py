@@ -1,7 +1,7 @@
 """Measures a few networks on this machine, and fits a profile to them.
 
 The profile is for networks like the measured ones, so it needs a dozen times and no
-microbenchmarks; estimates by it then follow what the runtime does with these very blocks.
+microbenchmarks; its estimates follow the runtime's behaviour on these very blocks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,8 +40,8 @@ MODULE = "module"  # PyTorch's eager modules, in place of files of a format
 GROUP = 8  # networks that are measured in turn
 PASSES = 3  # over all networks
 PAUSE_S = 2.0  # between passes
-FOLDS = 4  # of which each is estimated by the others
-# Medians of a fit are those of a rough profile of such machines, within a factor of e**SPREAD.
+FOLDS = 4  # of the cross-validation
+# Prior medians of a fit come from a rough profile of such machines, within a factor of e**SPREAD.
 SPREAD = {"launch_us": 1.0, "host_us": 1.0, "start_us": 1.5}
 OTHER_SPREAD = 0.5
 
@@ -49,8 +49,8 @@ OTHER_SPREAD = 0.5
 def find_label(format: str = "") -> Label | None:
     """The format and precision that are measured here; None for modules.
 
-    By default the first that can be written here, and modules where the extra `export` is not
-    installed. Raises ValueError for a format that does not run here.
+    By default the first format that can be written here, or modules without the extra `export`.
+    Raises ValueError for a format that does not run here.
     """
     if format == MODULE:
         return None
@@ -67,8 +67,8 @@ def measure_specs(
 ) -> Work[list[CallTime]]:
     """The times of untrained networks at their resolutions; weights do not change the time.
 
-    Up to eight at once are measured in turn inside of every round, by `quiet_times`. All are
-    measured in several passes, as a machine may be slow for some seconds, and each keeps its
+    Groups of up to eight networks are measured in turn inside every round, by `quiet_times`. There
+    are several passes, as a machine may be slow for some seconds, and each network keeps its
     shortest time. `scratch` is a path for a temporary folder.
     """
     form = " ".join(label) if label else "modules"
@@ -110,9 +110,9 @@ def prepared(
 def fit_profile(
     specs: Sequence[NetSpec], ms: Sequence[float], batch: int, label: Label | None
 ) -> Profile:
-    """The profile by which more than four networks take about as long as they did, in ms per image.
+    """Fit a profile to the measured ms per image of more than four networks.
 
-    Its interval is that of each quarter of them, estimated by the other three.
+    The interval is by cross-validation: each quarter is estimated by the other three.
     """
     from fullstride.latency import fitting
     from fullstride.latency.calibrate import names_for
@@ -154,8 +154,8 @@ def fit_profile(
 def machine_here(label: Label | None, device: torch.device) -> tuple[Machine, Profile]:
     """How the runtime executes operators, and a profile of similar machines.
 
-    Peaks scale the numbers that are fitted, so a rough profile's are good enough, up to the bounds
-    of these numbers: a CPU with many threads has the peak of as many cores.
+    Peaks scale the fitted numbers, so a rough profile's peaks are good enough, up to the bounds of
+    these numbers: a CPU with many threads has the peak of as many cores.
     """
     rough = profile_here()
     machine = rough.machine
@@ -168,10 +168,10 @@ def machine_here(label: Label | None, device: torch.device) -> tuple[Machine, Pr
     return replace(machine, runtime=runtime, folded=label is not None), rough
 
 
-# Millions of structures take as long as their parts, whose times stand in tables. A super-block's
-# time depends on its own choice and on the channels that it reads, which the place before decides;
-# device and host each add up over the places, and are then combined as the latency model combines
-# them for a whole network.
+# Tables of the times of parts give the times of millions of structures. A super-block's time
+# depends on its choice and on its input channels, which the place before decides; device and host
+# times each add up over the places, and are then combined as the latency model combines them for a
+# whole network.
 
 Counted = list[tuple[Part, int]]
 
@@ -199,8 +199,8 @@ class LatencyTables:
         every = (part for _, rows in places for row in rows for own in row for part, _ in own)
         estimator.add(dict.fromkeys(every))
 
-        # For each place: the row of its table that each choice of the place before reads, and the
-        # table of seconds of a batch, (device and host, channels that are read, choices).
+        # For each place: the row of the table for each choice of the place before, and the table of
+        # seconds of a batch, (device and host, input channels, choices).
         def seconds(rows: list[list[Counted]], of: int) -> list[list[float]]:
             cache = estimator.cache
             return [[sum(cache[p][of] * n for p, n in own) for own in row] for row in rows]
@@ -210,10 +210,10 @@ class LatencyTables:
         ]
 
     def busy_s(self, structures: np.ndarray) -> np.ndarray:
-        """(2, n): seconds in which device and host are busy with a batch."""
+        """(2, n): busy seconds of device and host for a batch."""
         busy = np.zeros((2, len(structures)))
         before = none = np.zeros(len(structures), int)
-        columns = [*structures.T, none]  # what follows the last place has no choice
+        columns = [*structures.T, none]  # the part after the last place has no choice
         for own, (row_of, table) in zip(columns, self.tables, strict=False):
             busy += table.reshape(2, -1)[:, row_of[before] * table.shape[2] + own]
             before = own
@@ -230,9 +230,9 @@ class LatencyTables:
 
 
 def place_parts(space: NetSpace, side: int) -> Iterator[tuple[np.ndarray, list[list[Counted]]]]:
-    """For stem, stages and head the row that each choice before it reads, and each row's parts.
+    """For stem, stages and head: the row for each choice of the place before, and each row's parts.
 
-    A row is one number of channels that are read, with the parts of each choice.
+    A row is for one number of input channels, with the parts of each choice.
     """
     master, structure = space.master, space.start
     *blocks, (head, sizes) = (part for part, _ in parts(master, side))
@@ -266,6 +266,6 @@ def varied(space: NetSpace, place: int) -> list[NetSpec]:
 
 
 def rows_of_widths(widths: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-    """For each choice the number of its width among the distinct ones, and these."""
+    """For each choice the index of its width in the distinct widths, and the distinct widths."""
     reads, row_of = np.unique(widths, return_inverse=True)
     return row_of, reads.tolist()

@@ -41,13 +41,13 @@ from fullstride.study.trials import Failure, Trial, Work
 from fullstride.train.scoring import score_bundle
 
 AT_ONCE = 4  # trainings between two fits of the model
-# Purposes of random draws, beside those of `plan`.
+# Purposes of random draws, apart from the purposes in `plan`.
 PROPOSE, SELECT = 3, 4
 MASTER, FINAL = "master", "final"  # trials
 
 
 def train_master(job: SearchJob, done: Results) -> Work[TunedScore]:
-    """Train the MasterNet; its validation score is what everything is compared with."""
+    """Train the MasterNet, whose validation score is the reference."""
     trial = whole_trial(job, MASTER, job.start, job.home)
     (score,) = yield from job.run(TRAINING, [trial])
     if isinstance(score, Failure):
@@ -60,7 +60,7 @@ def train_master(job: SearchJob, done: Results) -> Work[TunedScore]:
 def whole_trial(
     job: SearchJob, name: str, structure: Structure, variant: Variant, final: bool = False
 ) -> Trial:
-    """A training from random weights, as the MasterNet's or by the last recipe."""
+    """A training from random weights, by the MasterNet's recipe or, if `final`, the last recipe."""
     choice = job.final_choice if final else job.master_choice
     training = NetworkTraining(
         spec=job.spec(structure, variant),
@@ -73,7 +73,7 @@ def whole_trial(
 
 
 def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) -> Trial:
-    """Exchange one place for that of `structure`, or all places for -1, and tune."""
+    """Exchange the `place` of the MasterNet by `structure`, or all places for -1, and tune."""
     training = BlockTuning(
         spec=job.spec(structure, job.home),
         data=job.data,
@@ -88,7 +88,7 @@ def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) ->
 
 
 def score_of(result: TunedScore | Failure) -> tuple[float | None, str]:
-    """The score of a trial, or why it has none."""
+    """The score of a trial, or None and the reason."""
     return (None, result.failure) if isinstance(result, Failure) else (result.score, "")
 
 
@@ -119,10 +119,9 @@ def run_whole(job: SearchJob, done: Results) -> Work[tuple[Tuning, ...]]:
 def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> AdditiveModel:
     """The regression on all tunings that have a score.
 
-    Tunings of one place share a reference, which the control of the place determines, as a block
-    that is trained again has another score than the MasterNet even if nothing was changed; so have
-    structures of which all places are tuned. Trainings from random weights share that of the
-    MasterNet, and their effects are those of the model.
+    Tunings of one place share a reference, which the place's control determines, as retraining a
+    block changes the score even if its design stays; so do structures with all places tuned.
+    Trainings from random weights share the MasterNet's reference and the model's effects.
     """
     scored = [each for each in tunings if each.score is not None]
     structures = np.array([each.structure for each in scored], int).reshape(
@@ -140,7 +139,7 @@ def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> A
     tuned = groups > 0
     if job.method.baseline == "master":
         groups[:] = 0
-    if WHOLE not in {each.place for each in scored}:  # all that is known is by tunings
+    if WHOLE not in {each.place for each in scored}:  # all scores are of tunings
         tuned = None
     return fit(job.space, structures, scores, groups=groups, tuned=tuned)
 
@@ -165,9 +164,9 @@ def regress(job: SearchJob, done: Results) -> Work[Regression]:
 def tune_further(job: SearchJob, done: Results) -> Work[tuple[Tuning, ...]]:
     """Tune structures within the budget that the model proposes, four between two fits.
 
-    They differ from the MasterNet at several places, so all of their parts are new, and the first
-    one is their control, the MasterNet's own structure. Proposals are stored before they are run,
-    so that a search that was killed goes on with the same ones.
+    They differ from the MasterNet at several places, so all of their parts are new; the first
+    structure is their control, the MasterNet's own. Proposals are stored before they run, so that a
+    killed search resumes with the same ones.
     """
     left, further, number = job.further_tunings, list[Tuning](), 0
     times, tunings = done["times"], tunings_of(done)
@@ -199,7 +198,7 @@ def propose(
     number: int,
     count: int,
 ) -> Work[tuple[Structure, ...]]:
-    """Up to `count` structures within the budget that were not tried, if possible at home."""
+    """Up to `count` new structures within the budget, in the home variant if any fits there."""
     variants = (job.home, *job.variants)
     variant = next(each for each in variants if fits(job, times.profile, each))
     rows = next_structures(
@@ -222,16 +221,15 @@ def fits(job: SearchJob, profile: Profile, variant: Variant, ratio: float = 1.0)
 
 # The best structures within the budget are selected, measured and trained.
 
-
 NORMAL_95 = 1.96  # standard deviations
-CORRECTIONS = 3  # measurements of finalists at most, each after another selection
-UNUSED = 0.1  # of the budget: a larger share calls for another selection
+CORRECTIONS = 3  # most measurements of finalists, each after another selection
+UNUSED = 0.1  # largest unused share of the budget without another selection
 
 
 def select_all(
     job: SearchJob, model: AdditiveModel, times: DeviceTimes
 ) -> Work[tuple[Finalist, ...]]:
-    """The best structures of each variant by the regression, the best predicted first."""
+    """The best structures of each variant by the regression, the best first."""
     rows: list[Finalist] = []
     for variant in job.variants:
         if not fits(job, times.profile, variant):
@@ -246,9 +244,9 @@ def select_all(
 def select_in(
     job: SearchJob, model: AdditiveModel, profile: Profile, variant: Variant, ratio: float = 1.0
 ) -> list[Finalist]:
-    """The top of one variant, with intervals of score and time.
+    """The best structures of one variant, with intervals of score and time.
 
-    `ratio` is that of measured times to the estimates near the budget.
+    `ratio` is measured time / estimated time near the budget.
     """
     selection = select(
         job.space,
@@ -293,13 +291,13 @@ def select_in(
 def measure_finalists(
     job: SearchJob, model: AdditiveModel, times: DeviceTimes, finalists: Sequence[Finalist]
 ) -> Work[tuple[Finalist, ...]]:
-    """The finalists that are within the budget when they are measured here.
+    """The finalists that are within the budget by measurements here.
 
-    Where none of a variant is, or all leave a share of the budget unused, the profile is fitted
-    once more with the new times, and the selection is repeated by it. On another device nothing
-    can be measured: the estimates stay.
+    If no finalist of a variant is within the budget, or all are far below, the profile is fitted
+    again with the new times, and the selection is repeated. On another device, where nothing can be
+    measured, the estimates stay.
 
-    Raises ValueError if nothing measured is within the budget.
+    Raises ValueError if no measured finalist is within the budget.
     """
     if not job.settings.is_here:
         return tuple(finalists)
@@ -335,7 +333,7 @@ def measure_finalists(
 
 
 def misses_budget(job: SearchJob, measured: Iterable[Finalist], variant: Variant) -> bool:
-    """Whether, maybe by wrong estimates, no network is within the budget, or all far below."""
+    """Whether no measured network of a variant is within the budget, or all are far below."""
     limit = job.budget.ms_per_image
     ms = [each.ms for each in measured if each.variant == variant]
     return not ms or min(ms) > limit or max(ms) < (1 - UNUSED) * limit
@@ -353,13 +351,13 @@ def ratio_of(
 
 
 def within_budget(job: SearchJob, finalists: Iterable[Finalist]) -> list[Finalist]:
-    """The finalists within the budget by their variants, the best predicted first."""
+    """The finalists within the budget by variant, the best predicted first."""
     rows = within(finalists, lambda each: each.ms, job.budget.ms_per_image)
     return sorted(rows, key=lambda each: (job.variants.index(each.variant), -each.predicted))
 
 
 def train_winners(job: SearchJob, done: Results) -> Work[tuple[Winner, ...]]:
-    """Train the best predicted of each variant to the end, by the MasterNet's recipe."""
+    """Train the best predicted structures of each variant to the end, by the MasterNet's recipe."""
     chosen: dict[str, Finalist] = {}
     for variant in job.variants:
         rows = [each for each in done["measured"] if each.variant == variant][: job.method.winners]
@@ -370,7 +368,7 @@ def train_winners(job: SearchJob, done: Results) -> Work[tuple[Winner, ...]]:
 def train_finalists(
     job: SearchJob, chosen: Mapping[str, Finalist], *, final: bool = False
 ) -> Work[tuple[Winner, ...]]:
-    """Train the finalists from random weights; `chosen` has them by the names of their trials."""
+    """Train finalists from random weights; `chosen`: name of the trial -> finalist."""
     trials = [whole_trial(job, n, f.structure, f.variant, final) for n, f in chosen.items()]
     results = yield from job.run(TRAINING, trials)
     named = zip(chosen.items(), results, strict=True)
@@ -378,7 +376,7 @@ def train_finalists(
 
 
 def best_of(winners: Sequence[Winner]) -> Winner:
-    """The most accurate in validation; of equal ones the fastest. Raises ValueError for none."""
+    """The winner with the best validation score, the fastest of equals. Raises ValueError."""
     trained = [each for each in winners if each.score is not None]
     chosen = best(trained, lambda each: each.finalist.ms, lambda each: each.score or 0.0)
     if chosen is None:
@@ -388,7 +386,7 @@ def best_of(winners: Sequence[Winner]) -> Winner:
 
 
 def train_final(job: SearchJob, done: Results) -> Work[Winner]:
-    """The network of a search by the last recipe, if there is one; else the winner as it is."""
+    """The best winner, trained again by the last recipe if there is one."""
     winner = best_of(done["winners"])
     if not job.method.final:
         return winner
@@ -396,7 +394,7 @@ def train_final(job: SearchJob, done: Results) -> Work[Winner]:
 
 
 def score_test(job: SearchJob, done: Results) -> Work[dict[str, float]]:
-    """The scores of the network of a search on the test images, which nothing has read before."""
+    """The scores of the search's network on the test images, which are read only here."""
     images, winner = job.data.test, done["final"]
     if not len(images):
         return {}

@@ -24,8 +24,7 @@ from fullstride.study.scores import mcnemar
 
 # A step of less than this share of the time counts as this share, or noise would be the best step.
 LEAST_STEP = 0.05
-MOST_CONDITION = 30.0  # of the axes' logarithms, above which they changed together
-
+MOST_CONDITION = 30.0  # condition number of log axes; above it, the axes changed together
 
 Interval = tuple[float, float] | None  # both ends of the 95 % interval; None: unknown
 
@@ -34,7 +33,7 @@ class Candidate(NamedTuple):
     """A network that is not trained yet."""
 
     name: str
-    size: Size | None  # None: unknown, it follows the others
+    size: Size | None  # None: unknown, only the time is
     ms: float  # per image
 
 
@@ -43,7 +42,7 @@ class NextStep:
     name: str
     size: Size | None
     ms: float
-    extra_ms: float  # than the best one within the budget
+    extra_ms: float  # over the best network within the budget
     error: float  # predicted, per cent
     gain: float  # points, predicted
     interval: Interval  # of the gain
@@ -69,7 +68,7 @@ def values_of(size: Size, axes: Sequence[str]) -> list[float]:
 
 
 def varying_axes(points: Sequence[FinishedPoint]) -> tuple[str, ...]:
-    """Axes with more than one value; none where they changed together."""
+    """The axes with more than one value; none if they changed together."""
     columns = zip(Size._fields, zip(*(each.size for each in points), strict=True), strict=True)
     axes = tuple(axis for axis, values in columns if len({*values}) > 1)
     if not axes:
@@ -90,10 +89,10 @@ def law_of_axes(points: Sequence[FinishedPoint], deviation: float | None) -> Axe
 
 
 def neighbours(points: Sequence[FinishedPoint]) -> list[Candidate]:
-    """Networks of the values that were trained on each axis, and of one more value above them.
+    """All combinations of the trained values of each axis, and one larger value.
 
-    Their times follow a power law in the axes that vary. Where these changed together: networks of
-    1.25 to 3 times the longest time.
+    Times are by a power law in the axes that vary. If these changed together: networks of 1.25 to 3
+    times the longest time.
     """
     axes = varying_axes(points)
     if not axes or len(points) < len(axes) + 2:
@@ -120,7 +119,7 @@ def longer(points: Sequence[FinishedPoint]) -> list[Candidate]:
 
 
 def rounded(axis: str, value: float) -> Any:
-    """A value that a network may have: pixels to multiples of 8, layers to whole numbers."""
+    """Round to a valid value: pixels to multiples of 8, layers to whole numbers."""
     if axis == "resolution":
         return max(8, 8 * round(value / 8))
     return float(round(value)) if value >= 10 else round(value, 2)
@@ -132,7 +131,7 @@ def next_steps(
     law: AxesLaw | None,
     time_law: PowerLaw | None,
 ) -> tuple[NextStep, ...]:
-    """The candidates with a predicted gain over `start`, that of the most per extra ms first."""
+    """The candidates with a predicted gain over `start`, by falling gain per extra ms."""
     steps = []
     for each in candidates:
         if law and each.size:
@@ -150,12 +149,12 @@ def next_steps(
     return tuple(sorted(steps, key=lambda step: -step.gain / max(step.extra_ms, least)))
 
 
-LAW_POINTS = 4  # on the front, below which no law is fitted
-# Times of a smaller ratio say nothing of a gain per time: those of tiny networks on a GPU are the
-# launches of their operators, whatever their size.
+LAW_POINTS = 4  # least points on the front for a law
+# A smaller ratio of times does not show a gain per time: launches of operators dominate the times
+# of tiny networks on a GPU, whatever the size.
 LEAST_RATIO = 1.1
-FAR = 3.0  # candidate's time / the longest of the trainings, above which a step is warned of
-ALTERNATIVES = 5  # steps that are listed
+FAR = 3.0  # largest candidate's time / longest trained time without a warning
+ALTERNATIVES = 5  # listed steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,15 +163,15 @@ class FrontPoint:
     size: Size
     ms: float
     error: float  # per cent
-    low: float  # 95 % interval of the error, of seeds and images
+    low: float  # 95 % interval of the error, over seeds and images
     high: float
     seeds: int
-    p_value: float | None = None  # of McNemar's test against the next faster one of the front
+    p_value: float | None = None  # of McNemar's test against the next faster point of the front
 
 
 @dataclass(frozen=True)
 class AxisGain:
-    """How much the error falls along one axis at the front, others being equal."""
+    """The fall of the error along one axis at the front, all else being equal."""
 
     axis: str  # width, depth or resolution
     points_per_doubling: float  # of the time
@@ -189,8 +188,7 @@ class Law:
     exponent: float
     rmse: float  # points
     points: int
-    # Fitted on the cheaper half, the middle one included: how many these are, and the largest
-    # network's error by them.
+    # A law of the cheaper half, the middle included: its points, and the largest network's error.
     half: int = 0
     largest: float | None = None
     largest_interval: Interval = None
@@ -201,17 +199,17 @@ class Law:
 
 @dataclass(frozen=True, kw_only=True)
 class RegimeAnalysis:
-    """The front, the laws and the next steps of the trainings of one length."""
+    """The front, the laws and the next steps for trainings of one length."""
 
     epochs: float
     regime: str
-    points: tuple[FrontPoint, ...]  # all, the fastest first
+    points: tuple[FrontPoint, ...]  # all points, the fastest first
     front: tuple[FrontPoint, ...]
     seed_deviation: float | None  # points
     gains: tuple[AxisGain, ...]
     saturating: Law | None
     pure: Law | None
-    law_by: str  # of the steps: "time", "width, depth, resolution" or parts of it; "" for none
+    law_by: str  # variables of the steps' law: "time" or some of "width, depth, resolution"; or ""
     best: str  # the most accurate network within the budget
     steps: tuple[NextStep, ...]  # the best first
     warnings: tuple[str, ...]
@@ -232,11 +230,11 @@ def analyse(
     """Analyse each regime of epochs by itself, the shortest first.
 
     Args:
-        trainings: Of one family of networks.
+        trainings: The trainings of one family of networks.
         budget_ms: Limit of a network's time per image.
-        target_epochs: How long the chosen network will be trained; None: as long as the longest.
+        target_epochs: Epochs of the chosen network's training; None: as in the longest training.
         candidates: Networks that may be trained next; None: `neighbours` of the trained ones.
-        by_time: They are not one network scaled, so that only their times are compared.
+        by_time: Compare only times, as the networks are not one network scaled.
 
     Raises ValueError if there is no training.
     """
@@ -324,7 +322,7 @@ def front_point(point: FinishedPoint, deviation: float | None) -> FrontPoint:
 
 
 def with_tests(front: Sequence[FinishedPoint], deviation: float | None) -> tuple[FrontPoint, ...]:
-    """The front, each with McNemar's test against the one before where its images are known."""
+    """The front; p values are by McNemar's test against the point before, if images are known."""
     rows = [front_point(each, deviation) for each in front]
     for number, (before, point) in enumerate(pairwise(front), 1):
         one, other = (each.trainings[0].correct for each in (before, point))
@@ -336,10 +334,10 @@ def with_tests(front: Sequence[FinishedPoint], deviation: float | None) -> tuple
 def gains_at(
     points: Sequence[FinishedPoint], front: Sequence[FinishedPoint], deviation: float | None
 ) -> Iterable[AxisGain]:
-    """The gain along each axis, over pairs of neighbours of which one is on the front.
+    """The gain along each axis, over pairs of neighbours with at least one point on the front.
 
-    It is the fall of the error of all pairs by the doublings of the time of all pairs. Its interval
-    is that of the seeds' noise; without a repeated seed that of the spread of the pairs.
+    A gain is the sum of the pairs' falls of the error / the sum of the doublings of the time. The
+    interval is by the noise over seeds or, without a repeated seed, by the spread of the pairs.
     """
     from scipy.stats import t
 
@@ -374,7 +372,7 @@ def gains_at(
 def neighbouring_pairs(
     points: Sequence[FinishedPoint], axis: str
 ) -> list[tuple[FinishedPoint, FinishedPoint]]:
-    """Pairs that differ in `axis` alone, with nothing between them, the smaller one first."""
+    """Pairs that differ in `axis` alone, with nothing between them, the smaller point first."""
     lines: dict[tuple[Any, ...], list[FinishedPoint]] = {}
     for point in points:
         others = tuple(value for name, value in point.size._asdict().items() if name != axis)
@@ -399,7 +397,7 @@ def law_of_times(
 
 
 def summary(front: Sequence[FinishedPoint], deviation: float | None, *, saturating: bool) -> Law:
-    """The law of the front, and what the law of its cheaper half says of its largest network."""
+    """The law of the front, and the largest network's error by the law of the cheaper half."""
     law = law_of_times(front, deviation, saturating=saturating)
     half = front[: len(front) // 2 + 1]
     largest, interval = None, None

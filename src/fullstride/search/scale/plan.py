@@ -67,7 +67,6 @@ class ScalePoint:
         return f"{stem.rpartition('/')[2]}{scaled}-{self.resolution}"
 
     def spec(self, classes: int, channels: int) -> NetSpec | TimmSpec:
-        """The network for images of so many channels and classes."""
         if is_resnet_rs(self.model):
             spec = resnet_rs.of_layers(int(self.depth)).scaled(width=self.width)
         else:
@@ -85,8 +84,8 @@ def is_resnet_rs(model: str) -> bool:
 def grid(settings: ScaleSettings) -> list[ScalePoint]:
     """All points. Several models are points themselves, each at its own resolutions and width 1.
 
-    Raises ValueError for names of no network, for a width or depth of timm's networks, and for
-    layers that no ResNet-RS has.
+    Raises ValueError for unknown networks, for a width or depth of timm's networks, and for layers
+    that no ResNet-RS has.
     """
     points = []
     single = len(settings.models) == 1
@@ -113,7 +112,7 @@ def grid(settings: ScaleSettings) -> list[ScalePoint]:
 
 
 def own_sides(spec: Any, settings: ScaleSettings, *, many: bool) -> tuple[int, ...]:
-    """The resolutions where none are set."""
+    """The default resolutions."""
     if settings.slow_resolution:
         return (slow_resolution(spec.resolution),)
     if not many:
@@ -126,11 +125,11 @@ def own_sides(spec: Any, settings: ScaleSettings, *, many: bool) -> tuple[int, .
 
 
 def slow_resolution(resolution: int) -> int:
-    """The resolution of an EfficientNet that grows slowly: 224 stay, 600 become 368 pixels a side.
+    """A slowly growing resolution for an EfficientNet: 224 stays, 600 becomes 368 pixels a side.
 
-    In the logarithm from 224 it grows by half of what the compound coefficient's `resolution` does,
-    rounded to 8 pixels. EfficientNet-RS (arXiv:2103.07579) keeps widths and depths, and says that
-    resolution should grow slowly; its resolutions are only in a picture, so the half is ours.
+    Its logarithm grows from 224 half as fast as with compound scaling, rounded to 8 pixels.
+    EfficientNet-RS (arXiv:2103.07579) keeps widths and depths, and says that resolution should grow
+    slowly; its resolutions are only in a picture, so the half is ours.
     """
     return 8 * round((BASE_SIDE * resolution) ** 0.5 / 8)
 
@@ -141,7 +140,7 @@ def rand_magnitude(resolution: int) -> int:
 
 
 def centre(points: Sequence[ScalePoint]) -> Size:
-    """The value of each axis that is nearest to the middle of the logarithms; of two the larger."""
+    """The value of each axis nearest to the middle of the logarithms; the larger one in a tie."""
 
     def middle(values: Sequence[float]) -> float:
         mean = math.sqrt(min(values) * max(values))
@@ -152,7 +151,7 @@ def centre(points: Sequence[ScalePoint]) -> Size:
 
 
 def cross(points: Sequence[ScalePoint]) -> list[ScalePoint]:
-    """The points that differ from the centre in at most one axis; few points are all taken."""
+    """The points that differ from the centre in at most one axis; all points of several models."""
     if len({point.model for point in points}) > 1:
         return [*points]
     middle = np.array(centre(points))
@@ -168,7 +167,7 @@ def band(
 ) -> list[ScalePoint]:
     """The candidates nearest to the front of predicted `errors`, at most `count`.
 
-    Those on the front first, spread over its times if they are more.
+    Candidates on the front come first, spread over its times if there are more than `count`.
     """
     sizes = [*finished, *(point.size for point in candidates)]
 
@@ -184,20 +183,20 @@ def band(
     return order[:count]
 
 
-# The cost of a point: its time here or on a profile's device, its training, its memory.
+# The cost of a point: its time here or on a profile's device, its training time and its memory.
 
 # Bytes that a training step saves for each element that an operator writes: 1.23 to 1.32 and 2.39
 # to 2.53 in ResNet-RS and GENet of widths 0.25 to 2 (`max_batch.predict`, tests/test_scale_costs).
 SAVED_BYTES = {"bfloat16": 1.32, "float32": 2.53}
-# Bytes for each weight: it, its momentum and, in 16 bits, its cast.
+# Bytes for each weight: the value, the momentum and, in 16 bits, the cast.
 WEIGHT_BYTES = {"bfloat16": 2.5 * FLOAT_BYTES, "float32": 2 * FLOAT_BYTES}
-BACKWARD = 3.0  # time of a training step / that of inference, where a profile has no training
-TRAINING_BATCH = 64  # of an estimate, at which a GPU is full
-# Here, a call is measured if it is expected to take at most this; larger networks are scaled. The
-# grid of ResNet-RS-50 is timed in two minutes of a CPU core so, with 3 s in seven.
+BACKWARD = 3.0  # training time / inference time, if a profile has no training
+TRAINING_BATCH = 64  # of an estimate; it fills a GPU
+# A call is measured here if it is expected to take at most this; the times of larger networks are
+# scaled. The grid of ResNet-RS-50 takes two minutes of a CPU core, and seven with 3 s.
 MOST_CALL_S = 1.0
-CALLS = 5  # that are measured, after the first one
-STEP_IMAGES = {"cpu": 8, "cuda": 64}  # at most, of a training step that is measured
+CALLS = 5  # measured calls, after the first one
+STEP_IMAGES = {"cpu": 8, "cuda": 64}  # most images of a measured training step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,11 +206,11 @@ class PointCost:
     point: ScalePoint
     macs: float  # multiply-adds
     weights: float
-    ms: float  # of inference, in calls of the settings' batch
-    training_ms: float  # of training
-    by: str  # measured; estimated; or by MACs, from a smaller network that was measured
-    image_bytes: float  # that a training step saves
-    fixed_bytes: float  # weights with their momentum, and workspace
+    ms: float  # of inference, in calls with the settings' batch
+    training_ms: float
+    by: str  # measured; estimated; or by MACs, from a smaller measured network
+    image_bytes: float  # saved by a training step
+    fixed_bytes: float  # weights, momentum and workspace
 
     @property
     def name(self) -> str:
@@ -227,10 +226,10 @@ def point_costs(
     batch: int,
     device: str,
 ) -> Work[tuple[PointCost, ...]]:
-    """The cost of each point, in their order; yields lines for people.
+    """The cost of each point, in order; yields lines for people.
 
-    By the profile `settings.target`, or by inference and training steps of the network on `device`
-    here, with random weights. Training steps have `batch` images, or fewer on a CPU.
+    Times are by the profile `settings.target`, or by inference and training steps on `device` here,
+    with random weights. Training steps have `batch` images, or fewer on a CPU.
     """
     specs = [point.spec(classes, channels) for point in points]
     operators = [operators_of(spec) for spec in specs]
@@ -255,7 +254,7 @@ def point_costs(
     )
 
 
-Times = list[tuple[float, float, str]]  # ms of inference, ms of training, and their origin
+Times = list[tuple[float, float, str]]  # ms of inference, ms of training, `PointCost.by`
 
 
 def estimated_times(operators: Sequence[Operators], settings: ScaleSettings) -> Times:
@@ -278,7 +277,7 @@ def measured_times(
     training_batch: int,
     device: str,
 ) -> Work[Times]:
-    """Times on this machine, the smallest network first, as those of large ones follow from it."""
+    """Measure times on this machine from the smallest network up, and scale the rest by MACs."""
     where = torch.device(device)
     step_images = min(training_batch, STEP_IMAGES[where.type])
     macs = [own.total_macs for own in operators]
@@ -309,7 +308,7 @@ def measured_times(
 def network_times(
     spec: Any, batch: int, step_images: int, device: torch.device
 ) -> tuple[float, float]:
-    """Median ms per image of inference and of training, of the network with random weights."""
+    """Median ms per image of inference and of training, with random weights."""
     net, results = build(spec), []
     works: dict[Any, int] = {"inference": batch, "training": step_images}
     options = StepOptions(precision="float32" if device.type == "cpu" else "bfloat16")
@@ -323,12 +322,12 @@ def network_times(
 
 # The plan: the points that fit, their seeds, and the total time.
 
-LEAST_PASS = 8  # images of a pass on a GPU, where the passes of a step share a batch
+LEAST_PASS = 8  # images of a pass on a GPU, where several passes make up a step's batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTraining:
-    point: str  # its name
+    point: str  # name of the point
     regime: str
     seed: int
     seconds: float  # expected
@@ -337,11 +336,11 @@ class PlannedTraining:
 @dataclass(frozen=True, kw_only=True)
 class ScalePlan:
     costs: tuple[PointCost, ...]  # of the points that fit
-    beyond: tuple[PointCost, ...]  # that only the hours leave out
-    left_out: dict[str, str]  # name -> why
-    trainings: tuple[PlannedTraining, ...]  # those that begin
+    beyond: tuple[PointCost, ...]  # of the points that only the hours leave out
+    left_out: dict[str, str]  # name -> reason
+    trainings: tuple[PlannedTraining, ...]  # the first trainings
     band: int  # points of each regime that may follow
-    band_s: float  # seconds of these, at most
+    band_s: float  # most seconds of the band
     seconds_left: float  # for the band
     memory_known: bool
 
@@ -352,7 +351,7 @@ class ScalePlan:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScaleJob(StudyJob):
-    """The arguments of a scaling study and its means."""
+    """The job of a scaling study."""
 
     settings: ScaleSettings
 
@@ -362,7 +361,7 @@ class ScaleJob(StudyJob):
 
     @cached_property
     def regimes(self) -> dict[str, RecipeChoice]:
-        """The lengths of training by their names, which are those of folders too."""
+        """The lengths of training by name, which is also the name of a folder."""
         regimes, recipe = dict[str, RecipeChoice](), self.recipe
         for name in self.settings.regimes:
             if name.replace(".", "", 1).isdigit():  # epochs of the recipe
@@ -383,7 +382,7 @@ class ScaleJob(StudyJob):
 
     @property
     def memory_bytes(self) -> float | None:
-        """For training; None: unknown, as on a device that is not here."""
+        """The memory for training; None: unknown, as on a device that is not here."""
         if self.settings.memory_gib is not None:
             return self.settings.memory_gib * 2**30
         if not self.settings.is_here:
@@ -391,15 +390,15 @@ class ScaleJob(StudyJob):
         return budget_bytes(None, choose_device(self.options.device))
 
     def check(self) -> None:
-        """Raise ValueError, in one line, for what no point can train on or by."""
+        """Raise ValueError, in one line, for arguments with which no point can train."""
         if "resolution" in self.recipe.changes:
-            raise ValueError("recipe.resolution is that of each point: choose by --resolutions")
+            raise ValueError("recipe.resolution is set by each point: choose by --resolutions")
         super().check()
         for regime in self.regimes:
             self.recipe_of(self.points[0], regime)
 
     def recipe_of(self, point: ScalePoint, regime: str) -> Recipe:
-        """The recipe of a point, whose regularisation may follow its width and resolution."""
+        """The recipe of a point; regularisation may depend on its width and resolution."""
         choice = self.regimes[regime]
         changes = {**choice.changes, "resolution": point.resolution}
         case = case_of(self.data, width=point.width)
@@ -410,7 +409,7 @@ class ScaleJob(StudyJob):
         return recipe
 
     def training(self, cost: PointCost, regime: str, seed: int = 0) -> PlannedTraining:
-        """A training with its expected seconds, of training and validation images."""
+        """A planned training; the expected time includes validation."""
         recipe = recipe_in_epochs(self.data, self.recipe_of(cost.point, regime))
         epoch_ms = len(self.data.train) * cost.training_ms + len(self.data.val) * cost.ms
         seconds = math.ceil(recipe.epochs) * epoch_ms / 1e3  # the last epoch may be partial
@@ -418,10 +417,10 @@ class ScaleJob(StudyJob):
 
 
 def make_plan(job: ScaleJob, costs: Sequence[PointCost]) -> ScalePlan:
-    """Leave out what does not fit; of the rest the cross or all, three anchors with more seeds.
+    """Plan the trainings of all points that fit, or of their cross; three have more seeds.
 
-    With hours, the most expensive points are left out until the trainings of the others fit; what
-    is left of the hours is for the band. Raises ValueError if nothing fits.
+    With hours, the most expensive points are left out until the other trainings fit; the rest of
+    the hours is for the band. Raises ValueError if nothing fits.
     """
     left_out, settings = misfits(job, costs), job.settings
     every = fitting = [cost for cost in costs if cost.name not in left_out]
@@ -459,7 +458,7 @@ def make_plan(job: ScaleJob, costs: Sequence[PointCost]) -> ScalePlan:
 
 
 def misfits(job: ScaleJob, costs: Sequence[PointCost]) -> dict[str, str]:
-    """The names of points above the budget or the memory, with the reason."""
+    """Name -> reason of the points above the budget or the memory."""
     left_out, memory_bytes, budget_ms = dict[str, str](), job.memory_bytes, job.settings.limit_ms
     images = min(job.batch, LEAST_PASS if job.on_gpu else len(job.data.train))
     for cost in costs:
@@ -472,11 +471,11 @@ def misfits(job: ScaleJob, costs: Sequence[PointCost]) -> dict[str, str]:
 
 
 def first_trainings(job: ScaleJob, costs: Sequence[PointCost]) -> list[PlannedTraining]:
-    """The trainings that do not depend on the results of others."""
+    """The trainings that do not depend on other results."""
     middle = cross([cost.point for cost in costs])
     order = [cost for cost in costs if cost.point in middle]
     order.sort(key=lambda cost: cost.training_ms)
-    # The anchors are those of the cross, so that the whole grid repeats no others.
+    # The whole grid repeats the same three points as the cross.
     repeated = {order[0].name, order[len(order) // 2].name, order[-1].name}
     return [
         job.training(cost, regime, seed)
@@ -491,7 +490,7 @@ def sum_s(trainings: Sequence[PlannedTraining]) -> float:
 
 
 def plan_lines(plan: ScalePlan) -> Parts:
-    """The plan for people, with its total."""
+    """The plan for people, with the total time."""
     hours: dict[str, float] = {}
     for each in plan.trainings:
         hours[each.point] = hours.get(each.point, 0.0) + each.seconds / 3600

@@ -72,7 +72,7 @@ from fullstride.study.driver import (
 from fullstride.study.trials import Failure, Trial, Work
 from fullstride.train.recipes.choice import RecipeChoice
 
-# The results and how they are shown.
+# The results, and their files and tables.
 
 JSON, CSV, PICTURE, REPORT = "scale.json", "trainings.csv", "scale.png", "report.html"
 OUTPUTS = {
@@ -95,7 +95,7 @@ class ScaleResults:
 
 
 def check_outputs(folder: Path) -> None:
-    """Raises ValueError where a file of something else would be replaced."""
+    """Raise ValueError if a file of something else would be replaced."""
     for name, output in OUTPUTS.items():
         check_output(folder / name, output)
 
@@ -178,7 +178,7 @@ def regime_lines(regime: RegimeAnalysis) -> Iterator[str]:
 
 
 def points_table(regime: RegimeAnalysis) -> Table:
-    """All networks, the fastest first; of the front with the test against the one before."""
+    """All networks, the fastest first; p tests a network of the front against the one before."""
     front = {point.name: point for point in regime.front}
     rows = [["network", "ms/image", "error %", "95 % interval", "seeds", "front", "p"]]
     for point in regime.points:
@@ -221,7 +221,7 @@ def render(results: ScaleResults) -> str:
 def analyse_trainings(
     source: Source, *, budget_ms: float | None = None, target_epochs: float | None = None
 ) -> ScaleResults:
-    """The results of finished trainings alone; candidates follow from them."""
+    """The results of finished trainings alone, which also give the candidates."""
     trainings = tuple(source.trainings)
     regimes = analyse(
         trainings, budget_ms=budget_ms, target_epochs=target_epochs, by_time=source.by_time
@@ -254,10 +254,9 @@ TRIALS, COSTS = "trials", "costs"
 
 
 def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
-    """The finished trainings in the folder of a study, and why others failed, by their folder.
+    """The finished trainings in the folder of a study, and folder -> reason of failed ones.
 
-    The error is that of the first choice, in per cent of the validation split. Raises ValueError
-    where there is no study.
+    Errors are top-1 errors in per cent of the validation split. Raises ValueError without a study.
     """
     costs = saved_stage(folder, COSTS, tuple[PointCost, ...])
     if costs is None:
@@ -277,7 +276,7 @@ def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
         epochs = max((each.epochs for each in scores.values()), default=0)
         for name, score in scores.items():
             cost = points.get(name.rpartition("-seed")[0])
-            if cost is None:  # of a grid that was larger
+            if cost is None:  # the grid was larger before
                 continue
             images = len(score.correct)
             training = Training(
@@ -296,7 +295,7 @@ def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
 
 
 def find_trainings(source: str) -> Source:
-    """Trainings of a folder, a CSV file or a family of Table 7. Raises ValueError for others."""
+    """The trainings of a folder, a CSV file or a family of Table 7. Raises ValueError."""
     if source in ("resnet_rs", "efficientnet"):
         return Source(source, table_7(source), TABLE_7)
     path = Path(source)
@@ -318,13 +317,13 @@ def scale(
 ) -> Iterator[Event]:
     """Train a network at several widths, depths and resolutions, and say what to scale next.
 
-    Yields events. After a stop, the same call goes on: a training that has ended is read from
-    `out`. docs/reproduce/scale.md describes the stages.
+    Yields events. After a stop, the same call resumes, with finished trainings from `out`.
+    docs/reproduce/scale.md describes the stages.
 
     Args:
-        data: A folder with one subfolder of images per class, or what else `open_data` opens.
+        data: A folder with one subfolder of images per class, or anything that `open_data` opens.
         out: The folder of the study.
-        recipe: The name, run, bundle or JSON file of a recipe; by default that of the case.
+        recipe: The name, run, bundle or JSON file of a recipe; by default the case's recipe.
         **arguments: The fields of `ScaleSettings`, such as `models=("genet_tiny",)`, and of
             `StudyOptions`, such as `device="cpu"` and `dry_run=True`.
 
@@ -341,7 +340,7 @@ def scale(
 
 
 def cost_points(job: ScaleJob, done: Results) -> Work[list[PointCost]]:
-    """The costs of all points, of which those in the folder are not measured again."""
+    """The costs of all points; costs in the folder are not measured again."""
     kind = tuple[PointCost, ...]
     saved = {each.name: each for each in saved_stage(job.folder, COSTS, kind) or ()}
     if missing := [point for point in job.points if point.name not in saved]:
@@ -383,7 +382,7 @@ def train(job: ScaleJob, plan: ScalePlan, trainings: Sequence[PlannedTraining]) 
 def band_trainings(job: ScaleJob, plan: ScalePlan) -> list[PlannedTraining]:
     """Trainings near the front that the law of each regime predicts, within the hours.
 
-    The law is that of the planned trainings alone, so that a resumed study chooses the same.
+    The law is fitted to the planned trainings alone, so that a resumed study makes the same choice.
     """
     chosen, left_s = [], plan.seconds_left
     if len(job.settings.models) > 1:
@@ -459,6 +458,6 @@ SCALE = Study(
     closing=closing_lines,
     trained=(TRIALS,),
     changed=(f"{COSTS}.json",),
-    # All else may change from call to call: a larger grid adds trainings.
+    # Other settings may change from call to call: a larger grid adds trainings.
     identity=("models", "slow_resolution", "target", "call_batch"),
 )
