@@ -102,7 +102,7 @@ class Stage:
 
 
 def doubled(first: Stage, *depths: int) -> tuple[Stage, ...]:
-    """Stages of `depths` like `first`, each twice as wide and half as large as the previous."""
+    """Stages of `depths` like `first`, each with twice the width and half the map side."""
     return tuple(
         replace(first, depth=depth, width=first.width * 2**i, stride=1 if i == 0 else 2)
         for i, depth in enumerate(depths)
