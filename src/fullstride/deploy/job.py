@@ -124,8 +124,8 @@ class ExportJob:
     # Batch size to trace an ONNX graph with, see `onnx.with_any_batch`; None: a dynamic batch,
     # which suits all networks and takes up to twice the time.
     traced_batch: int | None = None
-    # ONNX graphs of `net` by type and `any_size`, shared by several files
-    graphs: dict[tuple[torch.dtype, bool], Any] = field(default_factory=dict, compare=False)
+    # ONNX graphs of `net` by type, `any_size` and, in int8, the layers in float, for several files
+    graphs: dict[tuple[Any, ...], Any] = field(default_factory=dict, compare=False)
     progress: Callable[[str], None] = lambda line: None  # called with a writer's messages
 
     @property

@@ -21,9 +21,8 @@ from fullstride.deploy.formats import (
 from fullstride.deploy.formats.base import Format
 from fullstride.io.writing import Output, check_regular, read_regular
 
-# ONNX Runtime (from 1.29, when imported) and NNCF send telemetry unless these are set.
+# ONNX Runtime (from 1.29, when imported) sends telemetry unless this is set.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-os.environ.setdefault("NNCF_CI", "1")
 
 MAX_GRAPH_BYTES = 2**31  # of ONNX
 FORMATS: dict[str, Format] = {

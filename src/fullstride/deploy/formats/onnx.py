@@ -24,8 +24,21 @@ LOOPS = {"If", "Loop", "Scan"}
 
 
 def write(job: ExportJob, path: Path) -> None:
+    save(graph(job), job.metadata, path)
+
+
+def graph(job: ExportJob) -> Any:
+    """`convert`, in int8 if the precision is, except for `job.metadata.float_layers`.
+
+    `job.graphs` caches the int8 model too, which files of ONNX Runtime and OpenVINO share.
+    """
     model = convert(job)
-    save(quantize(model, job) if job.metadata.precision == "int8" else model, job.metadata, path)
+    if job.metadata.precision != "int8":
+        return model
+    key = torch.int8, job.any_size, *job.metadata.float_layers
+    if key not in job.graphs:
+        job.graphs[key] = quantize(model, job)
+    return job.graphs[key]
 
 
 def convert(job: ExportJob) -> Any:

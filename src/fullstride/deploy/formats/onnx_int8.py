@@ -38,16 +38,14 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
     except ImportError as error:
         raise missing_package(str(error.name), extra="") from None
     in_float = layer_nodes(model, job.metadata.float_layers)
+    has_layer_norms = any(node.op_type == "LayerNormalization" for node in model.graph.node)
+    # Alone, or with all that have an int8 kernel, unless float layer norms stand between those:
+    # OpenVINO then takes 10.4 ms for ConvNeXt-Atto, and 7.5 with int8 in layers alone.
+    types = sorted(LAYERS) if symmetric or has_layer_norms else None
+    # logits stay in float: 256 levels would tie
+    options: dict[str, Any] = {"OpTypesToExcludeOutputQuantization": types or ["Gemm", "MatMul"]}
     if symmetric:
-        types = ["Conv", "Gemm", "MatMul"]
-        options = {
-            "ActivationSymmetric": True,
-            "QuantizeBias": False,
-            "OpTypesToExcludeOutputQuantization": types,
-        }
-    else:
-        types = None  # all with an int8 kernel; logits stay in float: 256 levels would tie
-        options = {"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]}
+        options |= {"ActivationSymmetric": True, "QuantizeBias": False}
     reader: Any = Reader(model.graph.input[0].name, job.calibration)
     with TemporaryDirectory() as scratch, quiet(""):  # it logs to the root logger
         before, after = Path(scratch, "float.onnx"), Path(scratch, "int8.onnx")

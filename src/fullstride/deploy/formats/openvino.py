@@ -1,7 +1,5 @@
 """Writes and opens folders of OpenVINO: the graph, model.xml, and the weights, model.bin."""
 
-import contextlib
-import io
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -13,28 +11,18 @@ import numpy as np
 
 from fullstride.deploy.exported import ExportedModel, Metadata, Precision, check_graph_sizes
 from fullstride.deploy.formats import onnx
-from fullstride.deploy.formats.base import (
-    Format,
-    Node,
-    before_layers,
-    missing_package,
-    quiet,
-    unreadable_file,
-)
+from fullstride.deploy.formats.base import Format, missing_package, unreadable_file
 from fullstride.deploy.job import ExportJob
 from fullstride.io.writing import open_regular
 
 MODEL, WEIGHTS = "model.xml", "model.bin"
 SECTION = "fullstride"  # of the runtime information in the file
-LAYERS = {"Convolution", "GroupConvolution", "MatMul"}  # with weights, if an input is constant
 # The type of computation; the graph marks int8 layers.
 HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f32", "int8": "f32"}
 
 
 def write(job: ExportJob, folder: Path) -> None:
     ov, model = openvino(), convert(job)
-    if job.metadata.precision == "int8":
-        model = quantize(model, job)
     for key, value in job.metadata.to_strings().items():
         model.set_rt_info(value, [SECTION, key])
     folder.mkdir()
@@ -42,79 +30,18 @@ def write(job: ExportJob, folder: Path) -> None:
 
 
 def convert(job: ExportJob) -> Any:
-    """The float32 graph as an `openvino.Model`, converted from ONNX."""
+    """The graph in float32 or int8 as an `openvino.Model`, converted from ONNX.
+
+    `openvino.convert_model` would send telemetry.
+    """
     import onnx as onnx_package
 
-    job = replace(job, metadata=replace(job.metadata, precision="fp32"))
+    precision: Precision = "int8" if job.metadata.precision == "int8" else "fp32"
+    job = replace(job, metadata=replace(job.metadata, precision=precision))
     with TemporaryDirectory() as scratch:
         path = Path(scratch) / "model.onnx"
-        onnx_package.save(onnx.convert(job), path)
-        return read_onnx(path)
-
-
-def read_onnx(path: Path) -> Any:
-    """Read an `openvino.Model` and fold constants; `openvino.convert_model` sends telemetry."""
-    model = core().read_model(path)
-    from openvino.passes import ConstantFolding, Manager
-
-    passes = Manager()
-    passes.register_pass(ConstantFolding())
-    passes.run_passes(model)
-    return model
-
-
-def quantize(model: Any, job: ExportJob) -> Any:
-    """The `openvino.Model` of `convert` in int8, except for `job.metadata.float_layers`.
-
-    Weights have a scale per output channel, activations the range over the calibration images, from
-    the smallest to the largest value. With NNCF's default, the mean of each image's range and a
-    correction of biases, probabilities of three tiny networks trained on the digits are 20 to 50
-    times as far off (Kullback-Leibler divergence).
-    """
-    with quiet("nncf"), quiet("torch"), contextlib.redirect_stdout(io.StringIO()):  # progress bars
-        try:
-            import nncf
-            from nncf.quantization.range_estimator import RangeEstimatorParametersSet
-        except ImportError as error:
-            raise missing_package(str(error.name)) from None
-        return nncf.quantize(
-            model,
-            nncf.Dataset(job.calibration),
-            subset_size=len(job.calibration),
-            ignored_scope=nncf.IgnoredScope(
-                names=float_operations(model, job.metadata.float_layers), validate=False
-            ),
-            advanced_parameters=nncf.AdvancedQuantizationParameters(
-                activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
-                disable_bias_correction=True,
-            ),
-        )
-
-
-def float_operations(model: Any, float_layers: tuple[str, ...]) -> list[str]:
-    """Operations of the layers `float_layers`, of the preprocessing, or after the last layer."""
-    inside, nodes, names = set[str](), list[Node](), list[str]()
-    layers: dict[str, str] = {}  # by operation that stays in float
-    for operation in model.get_ordered_ops():
-        name, kind = operation.get_friendly_name(), operation.get_type_name()
-        makers = [each.get_source_output().get_node() for each in operation.inputs()]
-        sources = [each.get_friendly_name() for each in makers]
-        if name.startswith("net.") or inside.intersection(sources):
-            inside.add(name)
-        has_weights = any(each.get_type_name() == "Constant" for each in makers)
-        nodes.append(Node(name, sources, kind in LAYERS and has_weights))
-        path = name.split("/")[0].removeprefix("net.")
-        if path in float_layers:
-            layers[name] = path
-        if kind not in ("Constant", "Parameter", "Result"):
-            names.append(name)
-    if absent := set(float_layers).difference(layers.values()):
-        raise ValueError(
-            f"{min(absent)} cannot stay in float, the graph has no such layer: "
-            f"name a layer with weights"
-        )
-    in_int8 = inside & before_layers(nodes) - layers.keys()
-    return [name for name in names if name not in in_int8]
+        onnx_package.save(onnx.graph(job), path)
+        return core().read_model(path)
 
 
 def open_file(path: Path, threads: int) -> ExportedModel:
