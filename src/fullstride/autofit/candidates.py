@@ -1,6 +1,6 @@
 """Lists the candidates of a fit: networks with resolutions, resize policies and initial weights.
 
-Of many those are tried that promise most.
+If there are many, a shortlist of the most promising ones is tried.
 """
 
 import itertools
@@ -40,11 +40,11 @@ from fullstride.nets.weights.key_maps import meta_network
 from fullstride.tables import SMALL_RESOLUTIONS
 from fullstride.tables.names import is_repository
 
-NON_SQUARE = 1.2  # longer / shorter side, from which a crop leaves out much of a picture
-ENLARGED = 1.25  # pictures are enlarged by up to this factor, small ones by more
+NON_SQUARE = 1.2  # least longer / shorter side for which a crop leaves out much of a picture
+ENLARGED = 1.25  # most enlargement of pictures, except for small ones
 SMALL_SIDE = 96  # pixels; below, networks that halve a map five times leave hardly a pixel
 
-# From random weights: network, multipliers of its width and of its depth. The first ones are for
+# From random weights: network, multipliers of width and of depth. The tiny networks are tried for
 # pictures of any size, as they are the fastest.
 TINY = tuple(
     (name, (0.5, 1.0, 1.5, 2.0, 3.0), (1.0, 2.0))
@@ -64,28 +64,27 @@ AS_IT_IS = ((1.0,), (1.0,))
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A network as it would be trained and shipped."""
+    """A network with its resolution, resize policy and initial weights."""
 
-    model: str  # as `zoo.create` takes it: a name of the zoo, timm/NAME or a spec's JSON file
+    model: str  # argument of `zoo.create`: a name of the zoo, timm/NAME or a spec's JSON file
     resolution: int  # pixels a side
     fit: Fit = "crop"  # how images become square
     width: float = 1.0  # multiplier of the network's widths
     depth: float = 1.0
-    weights: str = ""  # initial weights, as `run.train` takes them; "" for random ones
-    channels: int | None = None  # that the weights take; None: those of the pictures
+    weights: str = ""  # initial weights, argument of `run.train`; "": random
+    channels: int | None = None  # input channels of the weights; None: as the pictures
     family: str = ""  # networks of one family have the same kind of blocks, such as genet
     params: int | None = None
-    # Published ImageNet top-1 of the weights, per cent, at the resolution that is nearest of those
-    # it was measured at.
+    # Published ImageNet top-1 of the weights, per cent, at the nearest published resolution.
     top1: float | None = None
     top1_resolution: int | None = None
-    licence: str = ""  # of the weights, where they have one
+    licence: str = ""  # of the weights; "" if unknown
     task_options: Mapping[str, Any] = field(default_factory=dict)  # see `Task.variants`
-    teacher: str = ""  # bundle of a network that it learns from too, see `teaching`
+    teacher: str = ""  # bundle of its teacher, see `halving.teach`
 
     @property
     def name(self) -> str:
-        """Distinct among candidates, and fit for the name of a folder."""
+        """A name that is distinct among candidates and valid for a folder."""
         source = self.weights if self.weights not in ("", "hub") else self.model
         scale = [f"w{self.width:g}"] * (self.width != 1) + [f"d{self.depth:g}"] * (self.depth != 1)
         policy = [self.fit] * (self.fit == "squish")
@@ -96,7 +95,7 @@ class Candidate:
 
 
 def label_of(source: str) -> str:
-    """The last part of a path that says something, without a file's suffix or a hub's commit."""
+    """The last distinctive part of a path, without a file's suffix or a hub's commit."""
     source = source.partition("@")[0] if is_repository(source) else source
     parts = [part for part in Path(source).parts if part not in ("bundle", METADATA, "..", "/")]
     stems = [
@@ -110,23 +109,23 @@ def label_of(source: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """What the sizes of candidates depend on."""
+    """The properties of the data that decide the candidates."""
 
     classes: int  # of the data
     channels: int
-    side: int  # pixels of the shorter side, in the median
+    side: int  # median pixels of the shorter side
     fits: tuple[Fit, ...] = ("crop",)
-    # pixels a side that are tried, in place of those that suit the weights and the pictures
+    # pixels a side to try; (): by the weights and the pictures
     sides: tuple[int, ...] = ()
-    chosen: bool = False  # whether the user chose them
-    variants: tuple[Mapping[str, Any], ...] = ({},)  # of the options of the task
+    chosen: bool = False  # whether the user chose `sides`
+    variants: tuple[Mapping[str, Any], ...] = ({},)  # of the task's options
     takes_clips: bool = False
 
     def among(self, usual: Sequence[int]) -> tuple[int, ...]:
-        """Of the usual resolutions of weights, those that are not far above the pictures' size.
+        """The resolutions in `usual` that are not far above the size of the pictures.
 
-        Small pictures are enlarged to `SMALL_RESOLUTIONS`, for maps of some pixels at the end. A
-        network with one resolution alone keeps it.
+        Small pictures are enlarged to `SMALL_RESOLUTIONS`, so that the last maps have some pixels.
+        A network with a single resolution keeps it.
         """
         if self.sides:
             return self.sides
@@ -135,12 +134,12 @@ class Pictures:
 
     @property
     def most(self) -> int:
-        """Pixels a side to which weights for larger pictures are used."""
+        """The largest resolution in pixels a side."""
         return max(*SMALL_RESOLUTIONS, 32 * math.ceil(ENLARGED * self.side / 32))
 
     @property
     def for_scratch(self) -> tuple[int, ...]:
-        """For random weights: the size of the pictures, or up to twice that of small ones."""
+        """Resolutions for random weights: up to twice the size for small pictures."""
         if self.sides:
             return self.sides
         if self.side < SMALL_SIDE:
@@ -150,10 +149,9 @@ class Pictures:
 
 
 def fits_of(aspect: float, view_fit: Fit | None = None) -> tuple[Fit, ...]:
-    """The resize policies of pictures whose longer sides are so many times the shorter ones.
+    """The resize policies for pictures with `aspect`, the longer / the shorter side.
 
-    From `NON_SQUARE` on they are the crop and the squish, else the crop alone, unless the task's
-    views have a fit of their own.
+    Crop and squish from `NON_SQUARE` on, else crop; or `view_fit`, if the task sets one.
     """
     if view_fit is not None:
         return (view_fit,)
@@ -167,18 +165,18 @@ def list_candidates(
     names: Sequence[str] = (),
     licence: Licence = "permissive",
 ) -> Generator[str, None, tuple[Candidate, ...]]:
-    """The networks to choose from, in a fixed order; yields lines that say which case it is.
+    """The networks to choose from, in a fixed order; yields lines on the case.
 
     Args:
-        pictures: What the data ask for.
+        pictures: The properties of the data.
         weights: hub: the released weights of the package's table that are in the local cache or
-            can be downloaded, else random ones. A folder: those of its files, bundles and runs.
-            hf:USER/NAME: those of a bundle on the hub. "": random ones.
+            can be downloaded, else random weights. A folder: its files, bundles and runs.
+            hf:USER/NAME: a bundle on the hub. "": random weights.
         names: Networks in place of the lists here: of the zoo, timm/NAME, or JSON files of specs.
-        licence: With permissive, weights of another licence, or an unknown one, are left out.
+        licence: permissive leaves out weights of other and unknown licences.
 
-    Raises ValueError, in one line, for unknown names, a folder without weights, and where the
-    licences leave no candidate.
+    Raises ValueError, in one line, for unknown names, a folder without weights, and if the licences
+    leave no candidate.
     """
     if licence not in get_args(Licence):
         raise ValueError(f"licence {licence!r}: use {' or '.join(get_args(Licence))}")
@@ -205,14 +203,14 @@ def list_candidates(
 
 
 def find_specs(names: Sequence[str]) -> dict[str, NetSpec | TimmSpec]:
-    """The network of each name. Raises ValueError, in one line, for an unknown one."""
+    """The network of each name. Raises ValueError, in one line, for an unknown name."""
     return {name: zoo.spec(without_tag(name)) for name in names}
 
 
 def hub_starts(
     pictures: Pictures, names: Sequence[str], licence: Licence
 ) -> Generator[str, None, list[Start]]:
-    """Released weights that are in reach; none, and why, for a start from random ones."""
+    """The released weights in reach; [], with a line that says why, for random weights."""
     scratch = "so all candidates begin with random weights"
     if pictures.takes_clips:
         yield f"from scratch: no released weights are of clips, {scratch}"
@@ -246,9 +244,9 @@ def hub_starts(
 def given_starts(
     weights: str, pictures: Pictures, names: Sequence[str], licence: Licence
 ) -> Generator[str, None, list[Start]]:
-    """The weights in a folder, or of `hf:USER/NAME`, that take the pictures, gray ones also as RGB.
+    """The weights in a folder or in `hf:USER/NAME` that take the pictures, gray ones also as RGB.
 
-    Raises ValueError where there are none.
+    Raises ValueError if there are none.
     """
     check_source(weights)
     starts, problems = [], []
@@ -276,7 +274,7 @@ def given_starts(
 
 
 def check_source(weights: str) -> None:
-    """Raises ValueError, in one line, for a folder of weights that does not exist."""
+    """Raise ValueError, in one line, for a folder of weights that does not exist."""
     if weights not in ("", "hub") and not zoo.has_own_spec(weights):
         raise ValueError(f"no weights at {weights}: give hub, or a folder with files of weights")
 
@@ -290,7 +288,7 @@ def counts(starts: Sequence[Start]) -> str:
 
 
 def any_is(starts: Iterable[Start], name: str) -> bool:
-    """Whether any of the weights are those of a network's name, with or without a tag."""
+    """Whether any weights match a network's name, with or without a tag."""
     return any(
         name in (start.label, start.model, start.model.partition(".")[0]) for start in starts
     )
@@ -319,9 +317,9 @@ def of_start(start: Start, pictures: Pictures) -> Iterator[Candidate]:
 def from_scratch(
     pictures: Pictures, specs: Mapping[str, NetSpec | TimmSpec]
 ) -> Iterator[Candidate]:
-    """Candidates with random weights: the networks in `specs`, else scaled ones of the zoo.
+    """Candidates with random weights: the networks in `specs`, else scaled networks of the zoo.
 
-    A JSON file says its resolution itself.
+    A JSON file sets its resolution itself.
     """
     tiny, large = (TINY_CLIPS, LARGE_CLIPS) if pictures.takes_clips else (TINY, LARGE)
     large = () if pictures.side < SMALL_SIDE else large
@@ -349,7 +347,7 @@ def from_scratch(
 
 @cache
 def count_params(model: str, width: float, depth: float, classes: int, channels: int) -> int:
-    """Of a network for so many classes and channels, which is not given memory."""
+    """The number of parameters, counted without allocating memory."""
     spec = replace(zoo.spec(model), classes=classes, in_channels=channels)
     if isinstance(spec, NetSpec):
         net = meta_network(spec.scaled(width=width, depth=depth))
@@ -359,19 +357,18 @@ def count_params(model: str, width: float, depth: float, classes: int, channels:
     return sum(parameter.numel() for parameter in net.parameters())
 
 
-# Of many candidates the most promising ones at each share of the budget are tried.
+# The shortlist has the most promising candidates in each band of the budget.
 
-
-MOST_TRIED = 20  # candidates that are measured here, or whose training is planned
-# Shares of the budget, and how many of `MOST_TRIED` candidates are tried up to each. Slower ones
-# may fit in another precision, may teach, and tell what more time would buy.
+MOST_TRIED = 20  # most candidates that are measured here, or whose training is planned
+# Upper ends of bands as shares of the budget, and how many of `MOST_TRIED` candidates are tried in
+# each. Slower ones may fit in another precision, may teach, and show the gain of a larger budget.
 BANDS = ((0.5, 3), (1.0, 10), (2.0, 4), (4.0, 2))
-MOST_OF_FAMILY = 1 / 4  # of all that are tried, while there are others
+MOST_OF_FAMILY = 1 / 4  # of all places, while there are other families
 POINTS_PER_DOUBLING = 2.0  # top-1 for twice the resolution; median of 94 pairs in pretrained.csv
 
 
 def expected_top1(candidate: Candidate) -> float:
-    """Published ImageNet top-1, less what a lower resolution costs; 0 where it is unknown."""
+    """Published ImageNet top-1, less the loss by a lower resolution; 0 if unknown."""
     if candidate.top1 is None or candidate.top1_resolution is None:
         return candidate.top1 or 0.0
     doublings = math.log2(candidate.resolution / candidate.top1_resolution)
@@ -384,17 +381,17 @@ def shortlist(
     budget: Budget,
     most: int = MOST_TRIED,
 ) -> tuple[Candidate, ...]:
-    """At most `most` candidates, in the order of `candidates`: all, if they are not more.
+    """At most `most` candidates, in the order of `candidates`.
 
-    The fastest one is among them, as it decides whether anything fits. Of each of `BANDS` the most
-    promising ones are taken: by `expected_top1`, else the nearest to the budget. Places that a band
-    leaves go to the most promising within the budget, then to the nearest. A family takes a quarter
-    of the places, or more only where others leave them.
+    The fastest candidate is among them, as it decides whether anything fits. Each of `BANDS` gives
+    its most promising candidates: by `expected_top1`, then the nearest to the budget. Free places
+    go to the most promising within the budget, then to the nearest. A family takes a quarter of the
+    places, or more if other families leave them free.
 
     Args:
-        candidates: With distinct names.
-        ms: Their times of an image, as far as they are known: those without one are left out.
-        budget: That the times are compared with.
+        candidates: Candidates with distinct names.
+        ms: Known times of an image by name; candidates without a time are left out.
+        budget: The limit of the times.
         most: Number of places.
     """
     if len(candidates) <= most:
@@ -439,7 +436,7 @@ def shortlists(
     budgets: Sequence[Budget],
     most: int = MOST_TRIED,
 ) -> tuple[Candidate, ...]:
-    """The candidates on the `shortlist` of any of the budgets, of several on shorter ones."""
+    """The candidates on the `shortlist` of any budget; with several budgets, lists are shorter."""
     most = math.ceil(2 * most / (1 + len(budgets)))
     chosen = [shortlist(candidates, ms, budget, most) for budget in budgets]
     names = {each.name for each in itertools.chain(*chosen)}

@@ -1,4 +1,4 @@
-"""Successive halving of the candidates on training images, judged on validation images."""
+"""Successive halving: candidates train on training images, and validation images choose."""
 
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -29,12 +29,12 @@ from fullstride.train.run_folder import BUNDLE
 from fullstride.train.scoring import quality
 
 TRIALS = "trials"  # in the folder of a fit, with a run folder for each candidate
-CHECKPOINT_S = 60.0  # of an epoch that is longer, between two checkpoints
+CHECKPOINT_S = 60.0  # between two checkpoints of a long epoch
 
 
 @dataclass(frozen=True, kw_only=True)
 class RungScore(PairedScores):
-    """What a candidate achieves on the validation split at the end of a rung."""
+    """The validation scores of a candidate at the end of a rung."""
 
     candidate: str  # its name
     rung: int
@@ -44,7 +44,7 @@ class RungScore(PairedScores):
 
 @dataclass(frozen=True, kw_only=True)
 class RungTraining:
-    """The training of a candidate in a rung, as a worker gets it."""
+    """The training of a candidate in a rung, for a worker."""
 
     candidate: Candidate
     data: DataSet  # without its test split
@@ -58,7 +58,7 @@ class RungTraining:
 def rung_trial(
     job: FitJob, plan: FitPlan, candidate: Candidate, rung: Rung, time: TrainingTime | None = None
 ) -> Trial:
-    """The trial of a candidate in a rung, see `train_rung`; its time is that of the plan."""
+    """The trial of a candidate in a rung, see `train_rung`; `time` defaults to the plan's."""
     epoch_s = time.epoch_s if time else plan.epoch_s[candidate.name]
     steps = time.steps if time else plan.steps.get(candidate.name, 0)
     is_long = epoch_s > 2 * CHECKPOINT_S and steps
@@ -85,7 +85,7 @@ def train_rung(
 ) -> Generator[str, None, RungScore]:
     """Train the run in `folder` until the end of the rung, and score it.
 
-    Until epoch 0, it is the linear probe of the recipe that is scored.
+    For a rung that ends at epoch 0, the recipe's linear probe is scored.
     """
     begin, candidate, data = time.perf_counter(), training.candidate, training.data
     options = replace(training.options, device=device)
@@ -114,9 +114,9 @@ RUNG = TrialKind(
 )
 
 
-# Two networks are tied where the test does not tell them apart at P_TIE, and the validation scores
-# differ by no more than TIE_POINTS. By the test alone most pairs are tied on few images,
-# and the faster one would cost 1.8 points on 250 images (docs/log.md).
+# Two networks are tied if the test has p > P_TIE and the validation scores differ by at most
+# TIE_POINTS. By the test alone most pairs are tied on few images, and choosing the faster network
+# would cost 1.8 points on 250 images (docs/log.md).
 P_TIE, TIE_POINTS = 0.05, 0.25
 
 
@@ -126,8 +126,8 @@ class Outcome:
 
     scores: tuple[RungScore, ...]
     finalists: tuple[str, ...]
-    ties: tuple[tuple[str, str, float], ...]  # that were decided by time: faster, slower, p value
-    failures: Mapping[str, str] = field(default_factory=dict)  # name -> why, in one line
+    ties: tuple[tuple[str, str, float], ...]  # decided by time: faster, slower, p value
+    failures: Mapping[str, str] = field(default_factory=dict)  # name -> reason in one line
 
 
 def run_halving(
@@ -136,26 +136,25 @@ def run_halving(
     """Train the candidates of `plan`, rung by rung; yields lines for people.
 
     Each candidate is a run in `trials/NAME`, which trains by one recipe to the end of the rung and
-    goes on from its checkpoint in the next one. In a rung of 0 epochs it is a linear probe: a
-    classifier of the features that its released weights give. The scores of a rung are those on the
-    validation of the averaged network, with precise batch statistics or of the probe if it is
-    better so; at the end those of the run's bundle. Scores that choose are too good for the winner:
-    they are the validation split's, and no test.
+    resumes from its checkpoint in the next rung. In a rung of 0 epochs it is a linear probe: a
+    classifier of the features of its released weights. The validation scores of a rung are the best
+    of the averaged network, the same with precise batch statistics, and the probe; at the end the
+    scores of the run's bundle. As these scores choose the winner, they are biased upward.
 
-    Who goes on is a function of the stored scores and of the candidates' times alone:
+    The survivors depend only on the stored scores and the candidates' times:
 
-    1. Candidates are ranked. The next place goes to the fastest of the best of the rest and those
-       tied with it. Two are tied if their scores differ by at most `TIE_POINTS` and a test on the
-       same images has p > `P_TIE`: McNemar's exact test for top1, and for the metric of another
-       task a bootstrap of the difference, see `paired_p`. By other metrics of a task they are tied
-       if their scores are equal.
-    2. The best ones of the ranking go on, among them the best one of another family than the
-       first. If the first is within the budget in int8 only, the best one that is in float goes on
-       too while there is a place, and the one of another family is in float if one is.
+    1. Candidates are ranked. The next place goes to the fastest among the best remaining candidate
+       and its ties. Two candidates are tied if their scores differ by at most `TIE_POINTS` and a
+       test on the same images has p > `P_TIE`: McNemar's exact test for top1, and a bootstrap of
+       the difference for the metric of another task, see `paired_p`. By other metrics of a task
+       they are tied if their scores are equal.
+    2. The best of the ranking survive, among them the best candidate of a second family. If the
+       first is within the budget in int8 only, the best candidate in float survives too while there
+       is a place, and the candidate of the second family is in float if possible.
     3. The finalists are the first of the last rung, at most three, by the same two rules.
-    4. Of several budgets these are the rules for each of them, with the candidates within it.
+    4. With several budgets, the rules hold for each budget and the candidates within it.
 
-    After a stop, the same call goes on: scores of `rungs/K/NAME.json` are read, no step that has a
+    After a stop, the same call resumes: scores in `rungs/K/NAME.json` are read, no step that has a
     checkpoint is repeated, and the outcome has the same bits.
 
     Raises ValueError if all candidates of a rung fail.
@@ -187,7 +186,7 @@ def run_halving(
 def run_rung(
     job: FitJob, plan: FitPlan, rung: Rung, candidates: Sequence[Candidate]
 ) -> Generator[str, None, tuple[list[RungScore], dict[str, str]]]:
-    """The scores of the candidates, and why others have none. Raises ValueError if all fail."""
+    """The scores of candidates, and name -> reason of failures. Raises ValueError if all fail."""
     trials = [rung_trial(job, plan, each, rung) for each in candidates]
     results = yield from job.run(RUNG, trials)
     failed = {
@@ -208,9 +207,9 @@ def run_rung(
 def rank(
     scores: Sequence[RungScore], ms: Mapping[str, float], metric: Metric
 ) -> tuple[list[str], list[tuple[str, str, float]]]:
-    """The names, the best first, and the ties that were decided by time.
+    """The names, the best first, and the ties that were decided by time, see `run_halving`.
 
-    See `run_halving` for the rule. Of equally fast ones the better score, then the name, decides.
+    Among equally fast candidates the better score, then the name, decides.
     """
 
     def key(each: RungScore) -> tuple[float, float, str]:
@@ -232,7 +231,7 @@ def rank(
 
 
 def tie(best: RungScore, other: RungScore, metric: Metric) -> float | None:
-    """The p value of two scores that are tied, and None for others."""
+    """The p value of two tied scores; None if they are not tied."""
     difference = abs(best.scores[metric.name] - other.scores[metric.name])
     # McNemar's test compares numbers of correct images
     p = paired_p(best, other) if metric.name == "top1" or best.resampled else None
@@ -244,7 +243,7 @@ def tie(best: RungScore, other: RungScore, metric: Metric) -> float | None:
 def survivors(
     ranked: Sequence[str], keep: int, families: Mapping[str, str], in_float: Collection[str]
 ) -> list[str]:
-    """The names that go on, the best first: see `run_halving`."""
+    """The names that survive, the best first, see `run_halving`."""
     first = ranked[0]
     floats = [name for name in ranked if name in in_float]
     others = [name for name in ranked if families[name] != families[first]]
@@ -257,7 +256,7 @@ def survivors(
 
 
 def delete_losers(folder: Path, outcome: Outcome) -> int:
-    """Delete the checkpoints and the best epochs of trials that are no finalists; their bytes."""
+    """Delete the checkpoints and the best epochs of all trials but the finalists; return bytes."""
     losers = {each.candidate for each in outcome.scores} | {*outcome.failures}
     size = 0
     for name in losers - {*outcome.finalists}:
@@ -268,34 +267,33 @@ def delete_losers(folder: Path, outcome: Outcome) -> int:
     return size
 
 
-# The best finalist may get better by learning from a network that the budget does not allow.
+# The best finalist may improve by learning from a network beyond the budget.
 
-
-MOST_MEASURED = 3  # teachers whose training is measured
+MOST_MEASURED = 3  # most teachers whose training is measured
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teaching:
-    """What became of a teacher. Candidates are "" where there is none."""
+    """The result of training with a teacher."""
 
-    teacher: str = ""  # candidate that is beyond the budget
-    student: Candidate | None = None  # the best finalist, trained once more with the teacher
+    teacher: str = ""  # candidate beyond the budget; "" for none
+    student: Candidate | None = None  # the best finalist, trained again with the teacher
     is_better: bool = False  # whether the student takes the finalist's place
-    p: float | None = None  # of the paired test, where the two are tied
+    p: float | None = None  # of the paired test, if the two are tied
     scores: tuple[RungScore, ...] = ()  # of the teacher and of the student
-    reason: str = ""  # why there is no student, or why it does not stay, in one line
+    reason: str = ""  # why there is no student, or why it is dropped, in one line
 
 
 def teach(
     job: FitJob, plan: FitPlan, outcome: Outcome, candidate_times: CandidateTimes, left_s: float
 ) -> Generator[str, None, Teaching]:
-    """Train a teacher, and the best finalist once more with it, if both fit into `left_s` seconds.
+    """Train a teacher, and again the best finalist with it, if both fit into `left_s` seconds.
 
     The teacher is the most promising candidate beyond the budget, by published top-1, else the
-    slowest; one of the finalist's resolution, if there is one. Both train for the epochs of the
-    plan, as trials of further rungs, so that the same call goes on after a stop. The student takes
-    the finalist's place if it is better on the validation split and not tied, by the rule of
-    `run_halving`: the student is as fast, so that a tie is no reason for a second network.
+    slowest; with the finalist's resolution, if possible. Both train for the epochs of the plan, as
+    trials of further rungs, so that the same call resumes after a stop. The student takes the
+    finalist's place if it is better on the validation split and not tied, by the rule of
+    `run_halving`: as the student is not faster, a tie would gain nothing.
     """
     best = candidate_times.by_name[outcome.finalists[0]]
     if not candidate_times.beyond:
@@ -364,7 +362,7 @@ def with_student(
 ) -> tuple[Outcome, CandidateTimes]:
     """The outcome and the times with the student as the best finalist, if it is better.
 
-    It has the times of the finalist, which stays as the second one.
+    The student has the times of the former best finalist, which becomes the second.
     """
     student, scores = teaching.student, outcome.scores + teaching.scores
     if student is None or not teaching.is_better:

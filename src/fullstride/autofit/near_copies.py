@@ -1,7 +1,7 @@
-"""Finds images that show the same as one of another split or class, compared in blocks.
+"""Finds images that show the same as an image of another split or class, block by block.
 
-Of each image only the closest partner is stored, so that memory grows with the number of images
-and not with that of pairs.
+Only the closest partner of each image is stored, so that memory grows with the number of images,
+not of pairs.
 """
 
 import hashlib
@@ -28,36 +28,35 @@ from fullstride.io.writing import allow_open_files
 #
 # The hash has 64 bits: the signs of the lowest frequencies of a discrete cosine transform, relative
 # to their median, as Zauner describes ("Implementation and benchmarking of perceptual image hash
-# functions", 2010). It is similar for different images of one kind too, such as two shoes. So two
-# images show the same only if the distance of their thumbnails, 1 - correlation, is also much
+# functions", 2010). Different images of one kind, such as two shoes, have similar hashes too. So
+# two images show the same only if the distance of their thumbnails, 1 - correlation, is also much
 # smaller than the usual distance of similar images in the same data set.
 
-
-MAX_BITS = 12  # of 64 that may differ
-# Distance / distance of the data set's similar images, at most. Measured on 10,000 training and
+MAX_BITS = 12  # most of 64 that differ
+# Most distance / usual distance of similar images of the data set. Measured on 10,000 training and
 # 10,000 test images of Fashion-MNIST: three pairs are below, which show the same product, and
 # different products begin at 0.045. A JPEG of quality 50 is below for all images (docs/log.md).
 MAX_RATIO = 0.04
-SAMPLE = 2000  # images that each one is compared with to know what is similar
-SIMILAR = 0.01  # the share of the sample that is
-# The usual distance is at least this, so that images at 0.002 always show the same: where all are
-# frames of a few films, nothing is small beside the usual. On Fashion-MNIST it adds no pair.
+SAMPLE = 2000  # images with which each image is compared to find the usual distance
+SIMILAR = 0.01  # share of the sample that counts as similar
+# The usual distance is at least this, so that images at 0.002 always show the same, also if all
+# images are frames of a few films. On Fashion-MNIST this adds no pair.
 LEAST_USUAL = 0.05
-# Slight crops are tried for pairs that are not much farther apart, where similar images differ as
-# much as photographs do: of products and solar cells a crop of one resembles another one.
+# Slight crops are tried for pairs that are not much farther apart, if similar images differ as much
+# as photographs do: a crop of one product or solar cell resembles another one.
 CROPS = (0.0, 0.02, 0.04)  # shares of a side that are removed at each edge
 MAX_CROPPED_RATIO = 0.35
 LEAST_USUAL_OF_CROPS = 0.3
-FEW = 20  # images of the sample, of which this share is too few
+FEW = 20  # least similar images, if the share `SIMILAR` of the sample has fewer
 MIN_DEVIATION = 2.0  # of a thumbnail's values; an image of one colour looks like any other
-POOL = 2  # pixels of a thumbnail / those that are compared, along a side
+POOL = 2  # pixels of a thumbnail / compared pixels, along a side
 FREQUENCIES = 8  # of each direction
 HASH_CHUNK = 1024  # images at once
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """What is compared of N images."""
+    """The compared data of N images."""
 
     pooled: np.ndarray  # uint8 (N, side, side, C), with C of 1 or 3
     hashes: np.ndarray  # uint64 (N,)
@@ -78,10 +77,10 @@ class Pictures:
 
     @cached_property
     def usual_distance(self) -> np.ndarray:
-        """float32 (N,): distance from each image to the similar ones of the data set.
+        """float32 (N,): distance from each image to the similar images of the data set.
 
-        They are the closest hundredth of a sample; there are at least `FEW` of them, or in a small
-        data set a fifth. 1, as of two images that have nothing in common, where it is too small.
+        Similar images are the closest hundredth of a sample, but at least `FEW`, or a fifth of a
+        small data set. 1, the distance of unrelated images, if the data set is too small.
         """
         (chosen,) = np.nonzero(self.contrasted)
         sample = chosen[np.linspace(0, len(chosen) - 1, min(len(chosen), SAMPLE)).astype(int)]
@@ -133,7 +132,7 @@ def unit_vectors(pixels: np.ndarray) -> np.ndarray:
 
 
 def cropped_distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """(N, side, side, C) twice -> float32 (N,): from the closest crop of `a` to all of `b`."""
+    """(N, side, side, C) twice -> float32 (N,): distances of the closest crop of `a` to `b`."""
     side, channels_first = a.shape[1], a.astype(np.float32).transpose(0, 3, 1, 2)
     vectors = unit_vectors(b.transpose(0, 3, 1, 2))
     crops = [crop_matrix(side, low, high) for low in CROPS for high in CROPS]
@@ -154,7 +153,7 @@ def crop_matrix(side: int, low: float, high: float) -> np.ndarray:
 
 
 def compared(thumbnails: np.ndarray) -> Pictures:
-    """Of uint8 (N, side, side, C), with an even side and C of 1 or 3."""
+    """The compared data of thumbnails: uint8 (N, side, side, C), side even, C of 1 or 3."""
     n, side, _, c = thumbnails.shape
     blocks = thumbnails.reshape(n, side // POOL, POOL, side // POOL, POOL, c)
     pooled = np.rint(blocks.mean((2, 4), dtype=np.float32)).astype(np.uint8)
@@ -181,13 +180,13 @@ def perceptual_hashes(thumbnails: np.ndarray) -> np.ndarray:
     gray = thumbnails.astype(np.float32) @ weights
     waves = (cosines @ gray @ cosines.T).reshape(len(gray), -1)
     signs = waves > np.median(waves[:, 1:], axis=1, keepdims=True)
-    signs[:, 0] = False  # the mean, which says little
+    signs[:, 0] = False  # the mean is not distinctive
     return np.packbits(signs, axis=1).view(np.uint64)[:, 0]
 
 
 ROWS, COLUMNS = 256, 4096  # hashes that are compared at once
 CHUNK = 4096  # pairs whose thumbnails are compared at once
-MAX_COMPARED = 200_000  # images; of more, only those of different splits are compared
+MAX_COMPARED = 200_000  # images; if there are more, only different splits are compared
 
 
 class Pairs(NamedTuple):
@@ -195,7 +194,7 @@ class Pairs(NamedTuple):
 
     a: np.ndarray  # int64 (P,)
     b: np.ndarray  # int64 (P,)
-    bits: np.ndarray  # int64 (P,): that differ between their hashes
+    bits: np.ndarray  # int64 (P,): differing bits of the hashes
     distances: np.ndarray  # float32 (P,)
     mirrored: np.ndarray  # bool (P,)
 
@@ -208,7 +207,7 @@ class Pairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Partners:
-    """For each of N images the closest one of some set."""
+    """The closest image in some set for each of N images."""
 
     index: np.ndarray  # int64 (N,); -1: none
     bits: np.ndarray  # int64 (N,)
@@ -225,7 +224,7 @@ class Partners:
         )
 
     def update(self, pairs: Pairs) -> None:
-        """Take `b` as the partner of `a` where it is closer; of equals the first one."""
+        """Take `b` as the partner of `a` if it is closer, or as close and earlier."""
         order = np.lexsort((pairs.b, pairs.distances, pairs.a))
         pairs = pairs.where(order)
         pairs = pairs.where(np.diff(pairs.a, prepend=-1) > 0)
@@ -239,7 +238,7 @@ class Partners:
 
 
 class Matches(NamedTuple):
-    by_split: tuple[Partners, ...]  # the closest image in each split, of those with images beside
+    by_split: tuple[Partners, ...]  # the closest image in each split, for images of other splits
     by_class: Partners  # the closest image of another class
 
 
@@ -248,10 +247,10 @@ def find_matches(
 ) -> Generator[float, None, Matches]:
     """The partners of each picture in other splits, and in another class.
 
-    Yields the share of the comparisons that is done.
+    Yields the finished share of the comparisons.
 
     Args:
-        pictures: N of them, all different.
+        pictures: N different pictures.
         in_split: bool (N, splits): whether a picture is in a split.
         classes: int64 (N,): class of a picture; -1: none, or several.
         mirror: Whether mirrored pictures show the same.
@@ -288,9 +287,9 @@ def near_pairs(
     mirror: bool,
     concern: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> Iterator[Pairs]:
-    """The pairs of pictures in `rows`, which are in order, with others, or with `later` ones.
+    """The pairs of pictures in `rows`, which are sorted, with all or only with `later` pictures.
 
-    `concern` is a function from the indices of pairs to whether they are compared.
+    `concern` maps the indices of pairs to whether they are compared.
     """
     forms = [(pictures.hashes, False), (pictures.mirrored_hashes, True)][: 1 + mirror]
     (columns,) = np.nonzero(pictures.contrasted)
@@ -315,7 +314,6 @@ def near_pairs(
 
 # Each image of a data set is decoded once, to a thumbnail of 32 x 32.
 
-
 SPLITS = ("train", "val", "test")
 SIDE = 32  # pixels of a thumbnail
 BLOCK = 64  # images that a worker returns at once
@@ -323,7 +321,7 @@ REPORT_S = 10.0  # between two lines of progress
 
 
 class Facts(NamedTuple):
-    """What is read of one image beside its thumbnail."""
+    """Facts about one image, beside its thumbnail."""
 
     shorter_side: int  # pixels
     longer_side: int
@@ -334,7 +332,7 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageIndex:
-    """The N readable images of a data set: of train, then of validation, then of test, in order."""
+    """The N readable images of a data set: train, then validation, then test."""
 
     pictures: Pictures
     splits: np.ndarray  # int64 (N,): index in SPLITS
@@ -344,7 +342,7 @@ class ImageIndex:
 
 
 def index_images(data: DataSet, workers: int = 0) -> Generator[str, None, ImageIndex]:
-    """Decode all images in `workers` processes, 0: in this one.
+    """Decode all images in `workers` processes, or in this one for 0.
 
     Yields lines of progress. Raises ValueError if no image can be read.
     """
@@ -379,9 +377,9 @@ def index_images(data: DataSet, workers: int = 0) -> Generator[str, None, ImageI
 
 
 def same_pixels(data: DataSet, all_images: ImageIndex) -> np.ndarray:
-    """int64 (N,): for each image the first one with the same pixels, which may be itself.
+    """int64 (N,): for each image the first image with the same pixels, perhaps itself.
 
-    JPEGs that were decoded at a fraction of their size, and are equal there, are decoded whole.
+    JPEGs that are equal when decoded at a fraction of their size are decoded whole.
     """
     first = np.arange(len(all_images.facts))
     by_digest: dict[bytes, list[int]] = {}
@@ -434,8 +432,8 @@ def pixel_digest(image: Image.Image) -> bytes:
     return digest.digest()
 
 
-Result = tuple[np.ndarray, Facts] | str  # a thumbnail and more, or why there is none
-Block = tuple[Pictures | None, list[Facts | str]]  # of images in order; None: all are unreadable
+Result = tuple[np.ndarray, Facts] | str  # a thumbnail with facts, or why there is none
+Block = tuple[Pictures | None, list[Facts | str]]  # images in order; None: all are unreadable
 
 
 @dataclass(frozen=True)
@@ -465,7 +463,7 @@ def _blocks(images: Images, channels: int, workers: int) -> Iterator[Block]:
         collate_fn=_block,
         num_workers=workers,
         worker_init_fn=exit_on_interrupt,
-        generator=torch.Generator(),  # of its own, as the loader draws a seed from it
+        generator=torch.Generator(),  # keeps the global seed, as the loader draws from it
     )
 
 

@@ -1,4 +1,4 @@
-"""Lists released weights: those of the package's table, and those of files by their names."""
+"""Lists released weights: from the package's table, and from files by their names."""
 
 import os
 import re
@@ -26,11 +26,10 @@ from fullstride.nets.weights.reader import read_shapes
 from fullstride.tables import PERMISSIVE, PretrainedNetwork, pretrained_networks, resolutions_around
 from fullstride.train.run_folder import RUN_CONFIG, read_config
 
-# What is known of weights that a network may begin with, and whose licence permits it.
-
+# Initial weights, and the filter of their licences.
 
 RGB = 3  # channels that released weights take
-OWN = "own"  # of the weights of a run that began with random ones: nobody else's licence holds
+OWN = "own"  # licence of weights from a run with random initial weights: nobody else's applies
 FAMILY_OF_STEM: dict[type[blocks.Stem], str] = {
     blocks.SpaceToDepthStem: "tresnet",
     blocks.DeepConvStem: "resnet_rs",
@@ -42,21 +41,21 @@ FAMILY_OF_STEM: dict[type[blocks.Stem], str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A network with weights to begin with."""
+    """A network with initial weights."""
 
     label: str  # for people: a path, or the name of released weights
-    model: str  # as `zoo.create` takes it
-    weights: str  # as `run.train` takes it
+    model: str  # argument of `zoo.create`
+    weights: str  # argument of `run.train`
     family: str
-    trained_at: int  # pixels a side that the weights are meant for
+    trained_at: int  # pixels a side of the weights' training
     channels: int = RGB
     params: int | None = None
     top1: Mapping[int, float] = field(default_factory=dict)  # resolution -> published top-1
-    licence: str = ""  # by its authors' name, or `OWN`; "" if unknown
+    licence: str = ""  # in the authors' words, or `OWN`; "" if unknown
 
     @property
     def resolutions(self) -> tuple[int, ...]:
-        """Those that the network takes, around that of its weights."""
+        """The input sizes that the network accepts, near the size of its weights' training."""
         if self.model.startswith("timm/"):
             config = pretrained_config(self.model.removeprefix("timm/"))
             if config and config.fixed_input_size:
@@ -65,7 +64,7 @@ class Start:
 
 
 def family_of(model: str, spec: NetSpec | TimmSpec) -> str:
-    """As the table of released weights has it, else by the stem, or by timm's name."""
+    """The family by the table of released weights, else by the stem or by timm's name."""
     if isinstance(spec, NetSpec):
         return FAMILY_OF_STEM.get(spec.stem, model)
     architecture = spec.name.partition(".")[0]
@@ -76,9 +75,9 @@ def family_of(model: str, spec: NetSpec | TimmSpec) -> str:
 
 
 def allowed_by(licence: Licence, starts: Sequence[Start]) -> Generator[str, None, list[Start]]:
-    """Those whose licence is known to be permissive; yields a line on the others.
+    """The weights that the licence filter permits; yields a line on the others.
 
-    Raises ValueError where none remains.
+    Raises ValueError if none remains.
     """
     others = [start for start in starts if start.licence not in (*PERMISSIVE, OWN)]
     if licence == "any" or not others:
@@ -93,13 +92,13 @@ def allowed_by(licence: Licence, starts: Sequence[Start]) -> Generator[str, None
     return [start for start in starts if start not in others]
 
 
-# Tags of weights that are better to begin with than more accurate ones of the same network: the
-# latter were trained on for ImageNet-1k (PaddleClas's documentation of HGNetV2).
+# Tags of weights that are better initial weights than more accurate ones of the same network, which
+# were trained further on ImageNet-1k (PaddleClas's documentation of HGNetV2).
 BETTER_STARTS = ("ssld_stage1_in22k_in1k",)
 
 
 def listed(names: Sequence[str] = ()) -> list[Start]:
-    """The weights of the table, or those of `names` alone, whether these are in the table or not.
+    """All weights of the table, or the weights of `names`, in the table or not.
 
     Names without released weights are left out.
     """
@@ -114,7 +113,7 @@ def listed(names: Sequence[str] = ()) -> list[Start]:
 
 
 def by_weights(rows: Iterable[PretrainedNetwork]) -> Iterable[list[PretrainedNetwork]]:
-    """The rows of each of the weights, which differ by the resolution of top-1."""
+    """Group rows by weights; the rows of a group differ in the resolution of top-1."""
     groups: dict[str, list[PretrainedNetwork]] = {}
     for row in rows:
         groups.setdefault(row.weights, []).append(row)
@@ -138,7 +137,7 @@ def of_rows(rows: Sequence[PretrainedNetwork]) -> Start:
 
 
 def unlisted(name: str) -> list[Start]:
-    """The released weights of a name that is not in the table; empty for none."""
+    """The released weights of a name that is not in the table; [] without any."""
     if zoo.is_spec_file(name):
         return []
     try:
@@ -160,15 +159,15 @@ def unlisted(name: str) -> list[Start]:
 
 
 def without_tag(name: str) -> str:
-    """The network of `NAME.TAG`, where it is one of the zoo; other names as they are."""
+    """The network of `NAME.TAG` if the zoo has it; other names stay as they are."""
     network = name.partition(".")[0]
     return network if network in hub.HUB else name
 
 
 def best_starts(starts: Iterable[Start], most: int) -> Iterator[Start]:
-    """Of each network and resolution of training the best weights to begin with.
+    """The best initial weights of each network and training resolution.
 
-    Weights for images of more than `most` pixels a side only where the network has no others.
+    Weights for images of more than `most` pixels a side only if the network has no others.
     """
 
     def quality(start: Start) -> tuple[bool, float]:
@@ -184,7 +183,7 @@ def best_starts(starts: Iterable[Start], most: int) -> Iterator[Start]:
 
 
 def cached(starts: Iterable[Start]) -> Iterator[Start]:
-    """Those whose weights are in the local cache of the hub."""
+    """The weights in the hub's local cache."""
     for start in starts:
         try:
             is_cached = hub.is_cached(start.label)
@@ -194,15 +193,14 @@ def cached(starts: Iterable[Start]) -> Iterator[Start]:
             yield start
 
 
-# The networks of the files of a folder, by their names and shapes; no values are read.
-
+# Files of weights are recognised by names and shapes; no values are read.
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz")
-MAX_FILES = 10_000  # that are looked at below one folder
+MAX_FILES = 10_000  # most files below one folder
 
 
 def examine(root: Path) -> Iterator[Start | str]:
-    """The weights below `root`, in order; a line for every file that holds none that fit here."""
+    """The weights below `root`, in order, and a line for every file without usable weights."""
     for path in weight_paths(root):
         try:
             yield of_folder(path) if path.is_dir() else of_file(path, root)
@@ -211,9 +209,9 @@ def examine(root: Path) -> Iterator[Start | str]:
 
 
 def in_repository(name: str) -> Iterator[Start | str]:
-    """The bundle `hf:USER/NAME`, of the commit that is its latest now; a line if it does not fit.
+    """The bundle `hf:USER/NAME` at its latest commit, or a line if it does not fit.
 
-    Raises ValueError, in one line, where it cannot be downloaded.
+    Raises ValueError, in one line, if it cannot be downloaded.
     """
     folder = zoo.local_path(name)
     try:
@@ -249,7 +247,7 @@ def weight_paths(root: Path) -> Iterator[Path]:
 
 
 def of_folder(folder: Path) -> Start:
-    """A bundle, or that of a run that has ended. Raises ValueError for others."""
+    """The weights of a bundle or a finished run. Raises ValueError for other folders."""
     bundle, begins_at_random = folder, False
     if (folder / RUN_CONFIG).exists():
         bundle = folder / "bundle"
@@ -274,7 +272,7 @@ def of_folder(folder: Path) -> Start:
 
 
 def name_of(spec: NetSpec) -> str:
-    """The name of the zoo that stands for a spec, whatever its classes and images; or ""."""
+    """The name in the zoo of a spec, whatever its classes and images; or ""."""
     for name, own in SPECS.items():
         changes = dict(classes=spec.classes, in_channels=spec.in_channels)
         if replace(own, resolution=spec.resolution, source=spec.source, **changes) == spec:
@@ -283,16 +281,16 @@ def name_of(spec: NetSpec) -> str:
 
 
 def of_file(path: Path, root: Path) -> Start:
-    """The network of a file of weights: one of the zoo by its shapes, or timm's of that name.
+    """The network of a file of weights: from the zoo by its shapes, or from timm by a name.
 
-    The name may be that of the file or of a folder around it, up to `root`. Raises ValueError, in
-    one line, for a file that cannot be read, and for weights of another network.
+    The name is the name of the file or of a folder around it, up to `root`. Raises ValueError, in
+    one line, for an unreadable file, and for weights of another network.
     """
     state = read_shapes(path)
     names = list(timm_names_of(path, root))
     tagged = next((name for name in names if "." in name), "")
     try:
-        # of several networks with these shapes the file's name decides, as in `zoo.load`
+        # if several networks have these shapes, the file's name decides, as in `zoo.load`
         release = by_name(path)
         match = find(normalize(state, ema=None), release.network if release else None)
     except ValueError:
@@ -332,7 +330,7 @@ def of_timm(path: Path, name: str, classes: int) -> Start:
 
 
 def timm_names_of(path: Path, root: Path) -> Iterator[str]:
-    """NAME.TAG or NAME of timm that the file, its `config.json` or a folder around it states."""
+    """timm's NAME.TAG or NAME in the names of the file and its folders and in `config.json`."""
     import timm
 
     folders = [*reversed(path.relative_to(root).parts[:-1]), root.resolve().name]
@@ -345,7 +343,7 @@ def timm_names_of(path: Path, root: Path) -> Iterator[str]:
 
 
 def config_name(path: Path) -> str:
-    """The network that the hub's `config.json` beside a file states; "" if there is none."""
+    """The network in the hub's `config.json` beside a file; "" if there is none."""
     if not path.is_file():
         return ""
     try:
@@ -360,7 +358,7 @@ def config_name(path: Path) -> str:
 
 
 def unnamed(path: Path) -> str:
-    """What to do with weights of no network of the zoo in a file that names none of timm."""
+    """An error for weights whose shapes are not in the zoo and whose name is not timm's."""
     names = [row.weights.removeprefix("timm/") for row in pretrained_networks()]
     stem = re.sub(r"-[0-9a-f]{8}$", "", path.stem)  # without the hash that torch.hub adds
     close = get_close_matches(stem.replace("-", "_"), names, n=1)
@@ -369,7 +367,7 @@ def unnamed(path: Path) -> str:
 
 
 def timm_classes(state: dict[str, Any], name: str) -> int:
-    """The classes of weights of timm's network `name`. Raises ValueError for another one."""
+    """The classes of the weights of timm's network `name`. Raises ValueError for others."""
     with torch.device("meta"):
         net = timm_network(name, state)
     expected = {key: tuple(value.shape) for key, value in net.net.state_dict().items()}
@@ -380,7 +378,7 @@ def timm_classes(state: dict[str, Any], name: str) -> int:
 
 
 def published_top1(name: str) -> dict[int, float]:
-    """Of timm's NAME.TAG, by resolution; empty where the table does not have it."""
+    """Published top-1 of timm's NAME.TAG by resolution; {} if it is not in the table."""
     own = {weights: f"{model}.{weights.partition('.')[2]}" for model, weights in HUB.items()}
     weights = own.get(name, f"timm/{name}")
     return {row.resolution: row.top1 for row in pretrained_networks() if row.weights == weights}

@@ -1,4 +1,4 @@
-"""The settings of a fit: the budget, where it holds, and what may be tried."""
+"""The settings of a fit: the budget, the target, and the networks and files to try."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -17,38 +17,38 @@ Licence = Literal["permissive", "any"]
 
 @dataclass(frozen=True, kw_only=True)
 class FitSettings(TargetSettings):
-    """What a fit may take and try. One that has begun to train is resumed with the same only."""
+    """The budget and the options of a fit. Once it trains, it resumes with the same ones only."""
 
-    # The time that a call may take, divided by its images, in ms. Of several each gets a file. With
-    # --hours alone the whole front does: files from the fastest network to the slowest that can be
-    # trained in a quarter of that.
+    # The time that a call may take, divided by its images, in ms; several budgets get a file each.
+    # With --hours alone the whole front gets files: from the fastest network to the slowest that
+    # can be trained in a quarter of the hours.
     budget_ms: tuple[Positive, ...] = ()
-    # What the network is for; by default what the files of the data are for.
+    # The task of the network; by default the task of the data's files.
     task: str = ""
-    # Which of the measured times of a call the budget bounds: 50 is the median.
+    # The percentile of the measured times of calls that the budget bounds: 50 is the median.
     percentile: Percentile = 50
-    # On a device that is not here, accept networks whose estimate fits, though the upper end of
+    # On a device that is not here, accept networks whose estimate fits, even if the upper end of
     # its interval does not.
     maybe: bool = False
-    # Hours that the whole may take; by default the finalists train as long as their recipe says.
+    # Hours that the whole may take; by default the finalists train by their whole recipe.
     hours: Positive | None = None
     # As --hours; the two add up.
     minutes: Positive | None = None
-    # Where networks begin: hub, for released weights in the hub's cache or on the hub; a folder of
-    # files of weights; hf:USER/NAME, a bundle on the hub; or none, for random weights.
+    # Initial weights: hub, for released weights in the hub's cache or on the hub; a folder of files
+    # of weights; hf:USER/NAME, a bundle on the hub; or none, for random weights.
     weights: str = "hub"
-    # Licences of weights that may be used; permissive leaves out those of unknown licence too.
+    # Licences of weights that may be used; permissive also leaves out weights of unknown licence.
     licence: Annotated[Licence, arg(aliases=["--license"])] = "permissive"
-    # Networks to try in place of those that are listed: names, or JSON files of specs.
+    # Networks to try in place of the default ones: names, or JSON files of specs.
     candidates: tuple[str, ...] = ()
-    # Pixels a side to try each network at; by default two or three that suit it and the images.
+    # Pixels a side to try for each network; by default two or three that suit it and the images.
     resolutions: tuple[Annotated[int, Bounds(ge=8, le=1024)], ...] = ()
-    # Formats that may ship; by default those that run here and are no programs.
+    # Formats that may ship; by default all formats that run here and are no programs.
     formats: tuple[str, ...] = ()
-    # Precisions that may ship; by default those of the formats.
+    # Precisions that may ship; by default all precisions of the formats.
     precisions: tuple[Precision, ...] = ()
-    # Leave out training images that show the same as images that networks are scored on, and
-    # images that are in two classes.
+    # Leave out training images that show the same as scored images, and images that are in two
+    # classes.
     drop_duplicates: bool = False
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class FitSettings(TargetSettings):
         find_budget(next(iter(self.budget_ms), None), self.images_per_s, self.call_batch)
 
     def budgets(self) -> tuple[Budget, ...]:
-        """The limits of the time of a call, the largest first; () where hours alone limit it.
+        """The limits of the time of a call, the largest first; () with hours alone.
 
         Raises ValueError without any limit.
         """
@@ -78,11 +78,11 @@ class FitSettings(TargetSettings):
 
     @property
     def limit_hours(self) -> float | None:
-        """The hours that the whole may take; None: without a limit."""
+        """The hours that the whole may take; None: no limit."""
         seconds = time_limit_s(self.hours, self.minutes)
         return seconds and seconds / 3600
 
     @property
     def source_of_weights(self) -> str:
-        """As `list_candidates` takes it: "" for random weights."""
+        """The argument of `list_candidates`: "" for random weights."""
         return "" if self.weights == NO_WEIGHTS else self.weights

@@ -1,4 +1,4 @@
-"""Chooses the file that ships among those of the finalists, and scores it on the test images."""
+"""Chooses the file that ships among the finalists' files, and scores it on the test images."""
 
 import math
 from collections.abc import Generator, Mapping, Sequence
@@ -30,15 +30,15 @@ from fullstride.report.shift import shift_lines
 from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric
 from fullstride.train.scoring import SplitScores, quality
 
-MODEL = "model"  # name of the file that ships, before its suffix
-MISTAKES = 24  # that are listed by name
-NOISE = 1.05  # of a measurement, for a budget that would do
+MODEL = "model"  # name of the file that ships, without its suffix
+MISTAKES = 24  # most listed mistakes
+NOISE = 1.05  # allowance for noise in a suggested budget
 TEST = "test.json"  # in the folder of the files
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmallerBudget:
-    """What ships for another budget than the largest one."""
+    """The file that ships for a smaller budget."""
 
     budget_ms: float
     best: int  # index in the files of the shipment
@@ -48,35 +48,35 @@ class SmallerBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class Shipment:
-    """All files of the finalists, and the one that ships with its test scores."""
+    """All files of the finalists, and the test scores of the file that ships."""
 
     files: tuple[ShippedFile, ...]
     best: int  # index in `files`
     test: Mapping[str, Any]  # scores of the shipped file on the test images; empty without a test
-    test_split: str  # "test"; "" where the data have none
-    bundle: str  # folder of the network that it was exported from, relative to that of the fit
+    test_split: str  # "test"; "" if the data have none
+    bundle: str  # folder of the exported network, relative to the folder of the fit
     environment: Mapping[str, Any]
     model: str = ""  # the file that ships, relative to the folder of the fit
-    metric: str = "top1"  # that files are compared by
-    # of the shipped file on the test images, or on the validation split where there is no test
+    metric: str = "top1"  # by which files are compared
+    # of the shipped file on the test images, or without a test on the validation split
     confusion: ConfusionMatrix | None = None
     calibration: Calibration | None = None  # on the same images
     class_table: ClassTable = ()
     mistakes: tuple[Mistake, ...] = ()  # the most confident ones first
-    worst: tuple[ImageScore, ...] = ()  # of tasks without one class for each image
+    worst: tuple[ImageScore, ...] = ()  # for tasks without one class for each image
     smaller: tuple[SmallerBudget, ...] = ()  # the largest first
-    skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable ones, and why
-    notes: tuple[str, ...] = ()  # what a user must know, a line each
+    skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable image -> reason
+    notes: tuple[str, ...] = ()  # lines for the user
 
     @property
     def file(self) -> ShippedFile:
-        """The one that ships."""
+        """The file that ships."""
         return self.files[self.best]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinalScores:
-    """What the shipped file achieves on the images that it is finally scored on."""
+    """The scores of the shipped file on the images of the final scoring."""
 
     path: str
     split: str
@@ -97,18 +97,17 @@ def ship(
 ) -> Generator[str, None, Shipment]:
     """Export and score the finalists, measure all files in turn, and choose the one that ships.
 
-    That is the file with the highest validation score among those that are within the budget when
-    measured last; of ties (see `choose`) the fastest. Where noise may decide what is within the
-    budget, files are measured again. If none is then, the fastest ships, and a note says so. Only
-    the file that ships is scored on the test images, after the choice. Its copy in the folder is
-    called model, or of several budgets model-2ms and so on, each the best file within one. Forms
-    that were too slow before training are not exported. For a device that is not here the times are
-    estimates.
+    That is the file with the highest validation score within the budget by the last measurement,
+    and the fastest among ties (see `choose`). Files close to the budget are measured again. If no
+    file is within the budget, the fastest ships, and a note says so. Only the file that ships is
+    scored on the test images, after the choice. Its copy in the folder is called model; with
+    several budgets, each has a copy of its best file, such as model-2ms. Forms that were too slow
+    before training are not exported. For a device that is not here, times are estimates.
 
-    Files, their scores and their times are stored in the folder at once and read by a later call.
+    Files, scores and times are stored in the folder at once and read by a later call.
 
     Raises ValueError, in one line, for a format that cannot be written here and if no file could be
-    written, and OSError where the disk is full.
+    written, and OSError if the disk is full.
     """
     folder, device = job.folder, job.devices[0]
     records: list[FileRecord] = []
@@ -162,9 +161,9 @@ def ship(
 def for_smaller_budgets(
     job: FitJob, timed: Sequence[FileRecord], best: ShippedFile, test: FinalScores
 ) -> tuple[list[SmallerBudget], list[str]]:
-    """Choose, score and copy a file for each budget but the largest, and what does not hold of it.
+    """Choose, score and copy a file for each budget but the largest; also notes on doubts.
 
-    `best` is that of the largest budget, and `test` has its scores.
+    `best` is the file of the largest budget, and `test` has its scores.
     """
     chosen, notes, maybe = [], list[str](), job.settings.maybe
     for budget in job.budgets[1:]:
@@ -185,7 +184,7 @@ def for_smaller_budgets(
 
 
 def model_name(file: ShippedFile, budget: Budget | None = None) -> str:
-    """Of the copy of a file that ships, which names one of several budgets."""
+    """The name of the copy of a file that ships, with its `budget` if there are several."""
     limit = f"-{budget.ms_per_image:g}ms" if budget else ""
     return f"{MODEL}{limit}{FORMATS[file.format].suffix}"
 
@@ -196,7 +195,7 @@ def is_within(file: ShippedFile, budget: Budget, maybe: bool = False) -> bool:
 
 
 def within(records: Sequence[FileRecord], budget: Budget, maybe: bool = False) -> list[FileRecord]:
-    """The same records, whose files say whether they are within another budget."""
+    """The records with `within` set for another budget."""
     return [
         replace(each, file=replace(each.file, within=is_within(each.file, budget, maybe)))
         for each in records
@@ -206,11 +205,11 @@ def within(records: Sequence[FileRecord], budget: Budget, maybe: bool = False) -
 def pick(
     folder: Path, shipment: Shipment, metric: Metric, budget_ms: float, maybe: bool = False
 ) -> tuple[str, str]:
-    """Copy the best file within a time to the folder of a fit that has ended, without training.
+    """Copy the best file within a time to the folder of a finished fit, without training.
 
-    `maybe` is that of the settings of the fit. Returns the name of the copy, and a line with its
-    validation score, as the test images have chosen nothing. Raises ValueError, in one line, where
-    no file is within the time.
+    `maybe` is a setting of the fit. Returns the name of the copy, and a line with its validation
+    score, as test images must not choose. Raises ValueError, in one line, if no file is within the
+    time.
     """
     budget = Budget(ms_per_image=budget_ms)
     stored = [
@@ -251,11 +250,10 @@ def no_file(records: Sequence[FileRecord], finalists: Sequence[str]) -> str:
 
 
 def choose(records: Sequence[FileRecord], metric: Metric) -> int:
-    """The index of the file that ships.
+    """The index of the file that ships: the best validation score within the budget.
 
-    The highest validation score among the files within the budget. A tie, by the rule of
-    `halving.run_halving`, goes to the faster file. If no file is within the budget it is the
-    fastest.
+    Ties, by the rule of `halving.run_halving`, go to the fastest file. If no file is within the
+    budget, the fastest ships.
     """
     within = [number for number, each in enumerate(records) if each.file.within]
 
@@ -278,7 +276,7 @@ def choose(records: Sequence[FileRecord], metric: Metric) -> int:
 
 
 def as_score(record: FileRecord) -> RungScore:
-    """The validation split of a file as halving compares it."""
+    """The validation scores of a file, as halving compares them."""
     file = record.file
     return RungScore(
         candidate=file.candidate,
@@ -292,7 +290,7 @@ def as_score(record: FileRecord) -> RungScore:
 
 
 def doubts(file: ShippedFile, budget: Budget) -> list[str]:
-    """What does not hold, or may not hold, of the file that ships."""
+    """Warnings about the file that ships."""
     if file.ms is None or (time := file.upper_ms) is None:
         return [f"there is no estimate of the time of {file.path}: measure it on the device"]
     notes = []
@@ -315,9 +313,9 @@ def doubts(file: ShippedFile, budget: Budget) -> list[str]:
 
 
 def final_scores(job: FitJob, file: ShippedFile, name: str) -> FinalScores:
-    """The scores of the file that ships on the test images, or the validation images without any.
+    """The scores of the file that ships on the test images, or without any on validation images.
 
-    They are stored by a name at once, as the test images are read only once.
+    They are stored at once under `name`, as the test images are read only once.
     """
     path = job.folder / SHIP / name
     stored = TEST_SCORES.find(path)
