@@ -1,4 +1,4 @@
-"""Turns the words of a command line into a call, and every failure into one line."""
+"""Turns a command line into a call, and every failure into one line."""
 
 import errno
 import os
@@ -48,19 +48,19 @@ DESCRIPTION = (
     "\nExample: fullstride train digits --model genet_tiny --out runs/digits\n\n"
     "fullstride COMMAND --help explains a command."
 )
-RECIPE_ERROR = "Error parsing recipe: "  # the parser's, before our own message
+RECIPE_ERROR = "Error parsing recipe: "  # the parser's prefix of our own message
 RESUMABLE = ("train", "fit", "study search", "study scale")
 SHOW_TRACEBACK = "FULLSTRIDE_TRACEBACK"  # environment variable, for reports of defects
-TASK_OPTION = "--task."  # how flags of the options of a task begin
+TASK_OPTION = "--task."  # prefix of flags for a task's options
 HELP, WHOLE_HELP, RECIPE_HELP = ("-h", "--help"), "--help-all", "--recipe.help"
 RecipeName = Annotated[
     str,
     tyro.conf.arg(
         name="recipe",
         metavar="NAME",
-        help="A named recipe, or that of a run, a bundle or a JSON file; by default digits for "
-        "the digits, else finetune with --weights and scratch without. The numbers of these two "
-        "follow the number of images. --recipe.help lists the names.",
+        help="A named recipe, or a run, a bundle or a JSON file with a recipe; by default digits "
+        "for the digits, else finetune with --weights and scratch without. The numbers of these "
+        "two follow the number of images. --recipe.help lists the names.",
     ),
 ]
 
@@ -81,7 +81,7 @@ def run(words: Sequence[str]) -> int:
         with standard_streams() as output:
             return run_in(output, words)
     except LostOutputError as error:
-        # 128 + SIGPIPE, as shells say of a program that its reader has left
+        # 128 + SIGPIPE, as in shells for a program without a reader
         return 141 if error.errno == errno.EPIPE else print_error(error, 1)
 
 
@@ -105,12 +105,12 @@ def run_in(output: Output, words: Sequence[str]) -> int:
 
 
 def failure(error: Exception) -> tuple[object, int]:
-    """What to print for an error, and the exit code."""
+    """The message for an error, and the exit code."""
     user_errors = ValueError, FileNotFoundError, PermissionError, OutOfMemoryError
     if isinstance(error, (*user_errors, IsADirectoryError, NotADirectoryError)):
         return error, 2
     code = getattr(error, "errno", None)
-    # PyTorch's workers, which send files to each other, raise RuntimeErrors with this text
+    # PyTorch's workers raise RuntimeErrors with this text
     if code in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(error):
         return "too many open files: raise the limit by `ulimit -n`, or use fewer --workers", 1
     if isinstance(error, FloatingPointError | OSError):
@@ -134,9 +134,9 @@ def failure(error: Exception) -> tuple[object, int]:
 
 
 def library_imported(error: Exception) -> str:
-    """The library whose import raised `error`; "" if it was raised by a call of this package.
+    """The library whose import raised `error`; "" if a call of this package raised it.
 
-    Libraries that lack memory for a part of themselves may fail later in words that do not say so.
+    A library that lacks memory for one of its parts may fail later with an unrelated message.
     """
     library = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -145,13 +145,13 @@ def library_imported(error: Exception) -> str:
             library = ""
         elif frame.f_code.co_name == "<module>":
             library = library or package
-    if isinstance(error, ImportError):  # which may be raised by no module, but by the interpreter
+    if isinstance(error, ImportError):  # the interpreter may raise it outside any module
         library = library or (error.name or "").partition(".")[0]
     return "" if library == fullstride.__name__ else library
 
 
 def defect(error: Exception) -> str:
-    """One line for an error that nobody has foreseen, with the place in our own code."""
+    """One line for an unforeseen error, with the place in our own code."""
     if os.environ.get(SHOW_TRACEBACK):
         traceback.print_exception(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -164,9 +164,9 @@ def defect(error: Exception) -> str:
 
 
 def parse(words: Sequence[str]) -> Callable[[], None]:
-    """The command in `words` with its arguments, ready to be called.
+    """Parse `words` into a command with its arguments, ready to be called.
 
-    Raises ValueError in one line where the parser would draw a frame.
+    Raises ValueError in one line instead of the parser's frame.
     """
     name, arguments = command_in(words)
     if name not in COMMANDS:
@@ -191,7 +191,7 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
         return call
     source = call.keywords.pop("recipe_name")
     if source:
-        find_recipe(source, NOMINAL)  # an unknown name is an error before data are read
+        find_recipe(source, NOMINAL)  # refuses an unknown name before data are read
     changes = {field: getattr(call.keywords["recipe"], field) for field in given_fields(arguments)}
     if task:
         values = call.keywords.pop("task_options")
@@ -202,9 +202,9 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
 
 
 def check_names(values: Mapping[str, Any]) -> None:
-    """Raises ValueError for tasks and formats that do not exist, before PyTorch is imported.
+    """Raise ValueError for unknown tasks and formats before PyTorch is imported.
 
-    `values` are the arguments of a command, by name; their dataclasses hold others.
+    `values` are the arguments of a command by name, some in dataclasses.
     """
     groups = (vars(value) for value in values.values() if is_dataclass(value))
     for group in (values, *groups):
@@ -215,7 +215,7 @@ def check_names(values: Mapping[str, Any]) -> None:
 
 
 def command_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The name of the command that `words` begin with, of one or two words, and what follows."""
+    """The name of the command, the first or the first two of `words`, and the remaining words."""
     length = 2 if words and words[0] in GROUPS else 1
     return " ".join(words[:length]), words[length:]
 
@@ -224,9 +224,9 @@ def command_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def list_commands(name: str) -> str:
-    """The help of all commands or of a group, each by its first sentence, where it is asked for.
+    """The help of all commands or of a group, each with its first sentence.
 
-    Raises ValueError for a name that is not one of a command.
+    Raises ValueError for the name of no command.
     """
     group, _, verb = name.partition(" ")
     if group not in GROUPS:
@@ -251,13 +251,13 @@ def list_commands(name: str) -> str:
 
 
 def verbs(group: str) -> list[str]:
-    """The last words of the commands of a group, or of those without one, whose group is ""."""
+    """The last words of a group's commands; the group "" has commands of one word."""
     pairs = (name.rpartition(" ") for name in COMMANDS)
     return [verb for first, _, verb in pairs if first == group]
 
 
 def print_help(name: str, arguments: Sequence[str]) -> None:
-    """Print the help of a command: its usual flags and the number of others, or all flags."""
+    """Print the help of a command: its usual flags and the number of other flags, or all flags."""
     command, recipe, task = COMMANDS[name], RECIPES["scratch"], task_in(name, arguments)
     if takes_recipe(command):
         named = recipe_in(name, arguments)
@@ -280,12 +280,11 @@ def print_help(name: str, arguments: Sequence[str]) -> None:
 
 
 class HelpFlags:
-    """Says which values texts have in the parser's help, and hides flags from it.
+    """Shows the values of text flags in the parser's help, and hides flags from it.
 
     Args:
-        command: Its name.
-        usual: The names of the parameters and fields that are described beside what is required;
-            None for all.
+        command: The name of the command.
+        usual: The names of parameters and fields to describe beside required ones; None for all.
     """
 
     def __init__(self, command: str, usual: Sequence[str] | None):
@@ -293,23 +292,23 @@ class HelpFlags:
         self.hidden, self.asks = set[tuple[str, Any]](), False
 
     def mark(self, name: str, hint: Any, owner: Any = None) -> Any:
-        """The type of a flag with its values, marked as hidden if it is not a usual one."""
+        """The type of a flag with its values, marked as hidden if it is not usual."""
         kind = hint.__origin__ if get_origin(hint) is Annotated else hint
         values = VALUES.get(f"{self.command} {name}", VALUES.get(name))
         if values and kind in (str, str | None, tuple[str, ...]):
             hint = Annotated[hint, tyro.conf.arg(metavar=values)]
-        never = name == "task_options"  # which has flags of its own
+        never = name == "task_options"  # it has its own flags
         if never or self.usual is None or name in self.usual or is_dataclass(kind):
             return hint
         self.hidden.add((name, owner))
         return Annotated[hint, tyro.conf.Suppress]
 
     def __call__(self, info: StructTypeInfo) -> StructConstructorSpec | None:
-        """A rule of the parser, for the flags that are fields of a dataclass."""
+        """Mark flags that are fields of a dataclass, as a rule of the parser."""
         if self.asks or not is_dataclass(info.type):
             return None
         self.asks = True
-        spec = ConstructorRegistry.get_struct_spec(info)  # by the parser's own rules
+        spec = ConstructorRegistry.get_struct_spec(info)  # the parser's own rules
         self.asks = False
         if not isinstance(spec, StructConstructorSpec):
             return None
@@ -320,7 +319,7 @@ class HelpFlags:
         return replace(spec, fields=tuple(marked))
 
 
-# From a command to what the parser takes.
+# Functions for the parser.
 
 
 def deferred(
@@ -330,17 +329,17 @@ def deferred(
     requires: bool = True,
     task: "Task | None" = None,
 ) -> Callable[..., Any]:
-    """A function with the arguments of `command` that returns the call instead of making it.
+    """Make a function with the arguments of `command` that returns the call as a partial.
 
-    For an argument `recipe` there are `--recipe NAME` and a flag for each field, and one for each
-    option of `task`.
+    An argument `recipe` becomes `--recipe NAME` and a flag for each field, and for each option of
+    `task`.
 
     Args:
         command: The function.
         recipe: The defaults of the fields.
-        mark: What changes the types of arguments that have a default, by their names.
-        requires: Whether arguments without a default must be given; else they are None.
-        task: One that has options of its own.
+        mark: Changes the types of arguments with a default, by name.
+        requires: Whether arguments without a default are required; otherwise they are None.
+        task: A task with its own options.
     """
 
     def bind(**values: Any) -> Callable[[], None]:
@@ -371,18 +370,18 @@ def deferred(
 
 
 def optional(hint: Any) -> Any:
-    """The same type or None, with the same metadata."""
+    """The type or None, with the same metadata."""
     metadata = getattr(hint, "__metadata__", ())
     either = (hint.__origin__ if metadata else hint) | None
     return Annotated[either, *metadata] if metadata else either
 
 
 def joined_lines(docstring: str) -> str:
-    """A docstring whose paragraphs and arguments are one line each, which the parser breaks."""
+    """Join each paragraph and argument of a docstring to one line, which the parser breaks."""
     return re.sub(r"(?<!\n)\n(?!\n| {4}\w+: )\s*", " ", cleandoc(docstring))
 
 
-# The recipe that the words of a command choose.
+# The recipe of a command line.
 
 
 def takes_recipe(command: Callable[..., None]) -> bool:
@@ -390,7 +389,7 @@ def takes_recipe(command: Callable[..., None]) -> bool:
 
 
 def refuse_contradictions(words: Sequence[str]) -> None:
-    """Raises ValueError if a short flag and the flag of its field have different values."""
+    """Raise ValueError if a short flag and the flag of its field have different values."""
     for short, field in SHORT_FLAGS.items():
         values: dict[str, str] = {}
         for word, following in zip(words, [*words[1:], ""], strict=True):
@@ -410,7 +409,7 @@ def number_in(word: str) -> float | str:
 
 
 def given_fields(words: Sequence[str]) -> list[str]:
-    """The fields of a recipe that flags among `words` set, also to the value of the recipe."""
+    """The fields of a recipe that flags among `words` set, even to the recipe's own value."""
     flags = {word.partition("=")[0].replace("_", "-") for word in words}
     names = names_after("--recipe.", words) | {SHORT_FLAGS[flag] for flag in flags & {*SHORT_FLAGS}}
     return [field.name for field in fields(Recipe) if field.name in names]
@@ -423,16 +422,16 @@ def given_options(words: Sequence[str], task: "Task") -> list[str]:
 
 
 def names_after(prefix: str, words: Sequence[str]) -> set[str]:
-    """The names of flags that begin with `prefix`, as in Python; of `no-NAME` also NAME."""
+    """The Python names of flags that begin with `prefix`; for `no-NAME` also NAME."""
     flags = [word.partition("=")[0].replace("-", "_") for word in words if word.startswith(prefix)]
     names = {flag[len(prefix) :] for flag in flags}
     return names | {name.removeprefix("no_") for name in names}
 
 
 def task_in(command: str, words: Sequence[str]) -> "Task | None":
-    """The task of `--task` where its options are given or are to be explained; else None.
+    """The task of `--task` if its options are given or need an explanation; else None.
 
-    It is imported only then, as that takes seconds. Raises ValueError for one without options.
+    The import of tasks takes seconds. Raises ValueError for flags of a task without options.
     """
     flags = [word for word in words if word.startswith(TASK_OPTION)]
     places = [number for number, word in enumerate(words) if word.partition("=")[0] == "--task"]
@@ -455,10 +454,10 @@ def task_in(command: str, words: Sequence[str]) -> "Task | None":
 
 
 def recipe_in(name: str, words: Sequence[str]) -> NamedRecipe:
-    """The recipe that `--recipe NAME`, or else DATA and `--weights`, choose before data are read.
+    """The recipe chosen by `--recipe NAME`, or else DATA and `--weights`, before data are read.
 
-    No argument is required for that. Flags of fields do not change it, but for the resolution,
-    which others follow.
+    No argument is required. Flags of fields do not change the recipe, except the resolution, which
+    other fields follow.
     """
     words = [word for word in words if word not in (*HELP, WHOLE_HELP, RECIPE_HELP)]
     try:
@@ -486,7 +485,7 @@ def recipe_in(name: str, words: Sequence[str]) -> NamedRecipe:
 
 
 def explain(named: NamedRecipe, task: "Task | None" = None) -> None:
-    """Print the names of recipes, and each field of one with its value, help and short flag.
+    """Print the names of recipes, and each field of one recipe with value, help and short flag.
 
     The options of `task` follow.
     """

@@ -1,6 +1,6 @@
-"""The table of commands. Each is one function: parse, call, print.
+"""Holds the table of commands; each is a function that parses, calls and prints.
 
-They import what they need when they are called, so that `--help` is quick.
+They import modules when called, so that `--help` is quick.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from fullstride.commands.studying import bench_blocks, figures, rank
 from fullstride.commands.training import bench_data, pack, train, validate
 from fullstride.tables.names import FORMATS, TASKS
 
-# The verbs of every day stand alone; a name of two words is a command of a group.
+# Everyday commands are one word; a name of two words is a command of a group.
 COMMANDS = {
     "fit": fit,
     "train": train,
@@ -46,8 +46,8 @@ GROUPS = {
     "measure": "What networks cost: operations, memory, and time on devices that are elsewhere.",
 }
 
-# The flags that `--help` describes beside the required ones, by parameters and fields;
-# `--help-all` describes all. Commands that are not named have few.
+# Flags that `--help` describes beside required flags, by parameter and field; `--help-all`
+# describes all. Other commands have few flags.
 USUAL = {
     "fit": "task budget_ms target hours weights licence recipe_name epochs executor dry_run",
     "train": "recipe_name epochs batch_size lr resolution weights device task val",
@@ -77,7 +77,7 @@ def choices(names: Iterable[str]) -> str:
 PROFILES = sorted(path.stem for path in Path(__file__).parents[1].glob("latency/*/*.json"))
 TARGET, HERE_OR_TARGET = f"{choices(PROFILES)}|FILE", f"{choices(['here', *PROFILES])}|FILE"
 ELSEWHERE = "ssh://HOST|COMMAND"
-# How the help shows the values of flags that are texts, by parameters and fields, or for a command.
+# The values of text flags in the help, by parameter or field, or by command and name.
 VALUES = {
     "device": "cpu|cuda|cuda:N|auto",
     "study search format": choices(["module", *FORMATS]),

@@ -1,4 +1,4 @@
-"""The commands of the latency model: estimates, profiles, and the best network in a budget."""
+"""Holds the commands of the latency model: estimate, calibrate, choose."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EstimateFlags:
-    """What is estimated."""
+    """What to estimate."""
 
-    # Images of a call. Times are those of a call divided by its images.
+    # Images per call. Times are a call's, divided by its images.
     call_batch: int = 1
     # Pixels a side; by default each network's own.
     resolution: int | None = None
-    # Estimate the time of a training step, where the profile has it.
+    # Estimate the time of a training step, if the profile has it.
     train: bool = False
     # Print one JSON object instead of a table.
     json: bool = False
-    # For names: with the head of this task, such as detect, segment or depth, and what it computes
-    # of the network's maps. Runs and bundles have their own.
+    # For names: add the head of this task, such as detect, segment or depth, with its computation
+    # on the network's maps. Runs and bundles have their own.
     task: str = ""
-    # For names: outputs for so many classes; by default each network's own.
+    # For names: number of classes; by default each network's own.
     classes: int | None = None
-    # For names of networks of clips: so many frames; by default each one's own.
+    # For names of networks of clips: number of frames; by default each network's own.
     frames: int | None = None
 
     def find(self, models: Sequence[str]) -> "Sequence[str | NamedNetwork]":
-        """Names as they are where no option is given: most are estimated without PyTorch then."""
+        """Find networks; without options names stay names, mostly estimated without PyTorch."""
         if not self.task and self.classes is None and self.frames is None:
             return models
         from fullstride import tasks
@@ -75,7 +75,7 @@ def estimate(
     Example: fullstride measure estimate tresnet_m timm/resnet50 --target rtx4090
 
     Args:
-        models: Names that `fullstride zoo` lists, timm/NAME, runs or bundles.
+        models: Names listed by `fullstride zoo`, timm/NAME, runs or bundles.
     """
     from fullstride.latency.devices import estimate_by_name, estimates_json
     from fullstride.report import console_lines, console_tables
@@ -97,19 +97,19 @@ def estimate(
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateFlags:
-    """What is measured, and how long."""
+    """What to measure, and how long."""
 
-    # Each has a profile of its own; by default eager, graph and compiled on a GPU, eager on the
-    # CPU, and those of onnx and openvino that a --target has.
+    # Runtimes, with a profile for each; by default eager, graph and compiled on a GPU, eager on the
+    # CPU, and onnx and openvino on a --target that has them.
     runtimes: tuple[Literal["eager", "graph", "compiled", "onnx", "openvino"], ...] = ()
-    # Images at a time; by default 1 8 64 256 on a GPU and 1 8 on the CPU.
+    # Images per call; by default 1 8 64 256 on a GPU and 1 8 on the CPU.
     batches: tuple[int, ...] = ()
     # Pixels a side; by default 224 on a GPU and 128 on the CPU.
     resolution: int | None = None
     # fp32, bf16 or fp16; by default fp16 on a GPU and fp32 on the CPU.
     precision: Literal["fp32", "bf16", "fp16"] | None = None
     layout: Layout = "nchw"  # Memory format.
-    # Time after which no further network is measured; the fit takes some seconds more.
+    # Minutes after which no further network is measured; the fit takes some seconds more.
     minutes: float = 8.0
 
 
@@ -130,10 +130,10 @@ def calibrate(
 
     Args:
         device: What to measure.
-        target: Another machine, on which networks are timed as files: ssh://HOST, or a command
-            that runs a Python there. See docs/guides/targets.md.
-        out: The profile's file; of several runtimes each has one, such as profile-compiled.json.
-        name: Of the profile; by default here, or that of the target.
+        target: Another machine to time networks on as exported files: ssh://HOST, or a command
+            that runs Python there. See docs/guides/targets.md.
+        out: The profile's file; several runtimes have one each, such as profile-compiled.json.
+        name: The name of the profile; by default here, or the target's.
         times_out: A JSON file for all measured times.
     """
     from fullstride.deploy.choose_form import find_target
@@ -160,7 +160,7 @@ def calibrate(
 def calibration(
     device: str, options: CalibrateFlags, target: "Target | None"
 ) -> "tuple[Plan, Iterable[tuple[str, list[Timing]]]]":
-    """What is timed here or on another machine, and the times as they come."""
+    """The plan of a calibration here or on another machine, and the times as they come."""
     from fullstride.latency import calibrate as files
     from fullstride.measure.environment import choose_device
 
@@ -179,28 +179,28 @@ def calibration(
 
 @dataclass(frozen=True, kw_only=True)
 class ChooseFlags:
-    """Among which networks, and what is shown."""
+    """The networks to choose from, and the output."""
 
-    # ours, timm (ConvNets with released weights, and those in the tables of the papers),
-    # genet_paper (Table 7 of GENet) or a CSV file with the columns model, img_size and top1, as
-    # timm publishes; one or more.
+    # One or more of ours, timm (ConvNets with released weights or in the papers' tables),
+    # genet_paper (Table 7 of GENet) and CSV files with the columns model, img_size and top1, as
+    # timm publishes.
     source: Annotated[tuple[str, ...], arg(name="from")] = ("ours", "timm")
-    # With published, a time that GENet's authors printed for that device and batch has precedence
-    # over the estimate; with estimated, never.
+    # With published, a time printed by GENet's authors for the device and batch replaces the
+    # estimate; with estimated, never.
     times_from: Literal["published", "estimated"] = "published"
     # Print one JSON object instead of a table.
     json: bool = False
-    # Times are those with the head of this task, such as detect, segment or depth; the accuracies
-    # are still those of classification. Each network takes about a second.
+    # Include the head of this task, such as detect, segment or depth, in times; accuracies stay the
+    # accuracies of classification. Each network takes about a second.
     task: str = ""
     # Classes of the task; by default each network's own.
     classes: int | None = None
-    # Times are those of images of so many pixels a side; by default of those that an accuracy is
-    # published for. Heads need multiples of 32.
+    # Pixels a side of images for the times; by default the resolution of the published accuracy.
+    # Heads need multiples of 32.
     resolution: int | None = None
 
     def heads(self) -> Any:
-        """What makes networks with the head of a task of names; None without."""
+        """A function that builds a named network with the task's head; None without a task."""
         if not self.task:
             if self.classes:
                 raise ValueError(f"--classes {self.classes} is for --task: leave it out")
@@ -211,7 +211,7 @@ class ChooseFlags:
         return partial(tasks.find_network, task=self.task, classes=self.classes)
 
     def choose(self, profile: ProfileFlags, budget: "Budget") -> "Selection":
-        """By estimates for a profile, or by times on another machine."""
+        """Choose by estimates for a profile, or by times on another machine."""
         from fullstride.latency import select
 
         choose = partial(
@@ -248,9 +248,9 @@ def choose(
     Example: fullstride choose --target rtx4090 --budget-ms 6
 
     Args:
-        budget_ms: At most this time: that of a call divided by its images.
+        budget_ms: The longest time allowed: a call's, divided by its images.
         images_per_s: The budget as a rate instead.
-        call_batch: Images of a call.
+        call_batch: Images per call.
         out: A PNG file for a plot.
     """
     from fullstride.latency import select
@@ -281,6 +281,6 @@ def choose(
 
 
 def progress(networks: Sequence[Any]) -> Any:
-    """A bar on the standard error stream, where that is a terminal."""
+    """Show a bar on the standard error stream, if that is a terminal."""
     hidden = not sys.stderr.isatty()
     return track(networks, transient=True, disable=hidden, console=Console(stderr=True))

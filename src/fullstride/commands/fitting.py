@@ -1,4 +1,4 @@
-"""The commands that find a network for images and a budget by many trainings."""
+"""Holds the commands that find a network for images and a budget by many trainings."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFlags(SplitFlags, StudyOptions):
-    """Where a study runs, and how the splits of its images are taken."""
+    """Where a study runs, and how its images are split."""
 
 
 # the flags have the names of the fields
@@ -46,19 +46,18 @@ def fit(
 
     DATA may also have boxes, masks, depths, several labels, or videos: see --task.
 
-    After a stop, the same command goes on where it was.
+    After a stop, the same command continues.
 
     Args:
-        data: A folder with one subfolder of images per class, or what else `train` takes.
+        data: A folder with one subfolder of images per class, or another source for `train`.
         out: The folder of the fit: its trials, the file that ships, fit.json and report.html.
-        pick: Copy the best of the files that takes at most so many ms per image to model-PICKms,
-            too.
+        pick: Also copy the best file that takes at most this many ms per image to model-PICKms.
     """
     from fullstride.autofit.fit import FIT as STUDY
     from fullstride.autofit.ship import pick as pick_file
     from fullstride.train.run import task_for
 
-    settings.budgets()  # before the data are read
+    settings.budgets()  # refuses wrong budgets before the data are read
     task = task_for(data, RunOptions(task=settings.task), recipe.changes)
     results = run(STUDY, data, out, recipe, replace(settings, task=task.name), flags, task)
     if pick is not None and not flags.dry_run:
@@ -73,16 +72,15 @@ def search(
 
     Example: fullstride study search photos --master genet_tiny --budget-ms 0.3 --out runs/searched
 
-    After a stop, the same command goes on where it was. docs/reproduce/search.md explains the
-    stages.
+    After a stop, the same command continues. docs/reproduce/search.md explains the stages.
 
     Args:
-        data: A folder with one subfolder of images per class, or what else `train` takes.
+        data: A folder with one subfolder of images per class, or another source for `train`.
         out: The folder of the search: its trials, the results of its stages, and search.json.
     """
     from fullstride.search.llr.study import SEARCH as STUDY
 
-    settings.budget()  # before the data are read
+    settings.budget()  # refuses a wrong budget before the data are read
     run(STUDY, data, out, recipe, settings, flags)
 
 
@@ -93,10 +91,10 @@ def scale(
 
     Example: fullstride study scale digits --models genet_tiny --out runs/scale
 
-    After a stop, the same command goes on where it was; with a larger grid it adds trainings.
+    After a stop, the same command continues; with a larger grid it adds trainings.
 
     Args:
-        data: A folder with one subfolder of images per class, or what else `train` takes.
+        data: A folder with one subfolder of images per class, or another source for `train`.
         out: The folder of the study: its trainings, scale.json, trainings.csv and report.html.
     """
     from fullstride.search.scale.study import SCALE as STUDY
@@ -135,10 +133,10 @@ def analyse_scale(
     Example: fullstride study analyse resnet_rs
 
     Args:
-        source: A folder of `study scale`, a CSV file as it writes one, or resnet_rs or
-            efficientnet for Table 7 of ResNet-RS.
-        budget_ms: The longest time that an image may take, in ms.
-        target_epochs: Epochs of the training that is to come; by default the longest here.
+        source: A folder of `study scale`, a CSV file in its form, or resnet_rs or efficientnet for
+            Table 7 of ResNet-RS.
+        budget_ms: The longest time allowed per image, in ms.
+        target_epochs: Epochs of the planned training; by default the longest in the source.
         out: A folder for scale.json, trainings.csv, scale.png and report.html.
         json: Print one JSON object with all numbers instead of lines.
     """

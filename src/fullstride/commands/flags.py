@@ -1,4 +1,4 @@
-"""Flags that several commands share."""
+"""Defines flags that several commands share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Models = Annotated[Positional[tuple[str, ...]], arg(metavar="MODEL ...")]
 Run = Annotated[Positional[str], arg(metavar="RUN")]
 Images = Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE ...")]
 Runs = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN ...")]
-Device = Annotated[str, arg(help="cpu, cuda, cuda:1, or auto: cuda where there is one.")]
+Device = Annotated[str, arg(help="cpu, cuda, cuda:1, or auto: cuda if available.")]
 StepRecipe = Annotated[
     str,
     arg(
@@ -37,7 +37,7 @@ StepRecipe = Annotated[
 Efficiency = Annotated[
     Literal["plain", "fused", "plain_compiled", "fused_compiled"],
     arg(
-        help="Modules of a training step, as in a recipe: PyTorch's or fused ones, eager or "
+        help="Modules of a training step, as in a recipe: plain (PyTorch's) or fused, eager or "
         "compiled with recomputation."
     ),
 ]
@@ -49,10 +49,10 @@ Loading = Annotated[LoadOptions, arg(name="")]  # the flags have the names of it
 class OpenFlags:
     """How a model is opened, and where it computes."""
 
-    # Where a run or a bundle computes, cpu, cuda, cuda:1, or auto: cuda where there is one; an
-    # exported file has its own device.
+    # Where a run or a bundle computes: cpu, cuda, cuda:1, or auto: cuda if available; an exported
+    # file has its own device.
     device: str = "auto"
-    # Open files of the formats pt2 and aoti too, which are programs.
+    # Also open files of the formats pt2 and aoti, which are programs.
     trust: bool = False
     loading: Loading = BY_DEFAULT
 
@@ -68,19 +68,19 @@ OPENED = OpenFlags()
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileFlags:
-    """What the network must run on: the device that times are estimated for."""
+    """The device that the network must run on, for which times are estimated."""
 
-    # A profile such as v100-fp16, or a file that `measure calibrate` wrote. `choose` also takes
-    # another machine, on which it measures: see docs/guides/targets.md.
+    # A profile such as v100-fp16, or a file written by `measure calibrate`. `choose` also takes
+    # another machine and measures there: see docs/guides/targets.md.
     target: str = ""
-    # In its place: a JSON file of its data sheet, as docs/guides/latency.md describes.
+    # Instead of a target: a JSON file of its data sheet, as docs/guides/latency.md describes.
     device_sheet: str = ""
-    # A CSV file of times that were measured there, which correct those of the profile: columns
-    # model, img_size, batch, and ms_per_image or images_per_s. Three networks are enough.
+    # A CSV file of times measured on the device, which correct the profile: columns model,
+    # img_size, batch, and ms_per_image or images_per_s. Three networks are enough.
     measured: Path | None = None
 
     def find_target(self) -> "Target | None":
-        """Another machine, on which networks are measured; None for a profile."""
+        """Connect to another machine to measure networks on; None for a profile."""
         from fullstride.measure.budget import is_elsewhere
 
         if not is_elsewhere(self.target):
@@ -109,13 +109,14 @@ NO_PROFILE = ProfileFlags()
 
 @dataclass(frozen=True, kw_only=True)
 class JpegFlags:
-    """The JPEGs that packed images become, if any."""
+    """Whether and how packed images become JPEGs."""
 
-    # Store upright JPEGs whose longer side has at most so many pixels; 400 suits training at 224.
+    # Store upright JPEGs with at most this many pixels on the longer side; 400 suits training at
+    # 224.
     long_side: int | None = None
-    # Of these JPEGs, 1 to 100.
+    # Quality of these JPEGs, 1 to 100.
     quality: int = 90
-    # Of these JPEGs, the colour behind transparent pixels, such as black or #rrggbb.
+    # Colour behind transparent pixels in these JPEGs, such as black or #rrggbb.
     background: str = WHITE
 
 
@@ -125,25 +126,26 @@ UNCHANGED_FILES = JpegFlags()
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFlags:
-    """How the splits of the images are taken."""
+    """How the images are split."""
 
-    # Share of the training images for validation, where the data have none; by default it depends
-    # on their number. 0: no validation, not even val/; `train` then saves the last epoch.
+    # Share of the training images for validation, if the data have no validation split; by default
+    # it depends on their number. 0: no validation, not even val/; `train` then saves the last
+    # epoch.
     val: float | None = None
-    # Share of the images for the test, where the data have none; by default a tenth. 0: no test,
-    # not even test/; its images are for training.
+    # Share of the images for the test, if the data have no test; by default a tenth. 0: no test,
+    # not even test/, whose images are then for training.
     test: float | None = None
-    # What images have in common that must be in one split, such as a patient: a column of a table,
-    # a level of folders below the class (1, 2, ... or parent), or a pattern such as
-    # '(patient[0-9]+)' for the names.
+    # The groups whose images must stay in one split, such as patients: a column of a table, a level
+    # of folders below the class (1, 2, ... or parent), or a pattern for names such as
+    # '(patient[0-9]+)'.
     group: str = ""
     # Allow the same image in several splits; by default copies are in one.
     keep_duplicates: bool = False
 
     def open(self, data: str, task: "Task | None" = None) -> "DataSet":
-        """The images for a task, by default classification, with a note on what was ignored.
+        """Open the images for a task, by default classification, and print what was ignored.
 
-        Raises ValueError for data that are for another task than classification by default.
+        Without a task, raises ValueError for data of another task than classification.
         """
         from fullstride.data.dataset import SplitRule
         from fullstride.data.recognise import check_purpose
@@ -162,7 +164,7 @@ SPLITS = SplitFlags()
 
 
 def refuse_flags(values: Mapping[str, Any], reason: str) -> None:
-    """Raises ValueError, with `reason`, for the flags that were given a value."""
+    """Raise ValueError, with `reason`, for flags with a value."""
     names = [f"--{name.replace('_', '-')}" for name, value in values.items() if value]
     if names:
         raise ValueError(f"{', '.join(names)} {reason}")

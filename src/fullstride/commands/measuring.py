@@ -44,11 +44,11 @@ def zoo() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFlags:
-    """The step whose tensors are counted."""
+    """The training step to count."""
 
     # Pixels a side; by default the recipe's, or else the network's own.
     resolution: int | None = None
-    # Of the tensors; by default that of the recipe, or else bf16.
+    # Precision of the tensors; by default the recipe's, or else bf16.
     precision: Literal["fp32", "bf16", "fp16"] | None = None
     step_recipe: StepRecipe = ""
 
@@ -73,14 +73,14 @@ def cost(
     FLOPs are twice the MACs.
 
     Args:
-        model: A name that `fullstride zoo` lists, timm/NAME, a run, a bundle, or a file of weights.
-        layers: Print a line for each convolution and linear layer too, and with --train for each
+        model: A name listed by `fullstride zoo`, timm/NAME, a run, a bundle, or a file of weights.
+        layers: Also print a line for each convolution and linear layer, and with --train for each
             layer that saves tensors.
-        train: Print also the bytes that a training step on a GPU saves for its backward pass.
-        task: Of a name: count the head of this task too, such as detect, segment or depth, with
-            what it computes of the network's maps. Runs and bundles have their own.
-        classes: Of a name: outputs for so many classes; by default the network's own.
-        frames: Of the name of a network of clips: so many frames; by default its own.
+        train: Also print the bytes that a training step on a GPU saves for its backward pass.
+        task: For a name: also count the head of this task, such as detect, segment or depth, with
+            its computation on the network's maps. Runs and bundles have their own.
+        classes: For a name: number of classes; by default the network's own.
+        frames: For the name of a network of clips: number of frames; by default its own.
     """
     from fullstride import tasks
     from fullstride.measure.cost import network_cost
@@ -124,15 +124,14 @@ def capacity(
     The result is a multiple of 8, or less than 8.
 
     Args:
-        model: A name that `fullstride zoo` lists, timm/NAME, a run or a bundle.
+        model: A name listed by `fullstride zoo`, timm/NAME, a run or a bundle.
         layout: Memory format; by default the recipe's, or else nchw.
         efficiency: Modules of the step; by default the recipe's, or else plain.
-        device: Where to train. A prediction alone is for a GPU, which need not be present, unless
-            this is cpu.
-        compiled: For the network compiled by torch.compile; for networks of timm the prediction
-            is that of eager steps.
-        memory_gib: Use at most this much memory, such as 16 for a card of 16 GB; by default all
-            that is free.
+        device: Where to train. With --predict, a GPU, which need not be present, unless this is
+            cpu.
+        compiled: Compile the network with torch.compile; for networks of timm, the prediction is
+            for eager steps.
+        memory_gib: Memory limit, such as 16 for a card of 16 GB; by default all free memory.
         predict: Only predict.
     """
     from fullstride.measure import max_batch
@@ -178,13 +177,13 @@ def bench(
     Example: fullstride bench genet_light timm/resnet18
 
     Args:
-        models: Names that `fullstride zoo` lists, timm/NAME, runs, bundles, or exported files,
-            which are run by their own runtimes on the CPU. All must take the same channels.
+        models: Names listed by `fullstride zoo`, timm/NAME, runs, bundles, or exported files, which
+            run in their own runtimes on the CPU. All must take the same number of channels.
         suite: Measure the tables of the papers, in both layouts, eager and compiled, or all their
-            protocols for the models named, and write a page. A stopped suite resumes.
+            protocols for the given models, and write a page. A stopped suite resumes.
         quick: Measure only the main lines of the suite, in less than 8 minutes on a GPU.
         out: A JSON file for all samples and the environment; for a suite a folder (suite).
-        trust: Measure files of the formats pt2 and aoti too, which are programs.
+        trust: Also measure files of the formats pt2 and aoti, which are programs.
     """
     if suite:
         bench_suite(models, settings, quick, out or Path("suite"))
@@ -205,7 +204,7 @@ def bench(
 
 @contextmanager
 def bench_plan(models: tuple[str, ...], settings: BenchSettings, trust: bool) -> Iterator[Any]:
-    """What is measured here, or on another machine."""
+    """Yield the plan of a benchmark here or on another machine."""
     from fullstride import tasks
     from fullstride.deploy.choose_form import find_target
     from fullstride.deploy.elsewhere import bench_there
@@ -221,13 +220,13 @@ def bench_plan(models: tuple[str, ...], settings: BenchSettings, trust: bool) ->
 
 
 def target(where: Annotated[Positional[str], arg(metavar="TARGET")]) -> None:
-    """Say what is on another machine: processor, runtimes, what is missing, and how noisy it is.
+    """Describe another machine: processor, runtimes, missing runtimes, and noise.
 
     Example: fullstride measure target ssh://pi@raspberrypi
 
     Args:
-        where: ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON], or a command that runs a Python there,
-            which has NumPy and a runtime. --target of other commands takes the same.
+        where: ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON], or a command that runs Python there, with
+            NumPy and a runtime. --target of other commands takes the same values.
     """
     from fullstride.targets.target import Target, report
 
@@ -236,7 +235,7 @@ def target(where: Annotated[Positional[str], arg(metavar="TARGET")]) -> None:
 
 
 def print_tables(runs: Iterable[Any], is_one_table: bool) -> list[Any]:
-    """Print a table of the measurements of each protocol, or one of both; returns the rows."""
+    """Print a table for each protocol, or one table of both protocols; return the rows."""
     from fullstride.report import console_tables
 
     results: list[Any] = []

@@ -29,24 +29,24 @@ if TYPE_CHECKING:
     from fullstride.nets.bundle import Bundle
 
 EVERY_S = 1.0
-CLASSES = 3  # that are printed for an image by default
+CLASSES = 3  # printed for an image by default
 Ship = Annotated[ShipSettings, arg(name="")]  # the flags have the names of its fields
 SHIP = ShipSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
 class VideoFlags:
-    """Which parts of a video a network of clips sees."""
+    """The parts of a video that a network of clips sees."""
 
-    # Of a video, CLIPSxCROPS such as 10x3: the mean of the probabilities of so many clips all over
-    # it, and 3 crops of each or 1; by default its middle clip.
+    # For videos, CLIPSxCROPS such as 10x3: the mean of the probabilities of so many clips all over
+    # the video, with 1 or 3 crops of each; by default the middle clip.
     views: str = ""
     # Where the clips of --views begin: inclusive, evenly up to the last possible start, or
     # slowfast, which does not reach it.
     clip_starts: Literal["inclusive", "slowfast"] = "inclusive"
-    # A line for each second of a video as soon as it is computed, by the frames up to there.
+    # Print a line for each second of a video while it is decoded, computed from the frames so far.
     stream: bool = False
-    # With --stream: seconds of the video from a line to the next one; by default 1.
+    # With --stream: seconds of video between lines; by default 1.
     every_s: float | None = None
 
 
@@ -58,7 +58,7 @@ ONE_CLIP = VideoFlags()
 class ModelFlags(OpenFlags):
     """How a model is opened, and how it computes."""
 
-    # Images of a call.
+    # Images per call.
     call_batch: PositiveInt = 32
 
     def __post_init__(self) -> None:
@@ -71,15 +71,15 @@ MODEL, TEACHER = ModelFlags(), ModelFlags(call_batch=128)
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionFlags:
-    """Which predictions are made of an image."""
+    """The predictions to make for an image."""
 
-    # How many predictions to print for each, the most probable; by default 3 classes, and all
+    # Number of most probable predictions to print for each image; by default 3 classes, and all
     # boxes of a detector.
     top: int | None = None
-    # The score from which a detector predicts boxes; by default that with the best F1 on its
-    # validation images, or 0.3 where none was chosen.
+    # The lowest score of a detector's boxes; by default the score with the best F1 on its
+    # validation images, or 0.3 if none was chosen.
     min_score: float | None = None
-    # With flip, the mean of the probabilities of an image and of its mirror image.
+    # With flip, the mean of the probabilities of an image and its mirror image.
     tta: Literal["none", "flip"] = "none"
 
 
@@ -95,17 +95,17 @@ class OutputFlags:
     json: bool = False
     # A folder for parquet files with a row for each image, or a single .parquet file.
     out: Path | None = None
-    # What --out wrote for other images, by the same model of the task retrieval: print the --top
-    # images of it that are nearest to each image.
+    # A store of other images, written by --out with the same model of the task retrieval: print its
+    # --top images nearest to each image.
     nearest: Path | None = None
-    # A folder for the images with the predictions drawn, as PNG files.
+    # A folder for PNG files of the images with drawn predictions.
     draw: Path | None = None
-    # A folder for the predictions of each pixel as PNG files without losses: classes as the indices
-    # of a palette, or depths in millimetres as 16 bits.
+    # A folder for lossless PNG files of pixel predictions: classes as palette indices, or 16-bit
+    # depths in millimetres.
     maps: Path | None = None
 
     def check(self, videos: VideoFlags) -> None:
-        """Raises ValueError for flags that do not fit together."""
+        """Raise ValueError for flags that do not fit together."""
         if self.out and self.nearest:
             raise ValueError(
                 "--nearest prints images, and --out writes embeddings: give one of them"
@@ -128,16 +128,16 @@ PRINTED = OutputFlags()
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineFlags:
-    """How a process takes part in the predictions for many images."""
+    """How a process takes part in predictions for many images."""
 
-    # With --out: processes that decode images beside this one.
+    # With --out: processes that decode images beside this process.
     workers: int = 0
-    # With --out: number of this process, from 0, where several share the images; by default
+    # With --out: number of this process, from 0, if several share the images; by default
     # torchrun's.
     rank: int | None = None
     # With --out: processes that share the images, also on other machines with the same folder.
     ranks: int | None = None
-    # With --out: images of a part of the output, which is the unit of what is lost by a stop.
+    # With --out: images per part of the output; a stop loses at most the current part.
     part_images: int = PART_IMAGES
 
     def write(
@@ -150,7 +150,7 @@ class OfflineFlags:
         how: ModelFlags,
         tta: Literal["none", "flip"] = "none",
     ) -> "Summary":
-        """What `deploy.offline.write_outputs` did with the images, after printing it."""
+        """Run `deploy.offline.write_outputs` on the images, and print and return its summary."""
         from fullstride.data.prediction_store import check_store
         from fullstride.deploy.offline import (
             OfflineSettings,
@@ -199,18 +199,18 @@ def predict(
     videos: Videos = ONE_CLIP,
     offline: Offline = OFFLINE,
 ) -> None:
-    """Predict what images or videos show: classes, labels, objects, regions or depths, by the task.
+    """Predict what images or videos show, by task: classes, labels, objects, regions or depths.
 
     Example: fullstride predict runs/digits photo.jpg
 
-    With --out, any number of images are predicted into parquet files, by one process or several.
-    The same command goes on after a stop.
+    With --out, predictions for any number of images go to parquet files, by one or more processes.
+    After a stop, the same command continues.
 
     Args:
         run: A run, a bundle, an exported file, a file of weights, or a name with released weights.
-        images: Image files, folders of them, or - for a list of paths on standard input. With
+        images: Image files, folders of images, or - for a list of paths on standard input. With
             --out also a list in a .txt, .csv or .tsv file, tar shards, IDX files or digits. For a
-            network of clips video files, folders of frames, and folders of these.
+            network of clips: video files, folders of frames, and folders of these.
     """
     from fullstride.data.readers.folder import IMAGES, VIDEOS
     from fullstride.deploy.predict import find_images, predict, with_min_score
@@ -245,7 +245,7 @@ def predict(
 def print_predictions(
     rows: "Iterable[Prediction]", model: "Model", outputs: OutputFlags, top: int
 ) -> bool:
-    """Print each prediction as it comes, and draw it. Returns whether any image was readable."""
+    """Print and draw each prediction as it comes; return whether any image was readable."""
     from fullstride.deploy.nearest import nearest_images
     from fullstride.deploy.predict import drawings, map_files
 
@@ -270,7 +270,7 @@ def print_predictions(
     return lines > 0
 
 
-# Settings that choose a run; the others are of a file.
+# Settings that choose a run; the others belong to a file.
 CHOOSING = ("budget_ms", "images_per_s", "call_batch", "bench")
 
 
@@ -279,13 +279,13 @@ class PushFlags:
     """Whether a network also goes to the Hugging Face hub."""
 
     # A repository of the Hugging Face hub, USER/NAME, for the network, a card, and the file of
-    # --out if there is one. It is created if need be, and private.
+    # --out, if any. It is created as private if needed.
     push: str = ""
     # With --push: the repository is public.
     public: bool = False
 
     def check(self, out: Path | None, settings: ShipSettings) -> None:
-        """Raises ValueError, before anything that takes time, for what would be refused later."""
+        """Raise ValueError for wrong flags before slow work begins."""
         from fullstride.nets.bundle import FILE_LIMITS
         from fullstride.nets.weights.repositories import check_destination
 
@@ -327,15 +327,15 @@ def export(
     loading: Loading = BY_DEFAULT,
     push: Push = NO_PUSH,
 ) -> None:
-    """Write a trained network as a file for another runtime, after comparing it with PyTorch.
+    """Write a trained network as a file for another runtime, and compare it with PyTorch.
 
     Example: fullstride export runs/digits --out digits.onnx
 
-    With --push the network goes to the Hugging Face hub, with the file or alone.
+    With --push the network goes to the Hugging Face hub, alone or with the file.
 
     Args:
-        runs: A run, a bundle or a name with released weights. Of several, the one with the best
-            test score, of equal scores the fastest.
+        runs: A run, a bundle or a name with released weights. With several, the best test score
+            decides which is exported, and among ties the time.
         out: The file or folder to write.
     """
     from fullstride.deploy.export_runs import choose_run, export_runs
@@ -381,14 +381,14 @@ def report(
     Example: fullstride report runs/digits --out report.html
 
     Args:
-        runs: Finished runs on the same data, and bundles and exported files, which are scored on
-            its test images.
-        out: The page, one file without links to others.
+        runs: Finished runs on the same data, and bundles and exported files to score on its test
+            images.
+        out: The page, a self-contained file.
         bench: A file of `fullstride bench --out`, for times; its other networks are shown as
             untrained.
         picture: A PNG file for the plot of accuracy against latency.
-        data: The images, where none of the models is a run; by default those of the first run.
-        trust: Open files of the formats pt2 and aoti too, which are programs.
+        data: The images, if none of the models is a run; by default the first run's images.
+        trust: Also open files of the formats pt2 and aoti, which are programs.
     """
     from fullstride.io.writing import PAGE, PLOT, atomic_write, check_output
     from fullstride.report import page
@@ -420,20 +420,20 @@ def pseudo_label(
 
     Example: fullstride data label runs/teacher photos --out labels
 
-    The same command goes on after a stop, and several processes share the work by --rank and
+    After a stop, the same command continues. Several processes share the work by --rank and
     --ranks, or under torchrun.
 
     Args:
         teacher: A run, a bundle, an exported file, a file of weights, or a name with released
             weights.
-        images: A folder with images at any depth, a list of them in a .txt, .csv or .tsv file, tar
-            shards, IDX files or digits.
+        images: A folder with images at any depth, a list of images in a .txt, .csv or .tsv file,
+            tar shards, IDX files or digits.
         out: The folder of the store, or a single .parquet file.
-        top: Probabilities that are stored for each image, the largest; the rest of the mass is
-            spread over the other classes.
-        min_confidence: For the table that is printed: probability of the best class below which an
-            image is left out, as by --recipe.unlabelled-min-confidence.
-        per_class: For the same: images of each class, as by --recipe.unlabelled-per-class.
+        top: Number of largest probabilities to store for each image; the other classes share the
+            rest of the mass.
+        min_confidence: For the printed table: lowest probability of the best class of a used image,
+            see --recipe.unlabelled-min-confidence.
+        per_class: For the printed table: images per class, see --recipe.unlabelled-per-class.
     """
     from fullstride.report.console_tables import pseudo_label_table
     from fullstride.train.distill import read_pseudo_labels, select

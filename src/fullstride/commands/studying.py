@@ -1,4 +1,4 @@
-"""Commands that study kernels, blocks and the published figures."""
+"""Holds the commands that study kernels, blocks and the published figures."""
 
 from dataclasses import asdict, dataclass
 from json import dumps
@@ -26,9 +26,9 @@ def rank(
     Example: fullstride study rank resnet18 --pretrained
 
     Args:
-        model: A run, a bundle, a file of weights, a name that `fullstride zoo` lists, or timm/NAME.
-        threshold: Which singular values count, as a share of the largest.
-        pretrained: Use a name's released weights instead of fresh ones.
+        model: A run, a bundle, a file of weights, a name listed by `fullstride zoo`, or timm/NAME.
+        threshold: The smallest singular value that counts, as a share of the largest.
+        pretrained: Use a name's released weights instead of random weights.
         layers: Print one line for each convolution.
         out: A PNG file for the curves.
         json: Print one JSON object with all values instead of the table.
@@ -65,19 +65,20 @@ def rank(
 
 @dataclass(frozen=True, kw_only=True)
 class StackFlags:
-    """Which stacks of blocks are timed."""
+    """The stacks of blocks to time."""
 
-    # XX two k x k convolutions, BL a bottleneck, DW an inverted one with a depthwise convolution.
+    # XX: two k x k convolutions; BL: a bottleneck; DW: an inverted bottleneck with a depthwise
+    # convolution.
     kinds: tuple[Literal["XX", "BL", "DW"], ...] = ("XX", "BL", "DW")
-    # Channels in and out of every block.
+    # Input and output channels of every block.
     width: tuple[int, ...] = (64, 128, 256, 512)
-    # Channels inside / width, of every kind; by default XX 1, BL 0.25 0.5, DW 3 6 9.
+    # Inner channels / width, for every kind; by default XX 1, BL 0.25 0.5, DW 3 6 9.
     ratio: tuple[float, ...] = ()
-    # Of the activations, pixels a side.
+    # Pixels a side of the activations.
     resolution: tuple[int, ...] = (56, 28, 14, 7)
-    # Blocks in a stack.
+    # Blocks per stack.
     depth: int = 4
-    # Pixels a side of the k x k convolutions.
+    # Side k of the k x k convolutions.
     kernel: int = 3
 
 
@@ -86,10 +87,9 @@ class MethodFlags:
     """How stacks get their times."""
 
     device: Device = "auto"
-    # A profile such as v100-fp16, or a file of one, by which times are estimated in place of being
-    # measured.
+    # A profile such as v100-fp16, or a profile's file, to estimate times instead of measuring.
     target: str = ""
-    # Images of a call; by default 64, and 1 on the CPU.
+    # Images per call; by default 64, and 1 on the CPU.
     call_batch: int | None = None
     # How often each stack is timed; by default 20.
     rounds: int | None = None
@@ -151,12 +151,12 @@ def figures(
     Example: fullstride study figures --out figures
 
     Args:
-        target: Profiles, or their files: a figure uses the first that has its kind of times. Few
-            have those of training steps.
+        target: Profiles, or their files: a figure uses the first with its kind of times. Few
+            profiles have times of training steps.
         bench: Files of `bench --out`, results.json of `bench --suite papers`, and blocks.json of
             `study blocks --out`.
-        only: Some of the figures; by default all.
-        out: A folder for a PNG of each, and for figures.html with all.
+        only: The figures to draw; by default all.
+        out: A folder for a PNG of each figure, and for figures.html with all.
     """
     from fullstride.latency.devices import load_profile
     from fullstride.papers.figures import write_figures

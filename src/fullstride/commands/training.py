@@ -1,4 +1,4 @@
-"""Commands that pack images, train, evaluate, and time the data path."""
+"""Holds the commands that pack images, train, evaluate, and time the data path."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,20 +30,20 @@ def pack(
     keep_duplicates: bool = False,
     task: str = "",
 ) -> None:
-    """Write a data set as tar shards: a few large files in place of many small ones.
+    """Write a data set as tar shards: a few large files instead of many small files.
 
     Example: fullstride data pack photos shards
 
-    The splits stay as they are. Image files are copied unless --long-side is given.
+    The splits are kept. Image files are copied unless --long-side is given.
 
     Args:
         data: A folder with one subfolder of images per class, a CSV table, tar shards, a Hugging
             Face dataset, or digits.
-        out: The new folder, on which one can train as on any other.
+        out: The new folder, which is a data set for all commands.
         shard_mib: Size of a shard.
         group: As for `train`: the shards keep the splits of these groups.
         keep_duplicates: As for `train`.
-        task: What the images are for, by default what the files of the data are for: with
+        task: The task of the images, by default recognised from the files of the data: with
             multilabel the shards have all labels of an image.
     """
     from fullstride.data.dataset import SplitRule
@@ -68,16 +68,16 @@ def pack(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainFlags:
-    """The limits of a run, and what it leaves beside its folder's files."""
+    """The time limits and extra logs of a run."""
 
-    # Hours that the whole may take: training has as many epochs as fit, at most those of the
-    # recipe, and its schedule is made for them.
+    # Time limit of the whole run in hours: training has as many epochs as fit, at most the
+    # recipe's, with a schedule of that length.
     hours: float | None = None
-    # As --hours; the two add up.
+    # Time limit in minutes, added to --hours.
     minutes: float | None = None
-    # Write a log for TensorBoard too, in the run folder.
+    # Also write a log for TensorBoard, in the run folder.
     tensorboard: bool = False
-    # Seconds after which a process fails that waits for another one.
+    # Seconds after which a process that waits for another one fails.
     ddp_timeout_s: float = 50
 
 
@@ -90,7 +90,7 @@ def train(
     splits: Splits = SPLITS,
     flags: Annotated[TrainFlags, arg(name="")] = TrainFlags(),
 ) -> None:
-    """Train a network and leave a run folder: log, checkpoint, best weights and a bundle.
+    """Train a network and write a run folder: log, checkpoint, best weights and a bundle.
 
     Example: fullstride train digits --model genet_tiny --out runs/digits
 
@@ -101,11 +101,11 @@ def train(
     Args:
         data: A folder with one subfolder of images per class, a CSV table, tar shards, a Hugging
             Face dataset, or digits.
-        model: A name that `fullstride zoo` lists, or timm/NAME.
+        model: A name listed by `fullstride zoo`, or timm/NAME.
         out: The run folder.
         recipe: How to train.
-        options: What training begins with, and where it computes.
-        splits: How the splits of the images are taken.
+        options: The initial weights, and where to compute.
+        splits: How the images are split.
         flags: Limits and logs.
     """
     from fullstride.measure.budget import deadline_s
@@ -135,13 +135,13 @@ def train(
 
 @dataclass(frozen=True, kw_only=True)
 class ViewFlags:
-    """Which views of an image or a video are scored by the mean of their probabilities."""
+    """The views of an image or a video whose mean probabilities are scored."""
 
-    # With flip, score the mean of the probabilities of an image and of its mirror image.
+    # With flip, score the mean of the probabilities of an image and its mirror image.
     tta: Literal["none", "flip"] = "none"
-    # Of a video, CLIPSxCROPS: score the mean of the probabilities of so many clips all over it, and
-    # 3 crops of each from side to side, or 1. 10x3 is the 30-view protocol; --resolution 256
-    # --crop 1 make its crops as large as the shorter side.
+    # For videos, CLIPSxCROPS: score the mean of the probabilities of so many clips all over the
+    # video, with 3 crops of each from side to side, or 1. 10x3 is the 30-view protocol;
+    # --resolution 256 --crop 1 make its crops as large as the shorter side.
     views: str = ""
     # Where the clips of --views begin: inclusive, evenly up to the last possible start
     # (TensorFlow's code), or slowfast, which does not reach it (PySlowFast's).
@@ -164,11 +164,11 @@ def validate(
     Args:
         run: A run, a bundle, an exported file, a file of weights, or a name with released weights.
         data: A folder of images, a table, shards or digits; by default the run's own.
-        split: Which split of the images; by default the test, or the validation split of data
-            without one. Of data that are not the run's and have no splits of their own, all images.
-        per_class: Print the precision, recall and F1 of each class too, where the task has classes.
-        views: Which views of an image are scored.
-        out: A JSON file for all scores, those of each class and the confusion matrix.
+        split: The split of the images; by default the test, or the validation split of data without
+            a test. Data other than the run's, without own splits, are scored on all images.
+        per_class: Also print the precision, recall and F1 of each class, if the task has classes.
+        views: The views of an image to score.
+        out: A JSON file for all scores, scores by class and the confusion matrix.
         how: How the model is opened.
     """
     from fullstride.deploy.comparison import evaluate
@@ -211,20 +211,20 @@ def bench_data(
     out: Path | None = None,
     task: str = "",
 ) -> None:
-    """Measure whether the GPU will wait for images: the data path and training steps, each alone.
+    """Measure whether the GPU will wait for images: times the data path and training steps alone.
 
     Example: fullstride data bench photos --model genet_light
 
     Args:
-        data: The same as for `train`: a folder of images, a table, shards or digits.
-        model: A name that `fullstride zoo` lists, or timm/NAME.
+        data: As for `train`: a folder of images, a table, shards or digits.
+        model: A name listed by `fullstride zoo`, or timm/NAME.
         recipe: How to train; as for `train`.
-        workers: Processes that decode images beside this one; 0 decodes in this one, None chooses
-            by the cores, the images and the device.
-        seconds: About how long each of the measurements takes.
+        workers: Processes that decode images; 0 decodes in the main process, None chooses by the
+            cores, the images and the device.
+        seconds: Approximate duration of each measurement.
         device: Where to train.
         out: A JSON file for all samples, the recipe and the environment.
-        task: What the images are for, by default what the files of the data are for.
+        task: The task of the images, by default recognised from the files of the data.
     """
     from fullstride.io.writing import check_output
     from fullstride.measure.environment import Environment, choose_device

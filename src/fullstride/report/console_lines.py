@@ -1,4 +1,4 @@
-"""Formats results as lines of a terminal."""
+"""Formats results as lines for a terminal."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from fullstride.train.scoring import Evaluation
     from fullstride.train.timing import DataBench
 
-NEAR = 5  # networks that may fit as well, in text
-CONFUSIONS = 3  # pairs of classes that are named
-FEW_IMAGES = 30  # below which a score gets a warning
-FEW_TO_CHOOSE_BY = 50  # images of a split: one is 2 points
+NEAR = 5  # the most networks listed as possible fits
+CONFUSIONS = 3  # the most pairs of classes listed
+FEW_IMAGES = 30  # a score of fewer images gets a warning
+FEW_TO_CHOOSE_BY = 50  # images of a split: one image is 2 points
 
 
 def offline_lines(summary: "Summary", out: "Path") -> list[str]:
-    """What a process wrote of the predictions in `out`, and what is left for others."""
+    """Say how many predictions a process wrote to `out`, and how many are missing."""
     lines = [f"{out}: {summary.images:,} images in {summary.parts:,} parts"]
     if summary.present:
         lines.append(f"{summary.present:,} parts of this process were there already")
@@ -57,7 +57,7 @@ def layer_lines(cost: "NetworkCost") -> list[str]:
 
 
 def saved_lines(cost: "NetworkCost", by_layer: bool) -> list[str]:
-    """The bytes of a training step, by layer if wanted, with plain modules and in other forms."""
+    """The saved bytes of a training step, by layer if wanted, with plain and other modules."""
     assert cost.saved is not None
     layers = cost.saved.by_layer.items() if by_layer else ()
     total = cost.saved.bytes_per_image
@@ -72,7 +72,7 @@ def saved_lines(cost: "NetworkCost", by_layer: bool) -> list[str]:
 
 
 def stage_lines(cost: "NetworkCost") -> list[str]:
-    """A line of plain text for each stage and one for their sum."""
+    """A line of plain text for each stage and for their sum."""
     training = cost.saved is not None
     line = ("{:20} {:>13} {:>16} {:>13} {:>9}" + " {:>9}" * training).format
     saved = cost.saved_by_stage
@@ -114,7 +114,7 @@ def probe_line(probe: "Probe") -> str:
 
 
 def proven_line(probes: Sequence["Probe"], model: str, plan: "Plan") -> str:
-    """The largest batch and what bounds it. Raises ValueError where not even one image fits."""
+    """The largest batch and its bound. Raises ValueError if not even one image fits."""
     from fullstride.measure.max_batch import largest
 
     side = plan.trial.resolution
@@ -126,7 +126,7 @@ def proven_line(probes: Sequence["Probe"], model: str, plan: "Plan") -> str:
 
 
 def estimate_lines(rows: Sequence["NamedEstimate"], profile: "Profile") -> list[str]:
-    """The whole estimate of one network, or the lines above a table of several."""
+    """The whole estimate of one network, or the lines above a table of several networks."""
     time = rows[0].estimate
     where = conditions(time.batch, profile.device, short_precision(profile.precision))
     if len(rows) == 1:
@@ -148,7 +148,7 @@ def estimate_lines(rows: Sequence["NamedEstimate"], profile: "Profile") -> list[
 
 
 def unfitted_lines(estimates: "Mapping[str, Estimate]") -> list[str]:
-    """What a profile was not fitted on, and the names of the networks that have it."""
+    """Name the networks with operators or batches that a profile was not fitted on."""
     names: dict[tuple[str, ...], list[str]] = {}
     for name, estimate in estimates.items():
         if estimate.unfitted:
@@ -161,7 +161,7 @@ def unfitted_lines(estimates: "Mapping[str, Estimate]") -> list[str]:
 
 
 def profile_line(profile: "Profile", training: bool = False) -> str:
-    """Where a profile comes from and how large its error was."""
+    """The source of a profile and its error."""
     fit = profile.training if training and profile.training else profile.inference
     machine, precision = profile.machine, short_precision(profile.precision)
     device = (profile.device, machine.runtime, profile.layout, precision)
@@ -172,7 +172,7 @@ def profile_line(profile: "Profile", training: bool = False) -> str:
 
 
 def fitted_profile_lines(fitted: "FittedProfile") -> list[str]:
-    """A new profile: peaks of the device, and errors of designed and of whole networks."""
+    """A new profile: peaks of the device, and errors of microbenchmarks and whole networks."""
     machine, result = fitted.machine, fitted.calibration
     families = ", ".join(f"{family} {error:g}" for family, error in result.by_family.items())
     ratios = ", ".join(f"{network} {ratio:.2f}" for network, ratio in result.whole.items())
@@ -201,7 +201,7 @@ def left_out_line(selection: "Selection") -> str:
 def selection_lines(
     choice: "Choice", profile: "Profile", tied: "Callable[[Option, Option], bool]"
 ) -> list[str]:
-    """The best network within the budget, its neighbours, which to measure, and the profile."""
+    """The best network within the budget, its neighbours, networks to measure, and the profile."""
     best, budget = choice.best, choice.budget.ms_per_image
 
     def line(option: "Option", doubt: bool = True) -> str:
@@ -240,7 +240,7 @@ EXPORTED = {"tensorrt": "exported to TensorRT", "onnx": THERE, "openvino": THERE
 
 
 def measure_lines(choice: "Choice", profile: "Profile") -> list[str]:
-    """The commands that would end the doubt, run on the device; networks of one size in one."""
+    """Commands to measure the networks in doubt on the device; one command per resolution."""
     machine, batch = profile.machine, choice.budget.batch
     names: dict[int, list[str]] = {}
     for option in choice.to_measure:
@@ -262,7 +262,7 @@ def measure_lines(choice: "Choice", profile: "Profile") -> list[str]:
 def test_line(
     split: str, scores: Mapping[str, Any], metric: "Metric", bundle: "Path", missing: Sequence[str]
 ) -> str:
-    """The result of a run by the split that runs are compared on, and where it is."""
+    """The result of a run on the split to compare runs by, and the bundle's place."""
     return (
         f"{split} {metric.text(scores[metric.name])} on {scores['images']} images"
         f"{doubts(scores['images'], missing)}; bundle in {bundle}"
@@ -276,7 +276,7 @@ def validation_lines(
     classes: Sequence[str],
     missing: Sequence[str] = (),
 ) -> list[str]:
-    """All scores of a split, beginning with those of `metrics`, and the commonest confusions."""
+    """All scores of a split, beginning with `metrics`, and the most common confusions."""
     lines = [score_line(split, result.scores, metrics, missing)]
     lines += filter(None, [result.task.baseline_note(result.scores)])
     matrix = result.score.confusion()
@@ -295,7 +295,7 @@ def score_line(
     metrics: "Sequence[Metric]",
     missing: Sequence[str] = (),
 ) -> str:
-    """All scores of a split, beginning with those of `metrics`."""
+    """All scores of a split, beginning with `metrics`."""
     values, others = [], dict(scores)
     for metric in metrics:
         if metric.name in others:
@@ -312,7 +312,7 @@ def score_line(
 
 
 def few_images_line(split: str, count: int, *, is_share: bool = True) -> str:
-    """What so few images of a split leave to chance, or "" for enough, or for none.
+    """A warning about too few images of a split; "" for enough images, or none.
 
     `is_share`: whether scores are percentages of the images.
     """
@@ -325,7 +325,7 @@ def few_images_line(split: str, count: int, *, is_share: bool = True) -> str:
 
 
 def doubts(images: float, missing: Sequence[str]) -> str:
-    """Why a score says little: too few images, or classes of which there is none."""
+    """Why a score says little: too few images, or classes without images."""
     few = f"fewer than {FEW_IMAGES}, so chance decides" if images < FEW_IMAGES else ""
     names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
     absent = f"no image of {len(missing)} classes: {names}" if missing else ""
@@ -336,7 +336,7 @@ def doubts(images: float, missing: Sequence[str]) -> str:
 def data_bench_lines(
     bench: "DataBench", recipe: "Recipe", suggestions: Sequence[str], environment: "Environment"
 ) -> list[str]:
-    """Where it was measured, whether the network will wait for images, and what would help."""
+    """The device, whether the network will wait for images, and suggestions."""
     lines = [
         f"{recipe.decoder}, {recipe.precision}, {environment.device}, {bench.cores} cores, "
         f"torch {environment.torch}"

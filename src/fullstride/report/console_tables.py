@@ -1,4 +1,4 @@
-"""Formats results as tables of a terminal, and the numbers in them."""
+"""Formats results as tables for a terminal, and the numbers in them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -40,7 +40,7 @@ def wilson(percent: float, images: int) -> tuple[float, float]:
 
 
 def score_interval(metric: "Metric", scores: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The 95 % interval of a score: that of its task, or of a percentage of the images."""
+    """The 95 % interval of a score: the task's, or Wilson's for a percentage of the images."""
     if f"{metric.name}_low" in scores:
         return scores[f"{metric.name}_low"], scores[f"{metric.name}_high"]
     if not metric.percent_of_images or not scores.get("images"):
@@ -73,7 +73,7 @@ def percent(value: float) -> str:
 
 
 def class_columns(rows: "Sequence[ClassScore]") -> list[str]:
-    """The header of a table by class; each type of rows has columns of its own."""
+    """The header of a table by class; each type of rows has its own columns."""
     return [rows[0].headers.get(each.name, each.name.replace("_", " ")) for each in fields(rows[0])]
 
 
@@ -88,11 +88,11 @@ def _cell(value: str | float | None) -> str:
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
 
-MOST_CLASSES = 100  # in the table of pseudo-labels
+MOST_CLASSES = 100  # rows in the table of pseudo-labels
 
 
 def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table without lines, whose header is bold."""
+    """A table without lines, with a bold header."""
     result = Table(*columns, box=None, header_style="bold")
     for row in rows:
         result.add_row(*(Text(printable(cell)) for cell in row))
@@ -100,12 +100,12 @@ def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def class_table(rows: "Sequence[ClassScore]") -> Table:
-    """A line for each class, in percent."""
+    """A row for each class, in percent."""
     return table(class_columns(rows), [class_cells(row) for row in rows])
 
 
 def pseudo_label_table(selection: "Selection") -> Table:
-    """A line for each class; of many the `MOST_CLASSES` with the fewest images that are used."""
+    """A row for each class, at most the `MOST_CLASSES` with the fewest used images."""
     rows = selection.by_class
     if len(rows) > MOST_CLASSES:
         rows = sorted(rows, key=lambda row: row.used)[:MOST_CLASSES]
@@ -118,7 +118,7 @@ def pseudo_label_table(selection: "Selection") -> Table:
 def latency_and_throughput_table(
     online: "Sequence[Measurement]", throughput: "Sequence[Measurement]"
 ) -> Table:
-    """The protocols online and throughput side by side, a line for each network."""
+    """The protocols online and throughput side by side, a row for each network."""
     batch, reference = throughput[0].protocol.batch, throughput[0].reference
     columns = ["network", "ms p50", "p90", "p99", f"images/s at {batch}", "spread"]
     rows = []
@@ -130,7 +130,7 @@ def latency_and_throughput_table(
 
 
 def protocol_table(parts: "Sequence[Sequence[Measurement]]") -> Table:
-    """One protocol. An empty line separates its parts, within which ratios are."""
+    """The rows of one protocol, with an empty row between its parts; ratios are within a part."""
     first = parts[0][0]
     numbers = number_columns(first)
     reference = [f"to {first.reference}"] if first.reference else []
@@ -171,7 +171,7 @@ def number_columns(first: "Measurement") -> "dict[str, Callable[[Measurement], s
 
 
 def measurement_notes(rows: "Sequence[Measurement]", channels: int | None = None) -> list[str]:
-    """How and where they were measured, which runtime ran each exported file, and what is noisy."""
+    """Conditions of the measurements, runtimes of exported files, and warnings about noise."""
     from fullstride.measure.protocols import BUSY, spread_of_rounds
 
     environment = rows[-1].environment
@@ -180,7 +180,7 @@ def measurement_notes(rows: "Sequence[Measurement]", channels: int | None = None
     precisions = ", ".join(dict.fromkeys(short_precision(row.precision) for row in rows))
     modes = " and ".join(dict.fromkeys("compiled" if row.compiled else "eager" for row in rows))
     where = f"{environment.device}, {environment.threads} threads"
-    if environment.torch:  # which has no part in times on another machine
+    if environment.torch:  # not used on another machine
         where = f"{precisions}, {rows[-1].layout}, {modes}, {where}, torch {environment.torch}"
     sizes += f" x {channels}" if channels else ""
     how = f"{sizes}, {where}"
@@ -201,7 +201,7 @@ def busy_note(row: "Measurement") -> str:
 
 
 def estimate_table(rows: "Sequence[NamedEstimate]") -> Table:
-    """A line for each network, the fastest first, numbered from 1."""
+    """A row for each network, the fastest first, numbered from 1."""
     columns = ["", "network", "pixels", "ms/image", "90 % interval", "images/s", "device ms"]
     cells = []
     for number, row in enumerate(rows, start=1):
@@ -237,12 +237,12 @@ def selection_table(choice: "Choice", tied: "Callable[[Option, Option], bool]") 
         tie = "with the above" if number and tied(option, choice.front[number - 1]) else ""
         rows.append([*cells, tie, network.source, network.note])
     result = table(columns, rows)
-    result.columns[0].no_wrap = True  # a name is of no use in parts
+    result.columns[0].no_wrap = True  # a wrapped name is useless
     return result
 
 
 def export_table(exported: "ExportResult") -> Table:
-    """How a file compares with PyTorch on the same images."""
+    """The comparison of a file with PyTorch on the same images."""
     check = exported.comparison
     columns = ["images", "difference", "cosine", "same class", "top-1 % PyTorch", "top-1 % file"]
     scores = (

@@ -1,4 +1,4 @@
-"""Gathers what a report shows of models and of a benchmark from their files."""
+"""Gathers the content of a report from files of models and of a benchmark."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -45,12 +45,12 @@ Times = Mapping[str, Measurement]  # by protocol
 def gather(
     words: Sequence[str], bench: Path | None = None, *, data: str = "", trust: bool = False
 ) -> Content:
-    """The content of a page on runs, bundles and exported files.
+    """Gather the content of a page on runs, bundles and exported files.
 
     `bench` is a file of `fullstride bench --out`; its other networks become entries without
-    accuracy. The images are those that the first run was trained on, or `data`. The score of a run
-    is its own, other models are scored on the same test images. `trust` opens files that are
-    programs. Raises ValueError for a run that is not finished, and for models of other images.
+    accuracy. The images are `data`, or by default the first run's. Runs have their own scores,
+    other models are scored on the same test images. `trust` opens files that are programs. Raises
+    ValueError for an unfinished run, and for models of other images.
     """
     models = {str(Path(word)): opened(word, trust) for word in words}
     images = common_images(models, data)
@@ -100,7 +100,7 @@ def opened(word: str, trust: bool) -> Model:
 
 
 def common_images(models: Mapping[str, Model], where: str) -> DataSet:
-    """The data set at `where`, by default that of the first run, which must be that of all."""
+    """Open the data set `where`, by default the first run's, which all runs must share."""
     runs = {word: model for word, model in models.items() if is_run(word)}
     if not runs and not where:
         raise ValueError(
@@ -156,7 +156,7 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
 
 
 def scored(word: str, model: Model, images: Images) -> dict[str, Any]:
-    """The scores of a model on `images`, as a run has them."""
+    """Score a model on `images`; return scores like a run's."""
     try:
         return score_model(model, images).evaluation.scores
     except ValueError as error:
@@ -164,7 +164,7 @@ def scored(word: str, model: Model, images: Images) -> dict[str, Any]:
 
 
 def page_picture(images: Images, index: int, pre: Preprocessing) -> np.ndarray:
-    """An image for a page; of one that is too large to be decoded whole, what the network sees."""
+    """An image for a page; for an image too large to decode whole, the network's view."""
     try:
         return np.asarray(images.over(pre.background).picture(index))
     except OversizedImage:
@@ -202,10 +202,10 @@ def speeds(times: Times) -> dict[str, Any]:
 
 
 def examples(model: Model, data: DataSet) -> tuple[list[Prediction], Score]:
-    """Scored images with predictions, and the scores of all.
+    """Predict the scored images; return some with predictions, and the score of all.
 
-    Wrong predictions come first, with what the network of a bundle saw, then correct ones from the
-    whole set.
+    Wrong predictions come first, with Grad-CAM for the network of a bundle, then correct ones from
+    the whole set.
     """
     images = getattr(data, data.score_split)
     parts = [*batches(model, readable(model, images))]
@@ -237,7 +237,7 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], Score]:
 
 
 def rows_and_note(model: Model, images: Images) -> tuple[Sequence[ClassScore], str]:
-    """The scores of a model by class, none where its task has none, and its `baseline_note`."""
+    """The scores of a model by class, if its task has them, and its `baseline_note`."""
     evaluation = evaluate(model, images)
     rows = evaluation.score.by_class(model.classes)
     rows = [replace(row, name=printable(row.name)) for row in rows]
@@ -251,7 +251,7 @@ def notes(
     shown: str = "",
     baseline: str = "",
 ) -> list[str]:
-    """Sentences below the page; `shown` is the network whose predicted images are on it."""
+    """Sentences below the page; `shown` is the network with predicted images on it."""
     sizes = (
         f"{len(data.train)} training, {len(data.val)} validation and {len(data.test)} test images"
     )

@@ -17,7 +17,7 @@ from fullstride.tables.names import REPOSITORY
 from fullstride.tasks import common_metric, find_task
 from fullstride.tasks.task import Metric
 
-# Name of a task -> the hub's name of it. Another task has none.
+# Name of a task -> the hub's name, if it has one.
 PIPELINES = {
     "classify": "image-classification",
     "multilabel": "image-classification",
@@ -27,7 +27,7 @@ PIPELINES = {
     "depth": "depth-estimation",
     "video": "video-classification",
 }
-MOST_CLASSES = 50  # that a card names
+MOST_CLASSES = 50  # named on a card
 
 
 def push_to_hub(
@@ -40,16 +40,16 @@ def push_to_hub(
 ) -> str:
     """Commit a bundle and its card to a repository of the Hugging Face hub, and return its address.
 
-    The repository USER/NAME is created if need be, private unless `public`. `zoo.load` opens it as
-    `hf:USER/NAME`. All files are one commit; exported files of an earlier one are replaced.
+    The repository USER/NAME is created if needed, private unless `public`. `zoo.load` opens it as
+    `hf:USER/NAME`. All files are one commit; exported files of earlier commits are replaced.
 
     Raises ValueError, in one line and before anything is written, without a token or a network, for
-    a repository with other files than those of a bundle, and for one that is public and should be
-    private or the other way round.
+    a repository with files that are not a bundle's, and for a public repository that should be
+    private or vice versa.
 
     Args:
-        exported: A file or folder of `export`, which is committed to the folder `exported`.
-        times: What `bench` measured of the network and the file, for the card.
+        exported: A file or folder of `export`, committed to the folder `exported`.
+        times: Measurements of the network and the file by `bench`, for the card.
 
     Examples:
         >>> import fullstride
@@ -66,7 +66,7 @@ def push_to_hub(
 
 
 def files_in(path: Path | None) -> dict[str, Path]:
-    """The file, or the files in a folder, by their paths from its parent folder on."""
+    """The file, or the files in a folder, by path relative to its parent folder."""
     if path is None:
         return {}
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
@@ -76,7 +76,7 @@ def files_in(path: Path | None) -> dict[str, Path]:
 def model_card(
     bundle: Bundle, repository: str, files: Sequence[str], times: Sequence[Measurement] = ()
 ) -> str:
-    """Markdown with the header of the hub: what a network does, how well, how fast, and its use."""
+    """Markdown with the hub's header: a network's task, facts, use, scores and times."""
     from huggingface_hub import ModelCardData
 
     pre, environment = bundle.preprocessing, bundle.environment
@@ -114,12 +114,12 @@ def model_card(
 
 
 def header_fields(bundle: Bundle) -> dict[str, Any]:
-    """The fields of the YAML header: those that the hub lists and searches models by."""
+    """The fields of the YAML header, which the hub lists and searches models by."""
     from huggingface_hub import EvalResult
 
     pipeline = PIPELINES.get(bundle.task)
     licence: dict[str, str] = {}
-    if bundle.licence in PERMISSIVE:  # which are names of the hub
+    if bundle.licence in PERMISSIVE:  # names that the hub knows
         licence = {"license": bundle.licence}
     elif bundle.licence:
         licence = {"license": "other", "license_name": bundle.licence}
@@ -147,7 +147,7 @@ def header_fields(bundle: Bundle) -> dict[str, Any]:
 
 
 def scores(bundle: Bundle) -> list[tuple[str, Metric, Mapping[str, Any]]]:
-    """The splits of a bundle with each metric of its task that it has, and the scores there."""
+    """The splits of a bundle with each scored metric of its task, and the split's scores."""
     metrics = find_task(bundle.task).metrics(common_metric([bundle]))
     return [
         (split, metric, values)
@@ -178,7 +178,7 @@ def time_row(row: Measurement) -> tuple[str, ...]:
 
 
 def use(bundle: Bundle, repository: str) -> str:
-    """The lines that predict with the bundle."""
+    """Example code that predicts with the bundle."""
     name = f"{REPOSITORY}{repository}"
     picture = "clip.mp4" if bundle.preprocessing.frames else "photo.jpg"
     return f"""```bash
@@ -195,7 +195,7 @@ for prediction in predict(bundle, "{picture}"):
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose cells are shown as they are, also names that others chose."""
+    """A table with escaped cells, which may have names by others."""
     cells = [[escape(printable(cell)).replace("|", "&#124;") for cell in row] for row in rows]
     lines = [columns, ["---"] * len(columns), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

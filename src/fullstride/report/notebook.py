@@ -1,4 +1,4 @@
-"""Writes what the command line prints as HTML, for notebooks, and shows progress in them."""
+"""Writes the command line's output as HTML for notebooks, and shows progress in them."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -26,10 +26,10 @@ Parts = Iterable[str | Table]
 
 
 class Progress:
-    """Shows the events of a study or the epochs of a training, each when it is called with it.
+    """Shows the events of a study or the epochs of a training, one per call.
 
     In a notebook they share one display: a bar, the results so far, and the last line. Elsewhere
-    all is printed, as the command does.
+    everything is printed, as by the command.
 
     Examples:
         >>> import fullstride
@@ -67,7 +67,7 @@ class Progress:
 
 
 def html(shown: Any) -> str:
-    """The lines and tables of an object; all text is escaped."""
+    """The lines and tables of an object as HTML, with escaped text."""
     return parts_html(parts_of(shown))
 
 
@@ -104,13 +104,13 @@ def table_html(source: Table) -> str:
 
 @singledispatch
 def parts_of(shown: Any) -> Parts:
-    """The lines and tables that show an object: its own, as events of studies have them."""
+    """The lines and tables that show an object; by default its `parts`, as in a study's events."""
     return shown.parts
 
 
 @parts_of.register
 def _(shown: Mapping) -> Parts:
-    """The row of an epoch, with the task's own score of those in it."""
+    """The row of an epoch, with the score of the task that it has."""
     metrics = (find_task(name).metric for name in TASKS)
     metric = next((m for m in metrics if f"val/{m.name}" in shown), find_task().metric)
     return [epoch_line(shown, metric)]

@@ -1,4 +1,4 @@
-"""Renders a training result as one HTML file that needs nothing else."""
+"""Renders a training result as a self-contained HTML file."""
 
 import base64
 import io
@@ -30,24 +30,24 @@ from fullstride.report.console_tables import (
 from fullstride.report.plots import EpochRow, Point
 from fullstride.tasks.task import Calibration, ClassScore, ConfusionMatrix, Metric
 
-TINY = 96  # pixels a side below which a picture is enlarged with sharp pixels
+TINY = 96  # pixels a side; a smaller picture is enlarged with sharp pixels
 MAX_CLASS_ROWS = 50
 DATA_FILES = (".json", ".csv", ".tsv", ".parquet")  # suffixes of files that are whole data sets
 ClassTable = tuple[tuple[str, ...], ...]  # the header, and a row of cells for each class
-THUMBNAIL = 256  # pixels a side that a picture is reduced to, so that the page stays small
+THUMBNAIL = 256  # the most pixels a side of a picture, to keep the page small
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One network of the page. None: not trained, or not measured."""
+    """One network on the page. None: not trained, or not measured."""
 
     name: str
-    data: str  # the data set it was trained and tested on
-    metric: Metric  # of the task, the same on one page
+    data: str  # the data set of training and test
+    metric: Metric  # the task's, equal for all entries of a page
     score: float | None  # by `metric`, on the test images
     test_images: int
     resolution: int  # pixels a side
-    params: int | None = None  # None: of an exported file, in which they are not counted
+    params: int | None = None  # None for an exported file, which is not counted
     macs: int | None = None  # multiply-adds of one image
     ms_p50: float | None = None  # one image at a time
     ms_p99: float | None = None
@@ -55,8 +55,8 @@ class Entry:
     batch: int | None = None
     log: Sequence[EpochRow] = ()
     note: str = ""
-    split: str = "test"  # that `score` is on: the validation split where the data have no test
-    limits: tuple[float, float] | None = None  # of `score`, where the task computes its interval
+    split: str = "test"  # the split of `score`; val if the data have no test
+    limits: tuple[float, float] | None = None  # interval of `score`, if the task computes it
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One test image with its true and its predicted class."""
+    """One test image with its true and predicted class."""
 
     picture: np.ndarray  # uint8, (H, W) or (H, W, C)
     truth: str
@@ -81,7 +81,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What a page shows."""
+    """The content of a page."""
 
     title: str
     entries: Sequence[Entry]
@@ -91,7 +91,7 @@ class Content:
     confusion: ConfusionMatrix | None = None  # of the best network, for `classes`
     classes: tuple[str, ...] = ()
     calibration: Calibration | None = None  # of the best network
-    by_class: Sequence[ClassScore] = ()  # of the best network; (): those of `confusion`
+    by_class: Sequence[ClassScore] = ()  # of the best network; (): computed from `confusion`
 
 
 def render(content: Content) -> str:
@@ -130,7 +130,7 @@ def render(content: Content) -> str:
 
 
 def interval_note(metric: Metric, intervals: Iterable[tuple[float, float] | None]) -> str:
-    """The sentence on how the intervals of a table were computed; "" without intervals."""
+    """Say how the intervals of a table were computed; "" without intervals."""
     if not any(intervals):
         return ""
     kind = "Wilson's" if metric.percent_of_images else "by resampling the images (bootstrap)"
@@ -138,7 +138,7 @@ def interval_note(metric: Metric, intervals: Iterable[tuple[float, float] | None
 
 
 def data_title(data: DataSet) -> str:
-    """What a page calls the data: their name, or for a file that of the folder of the data set.
+    """The data's title on a page: their name, or for a file the name of the data set's folder.
 
     A file of annotations in COCO's format is in a folder `annotations` of the data set.
     """
@@ -150,7 +150,7 @@ def data_title(data: DataSet) -> str:
 
 
 def learning_values(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> dict[str, Any]:
-    """What templates show of the metric and of training, by the logs of networks."""
+    """Template values for the metric and the learning curves."""
     plot = Markup(plots.learning_curves(curves, metric)) if curves else ""
     return {"metric": metric, "curves_plot": plot}
 
@@ -158,7 +158,7 @@ def learning_values(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) ->
 def class_values(
     confusion: ConfusionMatrix | None, classes: tuple[str, ...], worst: ClassTable
 ) -> dict[str, Any]:
-    """What templates show of classes: the confusion, and the table of the worst ones."""
+    """Template values for classes: the confusion, and the table of the worst classes."""
     plot = ""
     if confusion and len(classes) <= plots.MAX_CLASSES:
         plot = Markup(plots.heat_map(confusion, classes))
@@ -166,13 +166,13 @@ def class_values(
 
 
 def calibration_values(calibration: Calibration | None) -> dict[str, Any]:
-    """What templates show of how right probabilities are."""
+    """Template values for the calibration of probabilities."""
     plot = Markup(plots.reliability(calibration)) if calibration else ""
     return {"reliability_plot": plot, "calibration": calibration}
 
 
 def worst_classes(rows: Sequence[ClassScore]) -> ClassTable:
-    """At most `MAX_CLASS_ROWS` of the classes that occur, the lowest F1 first; () without any."""
+    """At most `MAX_CLASS_ROWS` of the occurring classes, the lowest F1 first; () without any."""
     worst = sorted((row for row in rows if row.f1 is not None), key=lambda row: row.f1 or 0.0)
     if not worst:
         return ()
@@ -182,7 +182,7 @@ def worst_classes(rows: Sequence[ClassScore]) -> ClassTable:
 
 @cache
 def templates() -> Environment:
-    """Jinja2 over `templates/`: every value is escaped, and a missing one is an error."""
+    """Jinja2 over `templates/`, which escapes every value and raises an error for a missing one."""
     environment = Environment(
         loader=PackageLoader("fullstride.report"),
         autoescape=True,
@@ -196,12 +196,12 @@ def templates() -> Environment:
 
 
 def render_template(name: str, **values: Any) -> str:
-    """One of the templates as an HTML file that loads nothing."""
+    """Render a template as an HTML file that loads nothing."""
     return templates().get_template(name).render(values)
 
 
 def write(path: str | Path, html: str) -> None:
-    """Write the page atomically, in place of an earlier one, and create its parent folders."""
+    """Write the page atomically, replace an earlier page, and create its parent folders."""
     with atomic_write(Path(path), PAGE) as beside:
         beside.write_bytes(html.encode("utf-8", "xmlcharrefreplace"))
 
@@ -213,7 +213,7 @@ def picture(entries: Sequence[Entry]) -> bytes:
 
 
 def with_distinct_names(entries: Sequence[Entry]) -> list[Entry]:
-    """The same entries, with a number after every name that an earlier entry has."""
+    """The entries, with a number after a name that an earlier entry has."""
     uses: Counter[str] = Counter()
     renamed = []
     for entry in entries:
@@ -224,7 +224,7 @@ def with_distinct_names(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def most_accurate(trained: Sequence[Entry]) -> Entry:
-    """The entry with the best score; of equal scores the fastest, where all were measured."""
+    """The entry with the best score; of ties the fastest, if all were measured."""
     ranks = [entry.metric.rank(entry.score or 0.0) for entry in trained]
     ties = [entry for entry, rank in zip(trained, ranks, strict=True) if rank == max(ranks)]
     if any(entry.ms_p50 is None for entry in ties):
@@ -237,7 +237,7 @@ def overlap(a: tuple[float, float] | None, b: tuple[float, float] | None) -> boo
 
 
 def plot_points(entries: Sequence[Entry]) -> tuple[list[Point], str]:
-    """The points of the latency plot, and the name of the data set where all networks share one."""
+    """The points of the latency plot, and the name of the data set if all networks share it."""
     points = [Point(e.name, e.ms_p50, e.score, e.interval) for e in entries if e.ms_p50 is not None]
     data = {e.data for e in entries if e.score is not None}
     return points, data.pop() if len(data) == 1 else ""
@@ -248,7 +248,7 @@ def times(ratio: float) -> str:
 
 
 def shown_picture(image: Image.Image) -> dict[str, Any]:
-    """An image as templates show it: reduced, as a data URI."""
+    """Template values of an image: reduced, as a data URI."""
     pixelated, small, out = max(image.size) < TINY, image.copy(), io.BytesIO()
     small.thumbnail((THUMBNAIL, THUMBNAIL))
     small.save(out, "png")
@@ -257,7 +257,7 @@ def shown_picture(image: Image.Image) -> dict[str, Any]:
 
 
 def card(prediction: Prediction) -> dict[str, Any]:
-    """The values that the template shows of one prediction, with its pictures as data URIs."""
+    """Template values of one prediction, with its pictures as data URIs."""
     both = (prediction.picture, prediction.explained)
     shown = [Image.fromarray(np.squeeze(each)) for each in both if each is not None]
     return {

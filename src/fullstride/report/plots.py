@@ -1,7 +1,7 @@
 """Draws accuracy against latency, learning curves and confusions, as SVG or PNG.
 
-Text in the SVG stays text and takes the colour of the page, so that it can be searched, read aloud
-and seen on a dark page.
+Text in an SVG stays text in the page's colour, so that it can be searched, read aloud and seen on a
+dark page.
 """
 
 import io
@@ -29,15 +29,15 @@ from fullstride.report.console_tables import wilson
 from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric
 
 INK = "#1d2129"
-# Distinct for the colour-blind, on white and on black. After Okabe and Ito, jfly.uni-koeln.de
+# Distinct for colour-blind readers, on white and on black; after Okabe and Ito, jfly.uni-koeln.de
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56a4d9")
 MARKERS = ("o", "s", "D", "^", "v", "P")
 DASHES = ("solid", "dashed", "dashdot", "dotted")
-WIDE_RANGE = 4.0  # slowest / fastest above which the latency axis is logarithmic
-MOST_DECADES = 4  # of a logarithmic axis with three labels in each
-STRIP = 0.2  # share of the height, below the accuracies, for networks that were not trained
+WIDE_RANGE = 4.0  # slowest / fastest, from which the latency axis is logarithmic
+MOST_DECADES = 4  # on a logarithmic axis with three labels per decade
+STRIP = 0.2  # share of the height, below the accuracies, for untrained networks
 DIRECTIONS = ((1, 0), (-1, 0), (0.7, 1), (0.7, -1), (-0.7, 1), (-0.7, -1), (0, 1.2), (0, -1.2))
-# Offsets of names from their markers, in points, nearest first.
+# Offsets of names from their markers, in points, the nearest first.
 LABEL_OFFSETS = [(x * far, y * far) for far in (10, 17, 27, 40) for x, y in DIRECTIONS]
 STYLE: Any = {
     "font.size": 10,
@@ -70,7 +70,7 @@ class Point:
 
 
 def score_latency(points: Sequence[Point], metric: Metric, data: str = "") -> str:
-    """Plot the score against latency as an SVG; hollow rings are networks without a score."""
+    """Plot score against latency as an SVG; hollow rings are networks without a score."""
     description = [
         f"{p.name}: {p.ms_per_image:.3g} ms, "
         + ("not trained here" if p.score is None else metric.text(p.score, 1))
@@ -83,7 +83,7 @@ def score_latency(points: Sequence[Point], metric: Metric, data: str = "") -> st
 
 
 def learning_curves(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> str:
-    """Plot training loss and the score on the validation images by epoch as an SVG."""
+    """Plot training loss and validation score by epoch as an SVG."""
     description = [
         f"{name} ends at {metric.text(rows[-1][f'val/{metric.name}'], 1)}"
         for name, rows in curves.items()
@@ -99,7 +99,7 @@ def learning_curves(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) ->
 def drawing(
     width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any
 ) -> Iterator[tuple[Figure, Any]]:
-    """A figure of so many inches in our style, and its axes: an array where there are several."""
+    """Yield a figure of `width` x `height` inches in our style, and its axes (array if several)."""
     with matplotlib.rc_context(STYLE):
         figure = Figure((width, height), layout="constrained")
         yield figure, figure.subplots(rows, columns, **grid)
@@ -107,7 +107,7 @@ def drawing(
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A marker of a scatter plot, with the intervals of its coordinates as bars."""
+    """A marker of a scatter plot, with intervals of its coordinates as bars."""
 
     at: tuple[float, float]
     colour: str
@@ -131,12 +131,12 @@ class Mark:
 
 
 def draw_budget(axes: Axes, ms: float, label: str | None = None, width: float = 1.2) -> Any:
-    """A dashed line at the time that is allowed, which is returned for a legend."""
+    """Draw a dashed line at the budget, and return it for a legend."""
     return axes.axvline(ms, color=INK, lw=width, dashes=(4, 3), alpha=0.7, label=label)
 
 
 def draw_legend(owner: Axes | Figure, *entries: Any, **how: Any) -> None:
-    """A legend whose names are not read as formulas."""
+    """Draw a legend without parsing names as formulas."""
     legend = owner.legend(*entries, frameon=False, **{"fontsize": 9, **how})
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -182,7 +182,7 @@ def scale_latency(axes: Axes, ms: Sequence[float]) -> None:
 def plain_ticks(axis: Axis) -> None:
     """Label 1, 2 and 5 of every decade of a logarithmic axis with plain numbers.
 
-    Of an axis with limits more than `MOST_DECADES` apart, powers of ten alone have room.
+    An axis of more than `MOST_DECADES` decades only has room for powers of ten.
     """
     low, high = axis.get_view_interval()
     is_wide = 0 < low * 10**MOST_DECADES < high
@@ -192,7 +192,7 @@ def plain_ticks(axis: Axis) -> None:
 
 
 def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
-    """Let the axis span the intervals, not 0 to 100, with room below them for the `strip`."""
+    """Let the axis span the intervals, not 0 to 100, with room below for the `strip`."""
     ends = [
         end for p in trained for end in (p.interval or (p.score, p.score)) if end is not None
     ] or [0.0, 100.0]
@@ -212,10 +212,10 @@ def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
 def label(
     figure: Figure, axes: Axes, points: Sequence[Point], colours: Mapping[Point, str]
 ) -> None:
-    """Place each name near its marker, where it covers no marker and no other name."""
+    """Place each name near its marker, where it covers no marker or other name."""
     canvas = FigureCanvasAgg(figure)
     with warnings.catch_warnings():
-        # A name may have characters that the measuring font lacks.
+        # The font may lack characters of a name.
         warnings.filterwarnings("ignore", message="Glyph")
         canvas.draw()
         renderer, frame = canvas.get_renderer(), axes.get_window_extent()
@@ -280,7 +280,7 @@ def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Met
             axes.set_xlabel("epoch")
             axes.set_ylabel(name)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        # A space keeps a name that begins with an underscore, which matplotlib would hide.
+        # The space keeps names that begin with an underscore, which matplotlib would hide.
         draw_legend(score, lines, [f" {name}" for name in curves], fontsize=9.5)
     return figure
 
@@ -292,36 +292,36 @@ def save_png(figure: Figure, path: Path) -> None:
 
 def png(figure: Figure, dpi: int = 150) -> bytes:
     out = io.BytesIO()
-    mark = {"Software": GENERATOR}  # by which `PLOT` recognises it
+    mark = {"Software": GENERATOR}  # `PLOT` recognises the file by it
     save(figure, out, format="png", dpi=dpi, facecolor="white", metadata=mark)
     return out.getvalue()
 
 
 def svg(figure: Figure, description: str) -> str:
-    """The figure as an SVG element of an HTML page, with `description` for screen readers."""
+    """The figure as an SVG element for an HTML page, with `description` for screen readers."""
     out = io.StringIO()
-    # Matplotlib's address would be the only link, and the date the only change between runs.
+    # Matplotlib's address would be the page's only link, and the date the only change between runs.
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    # The salt makes ids equal in every run and different between the figures of a page.
+    # The salt makes ids equal in every run and different between figures of a page.
     with matplotlib.rc_context({"svg.hashsalt": description}):
         save(figure, out, format="svg", transparent=True, metadata=nothing)
     text = out.getvalue()
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"font: ([^;\"]*px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
-    # Ids of groups are the same in every figure, and must be unique in a page.
+    # Ids of groups are the same in every figure, but must be unique in a page.
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1)
 
 
 def save(figure: Figure, out: io.BytesIO | io.StringIO, **how: Any) -> None:
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # The reader's browser has the characters that this machine's fonts may lack.
+        # This machine's fonts may lack characters that the reader's browser has.
         warnings.filterwarnings("ignore", message="Glyph")
         figure.savefig(out, **how)
 
 
 def reliability(calibration: Calibration) -> str:
-    """A reliability diagram as an SVG: right predictions by their probability, and the counts."""
+    """A reliability diagram as an SVG: right predictions by their probability, and counts."""
     images = sum(calibration.images)
     description = (
         f"Reliability diagram of {images} images: the expected calibration error is "
@@ -359,13 +359,13 @@ def reliability_figure(calibration: Calibration) -> Figure:
 
 
 BLUE = COLOURS[0]
-MAX_CLASSES = 50  # in a heat map that can be read
+MAX_CLASSES = 50  # in a readable heat map
 MAX_NUMBERS = 20  # classes with numbers in the cells
 MAX_NAME = 24  # characters
 
 
 def heat_map(matrix: ConfusionMatrix, classes: tuple[str, ...]) -> str:
-    """An SVG whose rows are the classes of images and whose columns are the predicted ones."""
+    """A heat map as an SVG; rows are the classes of images, columns the predicted classes."""
     worst = [
         f"{classes[label]} as {classes[other]} {images} times"
         for label, other, images in matrix.most_confused(3)
@@ -381,7 +381,7 @@ def heat_map_figure(matrix: ConfusionMatrix, classes: tuple[str, ...]) -> Figure
     side = max(3.6, min(9.2, 1.6 + 0.36 * number))
     with drawing(side + 1, side) as (figure, axes):
         axes.pcolormesh(
-            share_kk**0.5,  # so that rare confusions are seen
+            share_kk**0.5,  # makes rare confusions visible
             cmap=LinearSegmentedColormap.from_list("share", [to_rgba(BLUE, 0), to_rgba(BLUE, 1)]),
             vmin=0,
             vmax=1,

@@ -1,4 +1,4 @@
-"""Draws accuracy, error and candidates against time, with the front and the budget."""
+"""Draws accuracy, error and candidates against time, with the Pareto front and the budget."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ from fullstride.report.plots import (
 )
 from fullstride.tasks.task import Metric
 
-ROOM = 0.045  # between two names, as a share of the front's length
-FORM_MARKERS = (*MARKERS, "X", "p", "<", ">")  # a machine runs seven forms without a GPU
+ROOM = 0.045  # distance between two names / the front's length
+FORM_MARKERS = (*MARKERS, "X", "p", "<", ">")  # a machine without a GPU runs seven forms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,9 @@ class FilePoint:
 def files_figure(
     points: Sequence[FilePoint], metric: Metric, budget: Budget, percentile: float
 ) -> Figure:
-    """Plot validation scores of files against their time, and the test score of the one that ships.
+    """Plot the files' validation scores against their times, and the shipped file's test score.
 
-    A colour is a network and a marker a format and precision; hollow markers are estimates.
+    A colour is a network, a marker is a format and precision; hollow markers are estimates.
     """
     networks = list(dict.fromkeys(point.network for point in points))
     shapes = list(dict.fromkeys(point.form for point in points))
@@ -94,13 +94,13 @@ def files_figure(
 
 
 def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figure:
-    """Plot estimated times as hollow markers, with their intervals, and all others as filled ones.
+    """Plot estimated times as hollow markers with intervals, and other times as filled markers.
 
-    Networks on the front have their names above it, where no marker can be, as far as there is
-    room. `title` names the device and the batch size.
+    Networks on the front have names above it, where no marker can be, as far as there is room.
+    `title` names the device and the batch size.
     """
     accuracies = [option.network.top1 for option in options]
-    span = max(max(accuracies) - min(accuracies), 1.0)  # of the axis below its room for names
+    span = max(max(accuracies) - min(accuracies), 1.0)  # of the axis, without the room for names
     limit = choice.budget.ms_per_image
     with drawing(9.2, 5.6) as (figure, axes):
         axes.set_title(title, fontsize=10, parse_math=False)
@@ -126,7 +126,7 @@ def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figu
 
 
 def with_room(front: Sequence[Option], best: Option) -> list[Option]:
-    """The best, and others of the front whose names do not touch, the most accurate first."""
+    """The best, and others on the front whose names do not touch, the most accurate first."""
     span, named = np.log(front[-1].ms / front[0].ms), [best]
     for option in reversed(front):
         if all(abs(np.log(option.ms / each.ms)) >= ROOM * span for each in named):
@@ -135,7 +135,7 @@ def with_room(front: Sequence[Option], best: Option) -> list[Option]:
 
 
 def draw_option(axes: Axes, option: Option, on_front: bool, has_name: bool) -> None:
-    """A network at its time; on the front with the interval of an estimate."""
+    """Draw a network at its time; on the front with the interval of an estimate."""
     at, colour = (option.ms, option.network.top1), COLOURS[0] if on_front else INK
     is_estimate = option.by == "estimated"
     ends = (option.estimate.low, option.estimate.high) if on_front and is_estimate else None
@@ -149,7 +149,7 @@ def draw_option(axes: Axes, option: Option, on_front: bool, has_name: bool) -> N
         axes.annotate(name, at, (-5, 6), textcoords="offset points", **look)
 
 
-# The times of candidates, with the budget, half of it and twice of it.
+# Times of candidates, with lines at the budget, half the budget and twice the budget.
 
 
 BANDS = ("half of the budget", "the budget", "twice the budget", "more")
@@ -162,24 +162,24 @@ class TimedCandidate:
     """A candidate in its fastest format and precision, in ms per image."""
 
     name: str
-    form: str  # format and precision; the precision alone where it is an estimate
+    form: str  # format and precision; only the precision for an estimate
     ms: float
     low: float
     high: float
-    limit_ms: float  # that the budget is compared with
+    limit_ms: float  # compared with the budget
     other_ms: tuple[float, ...] = ()  # in other formats and precisions
     top1: float | None = None  # published, of its initial weights
 
     def band(self, budget: Budget) -> int:
-        """The index in `BANDS`: which share of the budget it needs."""
+        """The index in `BANDS` by the share of the budget."""
         shares = (0.5, 1, 2)
         return sum(self.limit_ms > share * budget.ms_per_image for share in shares)
 
 
 def budget_figure(rows: Sequence[TimedCandidate], budget: Budget) -> Figure:
-    """A row for each candidate, in their order from the top.
+    """Plot a row for each candidate, in order from the top.
 
-    Filled markers are the fastest files, with the interval of their time; small ones are other
+    Filled markers are the fastest files, with intervals of their times; small markers are other
     formats and precisions. Raises ValueError without rows.
     """
     if not rows:
@@ -213,10 +213,10 @@ def budget_figure(rows: Sequence[TimedCandidate], budget: Budget) -> Figure:
     return figure
 
 
-# The error against time: one panel for each length of training, with front and law.
+# Error against time: one panel per length of training, with front and law.
 
 
-MOST_LABELS = 12  # of points on the front, the most accurate ones
+MOST_LABELS = 12  # for the most accurate points on the front
 
 
 @dataclass(frozen=True)
@@ -233,11 +233,11 @@ class ScalingPoint:
 
 @dataclass(frozen=True)
 class ScalingPanel:
-    """The trainings of one length."""
+    """Trainings of one length."""
 
     title: str
     points: Sequence[ScalingPoint]
-    law: Callable[[np.ndarray], np.ndarray] | None = None  # errors of ms per image
+    law: Callable[[np.ndarray], np.ndarray] | None = None  # ms per image -> error
 
 
 def scaling_figure(panels: Sequence[ScalingPanel], budget_ms: float | None = None) -> Figure:
@@ -267,7 +267,7 @@ def scaling_figure(panels: Sequence[ScalingPanel], budget_ms: float | None = Non
 
 
 def scale_errors(axes: Axes, points: Sequence[ScalingPoint]) -> None:
-    """Let the axis span the errors and, as far as they are above a half of it, their intervals."""
+    """Let the axis span the errors and their intervals, from half the least error on."""
     least = min(point.error for point in points)
     low = max(min(point.low for point in points), least / 2, 0.01)
     high = max(low * 1.1, *(point.high for point in points))

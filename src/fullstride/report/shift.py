@@ -1,4 +1,4 @@
-"""Says how the test images differ from the validation images, where the test score is lower."""
+"""Says how test images differ from validation images if the test score is lower."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,25 +19,25 @@ from fullstride.train.scoring import SplitScores, load_scores
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet, Images
 
-MOST_IMAGES = 500  # of a split, evenly chosen, that are compared
+MOST_IMAGES = 500  # of a split, evenly spaced, to compare
 SHOWN = 3  # classes, and images
 
 
 def shift_lines(
     run: Path, data: "DataSet", test: SplitScores | None = None, device: str = "cpu"
 ) -> list[str]:
-    """Where the test's top-1 is below the 95 % interval of the validation's: how far, and why.
+    """Explain a test top-1 below the 95 % interval of the validation top-1.
 
-    That is, the classes that lose most images, the test images that are least like the training
-    images (by the cosine of the embeddings of the network, to the nearest one), and what would
-    choose a better network for them. None where the test is as good or too small to tell, without a
-    validation or a test, and for tasks without one class for each image.
+    The lines say how far below it is, which classes lose most images, which test images are least
+    like the training images (by the cosine of embeddings to the nearest one), and how to choose a
+    better network for them. There are no lines if the test is as good or too small to tell, without
+    a validation split or test, and for tasks without one class per image.
 
     Args:
         run: The folder of the run, with the bundle and its scores.
-        data: That the network was trained on, with the test images.
-        test: The scores on the test of a file of the network; None: those of the run.
-        device: Where embeddings are computed.
+        data: The data of the run, with the test images.
+        test: Test scores of a file of the network; None: the run's.
+        device: Where to compute embeddings.
     """
     bundle = read_metadata(run / run_folder.BUNDLE)
     if not task_of(bundle).single_label or "val" not in bundle.scores or not len(data.test):

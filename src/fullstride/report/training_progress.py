@@ -1,4 +1,4 @@
-"""Prints what a training run will do, how long it takes, and its epochs."""
+"""Prints the plan of a training run, its remaining time, and its epochs."""
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fullstride.tasks.task import Metric
     from fullstride.train.batches import TrainingBatches
 
-MAX_CHANGES = 6  # of a named recipe, that are printed
+MAX_CHANGES = 6  # to a named recipe that are printed one by one
 # Fields whose values are printed anyway.
 PRINTED = {"epochs", "steps", "images", "batch_size", "lr", "warmup_epochs", "resolution"}
 PRINTED |= {"score_every_epochs"}
@@ -35,9 +35,9 @@ PRINTED |= {"precision", "channels_last", "efficiency", "grad_accum_steps"}
 
 
 class TrainingProgress:
-    """Prints a run's plan, the time that it will take, and its epochs with a bar.
+    """Prints a run's plan, its remaining time, and its epochs with a bar.
 
-    `announce` and `watch` are those of `train.run.train`.
+    `announce` and `watch` are arguments of `train.run.train`.
     """
 
     def __init__(self, bar: Bar, metric: "Metric"):
@@ -71,7 +71,7 @@ class TrainingProgress:
             self.bar.print(f"stalled  {note}")
 
     def end(self, folder: Path, data: "DataSet", recipe: Recipe) -> None:
-        """Why training stopped, unreadable images, and the score of the run in `folder`."""
+        """Print why training stopped, unreadable images, and the score of the run in `folder`."""
         if not self.bar.shown:
             return
         if run_folder.should_stop_early(self.rows, recipe, self.metric):
@@ -96,7 +96,7 @@ class TrainingProgress:
 
 
 def calibration_line(bundle: Metadata, recipe: Recipe) -> str:
-    """What the fitted state of a bundle changes, or why there is none though it was wanted."""
+    """What a bundle's fitted state changes, or why a recipe with `calibrate` has none."""
     scores = bundle.scores.get("val")
     task = task_of(bundle)
     if scores:
@@ -107,7 +107,7 @@ def calibration_line(bundle: Metadata, recipe: Recipe) -> str:
 
 
 def plan_lines(run: PreparedRun) -> list[str]:
-    """What a run will do: device, data, network, recipe, and where it starts."""
+    """The plan of a run: device, data, network, recipe, and where it starts."""
     data, recipe, side = run.data, run.resolved, run.pre.resolution
     environment = Environment.here(run.device)
     threads = f", threads: {environment.threads}" if run.device.type == "cpu" else ""
@@ -153,7 +153,7 @@ def plan_lines(run: PreparedRun) -> list[str]:
 
 
 def score_lines(recipe: Recipe, has_val: bool) -> list[str]:
-    """How often epochs are scored, where it is not after each one."""
+    """How often epochs are scored, unless each is."""
     every = recipe.score_every_epochs
     if every == 1:
         return []
@@ -162,7 +162,7 @@ def score_lines(recipe: Recipe, has_val: bool) -> list[str]:
 
 
 def name_of_recipe(run: PreparedRun) -> str:
-    """The named recipe that the run's was made from, and what differs from it."""
+    """The named recipe behind the run's recipe, with the differences."""
     name = run.config.recipe_name
     if not name:
         return recipe_name(run.recipe)
@@ -175,7 +175,7 @@ def name_of_recipe(run: PreparedRun) -> str:
 
 
 def recipe_name(recipe: Recipe) -> str:
-    """The named recipe that `recipe` is closest to, and what differs: "digits with seed 1"."""
+    """The closest named recipe, with the differences, such as "digits with seed 1"."""
     name = min(RECIPES, key=lambda name: len(changed_fields(recipe, RECIPES[name])))
     values = changed_values(recipe, RECIPES[name])
     if len(values) > MAX_CHANGES:
@@ -198,13 +198,13 @@ def changed_values(recipe: Recipe, other: Recipe) -> list[str]:
 
 
 def advice_lines(run: PreparedRun) -> list[str]:
-    """What follows from the user's changes, and what a user may not intend."""
+    """Notes on consequences of the user's changes that may not be intended."""
     recipe, case = run.resolved, run.case
     name, side = run.config.recipe_name, run.pre.resolution
     base = find_recipe(name, case) if name else run.recipe
     usual_name = name if name in BY_IMAGES else default_recipe(case)
     usual = recipe_in_epochs(run.data, find_recipe(usual_name, replace(case, epochs=None)))
-    most = max(base.batch_size, case.images)  # up to which the rate follows the batch
+    most = max(base.batch_size, case.images)  # the rate follows the batch up to this
     usual_steps = round(usual.epochs * max(1, case.images // usual.batch_size))
     lines = []
     if (before := run.weights_resolution) and before != side:
@@ -264,7 +264,7 @@ def duration(seconds: float) -> str:
 
 
 def epoch_line(row: Mapping[str, Any], metric: "Metric") -> str:
-    """One row of a run's log."""
+    """The text of one row of a run's log."""
     score = row.get(f"val/{metric.name}")
     val = "" if score is None else f"validation {metric.text(score)}  "
     if "unscored" in row:
