@@ -148,7 +148,7 @@ def test_a_batch_norm_that_does_not_have_a_convolution_for_itself_stays_and_says
         "norm.second": "its input is used elsewhere too",
         "norm.viewed": "its input is used elsewhere too",
         "norm.changed": "its input is used elsewhere too",
-        "norm.tied": "its weights, or those of the layer before it, are used elsewhere too",
+        "norm.tied": "its weights, or the weights of the layer before it, are used elsewhere too",
         "norm.twice": "it is called 2 times",
         "norm.unused": "it is called 0 times",
         "norm.split.aux_bn.0": "it is called 0 times",
@@ -157,7 +157,7 @@ def test_a_batch_norm_that_does_not_have_a_convolution_for_itself_stays_and_says
         "norm.weighed": no_layer,
         "norm.batch": "it uses the statistics of the batch",
         "norm.split": "SplitBatchNorm2d is not a known kind of batch norm",
-        "norm.line": "its channels are not those of the layer before it",
+        "norm.line": "its channels differ from the layer before it",
     }
     for outputs, expected in zip(fold.net(x), net(x), strict=True):
         assert error(outputs, expected) < 1e-5

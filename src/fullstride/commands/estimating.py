@@ -181,8 +181,8 @@ def calibration(
 class ChooseFlags:
     """The networks to choose from, and the output."""
 
-    # One or more of ours, timm (ConvNets with released weights or in the papers' tables),
-    # genet_paper (Table 7 of GENet) and CSV files with the columns model, img_size and top1, as
+    # Sources, one or more: ours, timm (ConvNets with released weights or in the papers' tables),
+    # genet_paper (Table 7 of GENet) or a CSV file with the columns model, img_size and top1, as
     # timm publishes.
     source: Annotated[tuple[str, ...], arg(name="from")] = ("ours", "timm")
     # With published, a time printed by GENet's authors for the device and batch replaces the

@@ -55,7 +55,7 @@ def rank(
     print(f"{model}, weights: {weights}")
     print(
         f"rank: share of the singular values above {threshold:g} of the largest; chance: "
-        "that of Gaussian matrices of the same shape"
+        "the share in Gaussian matrices of the same shape"
     )
     if linear := kernel_rank.surplus_linear_layers(net, rows):
         print(f"{linear} linear layers, more than there are convolutions, are not included")

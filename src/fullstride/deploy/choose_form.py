@@ -237,7 +237,7 @@ def fastest(
                 what = f"{alone:.3f} ms an image, {drop:.2f} points lost"
             progress(f"{label}: {what}, after {time.perf_counter() - start:.1f} s")
         if not results:
-            raise ValueError(f"{out} was not written: no format of those that run passed")
+            raise ValueError(f"{out} was not written: no format that runs here passed")
         paths = {label: each.path for label, each in results.items()}
         ms = latencies(paths, bundle, batch, ONLINE, target)
         ms = {label: ms[label] for label in sorted(ms, key=lambda label: ms[label])}

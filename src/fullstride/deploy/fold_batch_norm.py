@@ -181,9 +181,9 @@ class Trace(TorchDispatchMode):
         ):
             return "its input is used elsewhere too"
         if addresses((*parameters_and_buffers(conv), *parameters_and_buffers(norm))) & self.read:
-            return "its weights, or those of the layer before it, are used elsewhere too"
+            return "its weights, or the weights of the layer before it, are used elsewhere too"
         if output.dim() != conv.weight.dim():
-            return "its channels are not those of the layer before it"
+            return "its channels differ from the layer before it"
         return ""
 
 

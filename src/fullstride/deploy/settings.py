@@ -85,7 +85,7 @@ class ShipSettings(FileSettings):
 
     @property
     def budget(self) -> Budget | None:
-        """Raises ValueError for two budgets, and for a batch without one."""
+        """The budget. Raises ValueError for two budgets, and for a batch without one."""
         return find_budget(self.budget_ms, self.images_per_s, self.call_batch)
 
     @property

@@ -338,7 +338,7 @@ def calibrated_profile(
         machine=machine,
         sheet=sheet,
         inference=inference,
-        note=f"the error is that of {tests}; {conditions}",
+        note=f"the error is from {tests}; {conditions}",
     )
 
 

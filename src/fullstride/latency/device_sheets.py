@@ -170,7 +170,7 @@ def profile_of(sheet: DeviceSheet, name: str, bases: Sequence[Profile]) -> Profi
             source=f"{names} by data sheet: {worst.source}",
         ),
         measured=False,
-        note=f"not measured: shares of the data sheet's rates are those of {names}",
+        note=f"not measured: shares of the data sheet's rates come from {names}",
     )
 
 
@@ -288,7 +288,7 @@ def corrected(
         factor = median(map(median, on_host.values()))
         numbers["host_us"], spreads["host_us"] = fit.numbers["host_us"] * factor, OF_A_LAUNCH
         full_batches = False
-        notes.append(f"those of the host are multiplied by {factor:.3g}, from {len(on_host)}")
+        notes.append(f"host times are multiplied by {factor:.3g}, from {len(on_host)}")
     inference = replace(
         fit,
         numbers={name: float(f"{value:.4g}") for name, value in numbers.items()},

@@ -223,7 +223,7 @@ def selection_lines(
     near = choice.near[:NEAR]
     lines += [f"may fit as well, the model cannot tell: {line(option)}" for option in near]
     if more := len(choice.near) - len(near):
-        lines.append(f"and {more} more, of which --json has all")
+        lines.append(f"and {more} more, which --json lists")
     if larger := choice.next:
         gain, more = larger.network.top1 - best.network.top1, larger.ms - best.ms
         lines.append(

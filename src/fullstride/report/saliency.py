@@ -1,4 +1,4 @@
-"""Shows which part of a picture a network took its class from."""
+"""Shows which part of a picture decided a network's class."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def grad_cam(net: nn.Module, x: Tensor, class_n: Sequence[int]) -> np.ndarray:
     """The parts of each image that speak for a class, (N, C, H, W) -> (N, h, w) in 0..1.
 
     Each channel of the network's last map is weighted by the mean gradient of the class's logit,
-    and what is negative in the sum is left out. An image without a positive part has zeros.
+    and negative values of the sum become 0. An image without positive values has zeros.
 
     Source: Grad-CAM, arXiv:1610.02391.
     """
@@ -42,7 +42,7 @@ def grad_cam(net: nn.Module, x: Tensor, class_n: Sequence[int]) -> np.ndarray:
 
 
 def heated(view: np.ndarray, heat: np.ndarray) -> np.ndarray:
-    """The grey picture uint8 (H, W, C), coloured where the map (h, w) is high: uint8 (H, W, 3)."""
+    """Colour a grey picture, uint8 (H, W, C), where the map (h, w) is high: uint8 (H, W, 3)."""
     h, w, _ = view.shape
     share = np.asarray(Image.fromarray(heat).resize((w, h), Image.Resampling.BILINEAR))
     share = STRONGEST * share.clip(0, 1)[:, :, None]
@@ -53,10 +53,7 @@ def heated(view: np.ndarray, heat: np.ndarray) -> np.ndarray:
 def explained(
     bundle: Bundle, views: Sequence[np.ndarray], class_n: Sequence[int]
 ) -> list[np.ndarray]:
-    """What the network of a bundle sees of each picture, with `grad_cam` of a class on it.
-
-    `views` are uint8 (H, W, C) as the network takes them.
-    """
+    """Draw `grad_cam` of a class over each of `views`, uint8 (H, W, C) inputs of a bundle."""
     pictures = []
     for x in inputs("normalised", bundle.preprocessing, views):
         start = len(pictures)

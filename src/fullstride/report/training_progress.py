@@ -220,7 +220,7 @@ def advice_lines(run: PreparedRun) -> list[str]:
     same_rate = recipe.lr == base.lr_for(min(recipe.batch_size, most), recipe.optimizer)
     if recipe.optimizer != base.optimizer and same_rate:
         lines.append(
-            f"rate     {recipe.lr:.4g} follows the one of {base.optimizer}, not of "
+            f"rate     {recipe.lr:.4g} follows the rate of {base.optimizer}, not of "
             f"{recipe.optimizer}: --lr sets it"
         )
     if recipe.batch_size > case.images:

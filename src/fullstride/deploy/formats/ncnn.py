@@ -92,7 +92,7 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
     try:
         about = json.loads(read_regular(folder / ABOUT, MAX_JSON_BYTES))
         if about["sha256"] != checksums(folder):
-            raise ValueError(f"{GRAPH} or {WEIGHTS} is not the one of {ABOUT}")
+            raise ValueError(f"{GRAPH} or {WEIGHTS} does not match {ABOUT}")
         strings = dict(about["metadata"])
     except (KeyError, OSError, TypeError, ValueError) as error:
         raise unreadable_file(folder, error) from None
