@@ -367,7 +367,7 @@ def test_plain_tensorflow_variables_are_taken_when_asked_for(generator):
 
 def test_tensorflow_variables_need_all_their_averages(generator):
     theirs = small_resnet_rs(generator)
-    with pytest.raises(ValueError, match="those of one batch: export the averages too"):
+    with pytest.raises(ValueError, match="are from one batch: export the averages too"):
         checkpoints.from_tf(tf_variables(theirs, average=False), SMALL_RS)
     arrays = tf_variables(theirs)
     del arrays["conv2d_3/kernel/ExponentialMovingAverage"]
@@ -418,7 +418,7 @@ def test_the_two_tresnet_l_are_told_apart():
     assert identify(meta_state("tresnet_v2_l")) == ("timm", "tresnet_v2_l")
     with pytest.raises(
         ValueError,
-        match="those of tresnet_v2_l .timm names. and not of tresnet_l: use tresnet_v2_l",
+        match="belong to tresnet_v2_l .timm names. and not to tresnet_l: use tresnet_v2_l",
     ):
         checkpoints.convert(meta_state("tresnet_v2_l"), "tresnet_l")
 
