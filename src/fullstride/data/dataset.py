@@ -59,6 +59,11 @@ class Images:
             targets=tuple(self.targets[index] for index in indices),
         )
 
+    def spaced(self, count: int) -> "Images":
+        """At most `count` images, evenly spaced, since images may be sorted by class."""
+        count = min(count, len(self))
+        return self.subset(index * len(self) // count for index in range(count))
+
     @property
     def background(self) -> str:
         """The colour of `picture` behind transparent pixels."""

@@ -16,8 +16,8 @@ from fullstride.data.dataset import Images
 from fullstride.data.loader import View, input_of
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.clips import ViewsOfVideo
-from fullstride.deploy.exported import ExportedModel, InputKind, Model, Precision, one_input
-from fullstride.deploy.predict import probabilities
+from fullstride.deploy.exported import InputKind, Model, Precision, one_input
+from fullstride.deploy.predict import input_kind, probabilities
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.classify import Classify
@@ -318,7 +318,7 @@ def load_views(model: Model, images: Images) -> list[Sample] | None:
     """Load the readable images as inputs for `model`; None if they need much memory."""
     pre = model.preprocessing
     view = math.prod(one_input(pre, "pixels"))
-    if resizes(model) or len(images) * view > MAX_VIEWS_BYTES:
+    if input_kind(model) == "pictures" or len(images) * view > MAX_VIEWS_BYTES:
         return None
     return list(readable(model, images))
 
@@ -338,19 +338,15 @@ def readable(
     `skipped` receives the reasons for unreadable images.
     """
     view, rng = task_of(model).test_view(model.preprocessing), np.random.default_rng(0)
+    is_whole = input_kind(model) == "pictures"
     images = images.over(model.preprocessing.background)
     for index, name in enumerate(images.names):
         try:
             source = input_of(images, index, view)
             pixels, target = view(source, images.targets[index], rng)
-            whole = images.picture(index) if resizes(model) else None
+            whole = images.picture(index) if is_whole else None
         except UnreadableImage as error:
             if skipped is not None:
                 skipped[name] = error.reason
             continue
         yield Sample(index, pixels if whole is None else whole, target)
-
-
-def resizes(model: Model) -> bool:
-    """Whether `model` takes pictures of any size."""
-    return isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures"

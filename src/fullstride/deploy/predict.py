@@ -250,7 +250,7 @@ def read_view(
     cannot be decoded, or needs more than `max_memory_mib`, see `decode_crop`.
     """
     pre = model.preprocessing
-    if isinstance(model, ExportedModel) and model.metadata.input_kind == "pictures":
+    if input_kind(model) == "pictures":
         most = max_memory_mib and max_memory_mib / WHOLE_PIXEL_BYTES
         return decode(
             source, pre.channels, max_megapixels=most or MAX_MEGAPIXELS, background=pre.background

@@ -83,8 +83,7 @@ def least_like_training(folder: Path, data: "DataSet", device: str) -> list[str]
     how = BatchOptions(bundle.preprocessing, device)
 
     def embedded(images: "Images") -> tuple[torch.Tensor, list[str]]:
-        number = min(len(images), MOST_IMAGES)
-        some = images.subset([index * len(images) // number for index in range(number)])
+        some = images.spaced(MOST_IMAGES)
         inputs, _, indices = features(bundle.net, task_of(bundle), some, how)
         return normalize(inputs), [some.names[index] for index in indices.tolist()]
 

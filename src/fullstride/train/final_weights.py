@@ -85,7 +85,7 @@ def with_precise_statistics(
     norms = batch_norms(precise, frozen)
     number = min(len(images), STATISTICS_IMAGES)
     number -= number % task.scoring_batch if number > task.scoring_batch else 0
-    some = images.subset([index * len(images) // number for index in range(number)])
+    some = images.spaced(number)
     momenta = [norm.momentum for norm in norms]
     computing = numerics(tf32=False, benchmark=False, deterministic=False)
     with closing(scoring_batches(task, some, how)) as batches, computing:
@@ -295,8 +295,7 @@ def save_probe(run: PreparedRun) -> None:
         if run.context.is_rank_zero:
             print_note(f"{run.config.model} has no linear classifier, and so no linear probe")
         return
-    images, number = run.data.train, min(len(run.data.train), PROBE_IMAGES)
-    some = images.subset([index * len(images) // number for index in range(number)])
+    some = run.data.train.spaced(PROBE_IMAGES)
     inputs, labels, _ = features(net, run.task, some, replace(run.scoring, context=SINGLE_PROCESS))
     probe = fit_probe(inputs.numpy(), labels.numpy(), classes)
     with torch.no_grad():

@@ -243,8 +243,7 @@ def fit_and_score(
 
 def fit_on(net: nn.Module, task: Task, images: Images, how: BatchOptions, *, classes: int) -> Task:
     """Fit `task` to the outputs of `net` for `images`, or as many as `MAX_OUTPUTS` permits."""
-    number = min(len(images), max(1, MAX_OUTPUTS // classes))
-    some = images.subset([index * len(images) // number for index in range(number)])
+    some = images.spaced(max(1, MAX_OUTPUTS // classes))
     with closing(scoring_batches(task, some, how)) as batches:
         held, _ = count(net, HeldOutputs(), batches, how.context)
     return held.fit(task)
