@@ -30,36 +30,36 @@ from fullstride.tasks.task import Metric, Task
 from fullstride.train.recipes.choice import RunOptions, case_of
 
 INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
-FRONT = "front"  # the stage that finds budgets where hours alone limit a fit
+FRONT = "front"  # the stage that finds budgets if hours alone limit a fit
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FitJob(StudyJob):
-    """The arguments of a fit and its means."""
+    """The job of a fit."""
 
     settings: FitSettings
 
     @cached_property
     def task(self) -> Task:
-        """With the options of the recipe, and what it takes of the training images."""
+        """The task with the recipe's options and the statistics of the training images."""
         task = find_task(self.settings.task or "classify")
         options = task.read_options(self.recipe.changes.get("task_options", {}))
         return replace(task, **vars(options)).for_data(self.data)
 
     @property
     def variants(self) -> tuple[Mapping[str, Any], ...]:
-        """Options of the task that are tried, but for those that the user has set."""
+        """The options of the task that are tried, without options that the user has set."""
         chosen = self.recipe.changes.get("task_options", {})
         return tuple(each for each in self.task.variants if not each.keys() & chosen) or ({},)
 
     @cached_property
     def metric(self) -> Metric:
-        """That networks and files are compared by."""
+        """The metric by which networks and files are compared."""
         source = self.recipe.resolve(case_of(self.data, task=self.task)).recipe
         return self.task.find_metric(source.score, len(self.data.classes))
 
     def options_of(self, candidate: Candidate, every_steps: int = 0) -> RunOptions:
-        """How a candidate is trained, with a checkpoint every so many steps too, if not 0."""
+        """How a candidate is trained; `every_steps` sets further checkpoints, unless it is 0."""
         return RunOptions(
             weights=candidate.weights,
             width=candidate.width,
@@ -72,7 +72,7 @@ class FitJob(StudyJob):
 
     @cached_property
     def budgets(self) -> tuple[Budget, ...]:
-        """Each gets a file; the largest first. Without one in the settings those of the front."""
+        """The budgets, the largest first, by default the front's; each budget gets a file."""
         if budgets := self.settings.budgets():
             return budgets
         front = saved_stage(self.folder, FRONT, tuple[float, ...])
@@ -80,20 +80,20 @@ class FitJob(StudyJob):
 
     @property
     def budget(self) -> Budget:
-        """The largest one."""
+        """The largest budget."""
         return self.budgets[0]
 
     @cached_property
     def profile(self) -> Profile | None:
-        """Of the device that files are for; None where they are measured."""
+        """The profile of the device that will run the files; None if files are measured."""
         return None if self.settings.is_measured else load_profile(self.settings.target)
 
     @cached_property
     def target(self) -> Target | None:
-        """Another machine, where files are measured; None: this one.
+        """The other machine where files are measured; None: this machine.
 
-        Raises ValueError, in one line, if it is not there, or not the one that earlier calls for
-        this fit had.
+        Raises ValueError, in one line, if it is not reachable, or not the machine of earlier calls
+        for this fit.
         """
         if not is_elsewhere(self.settings.target):
             return None
@@ -103,7 +103,7 @@ class FitJob(StudyJob):
 
     @cached_property
     def labels(self) -> tuple[Label, ...]:
-        """The formats and precisions that are timed. Raises ValueError if one does not run."""
+        """The formats and precisions that are timed. Raises ValueError if none is possible."""
         all_labels = runnable(self.settings.formats, self.settings.precisions)
         reasons = {
             label: why_not_int8(self.task, FORMATS[label[0]]) if label[1] == "int8" else ""
@@ -115,12 +115,12 @@ class FitJob(StudyJob):
         return labels if self.target is None else supported_by(self.target, labels)
 
     def check(self) -> None:
-        """Raise ValueError, in one line, so that a typing error is found before many images are."""
+        """Raise ValueError, in one line, for invalid arguments, before any image is read."""
         for name in ("resolution", "fit"):
             if name in self.recipe.changes:
                 raise ValueError(
-                    f"recipe.{name} is that of each candidate: choose by --resolutions, or leave "
-                    "it out"
+                    f"recipe.{name} is set by each candidate: choose by --resolutions, or leave it "
+                    "out"
                 )
         super().check()
         settings = self.settings
@@ -131,34 +131,34 @@ class FitJob(StudyJob):
             _ = self.labels
 
 
-# Of a measured time, by how much another program may have made it longer: phases of tens of seconds
-# with 1.65 times the time were seen on a virtual machine. What is beyond a budget by less is
+# Another program may have made a measured time longer by this factor: phases of tens of seconds
+# with 1.65 times the time were seen on a virtual machine. Files beyond a budget by less are
 # measured again.
 NOISE = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateTime:
-    """Of one candidate in one format and precision, ms per image at the batch of the budget."""
+    """The time of a candidate in one format and precision, at the batch of the budget."""
 
     candidate: str  # its name
-    format: str  # "" where the time is an estimate for a device that is not here
+    format: str  # "" if the time is an estimate for a device that is not here
     precision: Precision
-    ms: float | None  # None: it could not be exported or does not run
-    low: float | None = None  # enclose nine of ten such networks, or the rounds of a measurement
+    ms: float | None  # per image; None: it could not be exported or does not run
+    low: float | None = None  # interval of nine in ten networks, or of nine in ten rounds
     high: float | None = None
     measured: bool = True
     failure: str = ""  # why there is no time, in one line
     left_out: str = ""  # why the candidate is not tried, see `shortlist`
-    measurements: int = 1  # of which this is the shortest
+    measurements: int = 1  # their number; the time is the shortest
     budget_ms: float = 0.0  # of the fit that measured it, see `times.has_all`; 0: no measurement
-    first_s: float = 0.0  # that the first measurement of the candidate took, in all of its forms
+    first_s: float = 0.0  # seconds of the candidate's first measurement, in all forms
 
 
 def limit_ms(time: CandidateTime, *, maybe: bool = False) -> float | None:
-    """What a budget is compared with: a measured time, the upper end of an estimate, or its middle.
+    """The time to compare with a budget; None without a time.
 
-    None where there is no time.
+    A measured time, or the upper end of an estimate's interval, with `maybe` the estimate itself.
     """
     return time.ms if time.measured or maybe or time.ms is None else time.high
 
@@ -166,14 +166,14 @@ def limit_ms(time: CandidateTime, *, maybe: bool = False) -> float | None:
 def within_budget(
     times: Iterable[CandidateTime], budget: Budget, *, maybe: bool = False
 ) -> tuple[CandidateTime, ...]:
-    """Those of `times` that fit, the fastest first. `maybe`: of estimates the middle must fit."""
+    """The `times` within the budget by `limit_ms`, the fastest first."""
     limits = [(limit_ms(each, maybe=maybe), each) for each in times]
     inside = [(ms, each) for ms, each in limits if ms is not None and ms <= budget.ms_per_image]
     return tuple(each for _, each in sorted(inside, key=lambda pair: pair[0]))
 
 
 def fastest_of(times: Iterable[CandidateTime]) -> dict[str, CandidateTime]:
-    """The fastest format and precision of each candidate that has a time, by its name."""
+    """The fastest format and precision of each candidate with a time, by name."""
     best: dict[str, CandidateTime] = {}
     for each in times:
         if each.ms is not None:
@@ -184,7 +184,7 @@ def fastest_of(times: Iterable[CandidateTime]) -> dict[str, CandidateTime]:
 
 
 def fastest_ms(times: Iterable[CandidateTime]) -> dict[str, float]:
-    """The time of `fastest_of` each candidate."""
+    """The shortest time of each candidate, by name."""
     return {name: each.ms for name, each in fastest_of(times).items() if each.ms is not None}
 
 
@@ -209,12 +209,12 @@ def rounded_up(ms: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateTimes:
-    """Candidates, their times, and the budget with which these are compared."""
+    """Candidates, their times, and the budget."""
 
     candidates: tuple[Candidate, ...]
     times: tuple[CandidateTime, ...]
     budget: Budget
-    maybe: bool = False  # of estimates the middle must fit, not the upper end
+    maybe: bool = False  # see `limit_ms`
 
     def within(self, share: float = 1.0) -> tuple[CandidateTime, ...]:
         """The times within a share of the budget, the shortest first."""
@@ -231,17 +231,17 @@ class CandidateTimes:
 
     @cached_property
     def ms(self) -> dict[str, float]:
-        """The shortest time of each candidate within the budget, by its name."""
+        """The shortest time of each candidate within the budget, by name."""
         return fastest_ms(self.within())
 
     @cached_property
     def first_ms(self) -> dict[str, float]:
-        """The time of each candidate in its first form, which is the same one for nearly all."""
+        """The time of each candidate in its first form, the same form for nearly all."""
         return {each.candidate: each.ms for each in reversed(self.times) if each.ms is not None}
 
     @cached_property
     def beyond(self) -> dict[str, float]:
-        """The shortest time of each candidate beyond the budget, by its name."""
+        """The shortest time of each candidate beyond the budget, by name."""
         return {name: ms for name, ms in fastest_ms(self.times).items() if name not in self.ms}
 
     @cached_property
@@ -253,7 +253,7 @@ class CandidateTimes:
     def affordable(self) -> tuple[Candidate, ...]:
         """The candidates that are tried and fit in at least one format and precision.
 
-        Raises ValueError, in one line, with the fastest one and its time, where none fits.
+        Raises ValueError, in one line with the fastest candidate and its time, if none fits.
         """
         if names := {each.candidate for each in self.within() if not each.left_out}:
             return tuple(each for each in self.candidates if each.name in names)
@@ -274,16 +274,15 @@ class CandidateTimes:
         )
 
 
-# What the budget buys, in a line, a table and a picture.
+# The candidates within the budget in a line, a table and a plot.
 
-
-MOST_ROWS = 40  # of the table and the picture; of more candidates those near the budget
+MOST_ROWS = 40  # of the table and the plot: the candidates nearest to the budget
 
 
 def budget_note(candidate_times: CandidateTimes) -> str:
-    """How many candidates fit, and how many would with half the time and with twice of it.
+    """How many candidates fit, and how many would fit in half or twice the time.
 
-    Where all fit, the line says that the budget does not bind.
+    If all fit, the line says that the budget does not bind.
     """
     timed = fastest_of(candidate_times.times)
 
@@ -304,7 +303,7 @@ def budget_note(candidate_times: CandidateTimes) -> str:
 
 
 def timed_candidates(candidate_times: CandidateTimes) -> list[TimedCandidate]:
-    """Those with a time, the fastest first; of many the `MOST_ROWS` that are near the budget."""
+    """The candidates with a time, at most the `MOST_ROWS` nearest the budget, the fastest first."""
     rows: list[TimedCandidate] = []
     fastest, others = fastest_of(candidate_times.times), dict[str, list[float]]()
     for each in candidate_times.times:
@@ -333,7 +332,7 @@ def timed_candidates(candidate_times: CandidateTimes) -> list[TimedCandidate]:
 
 
 def budget_table(candidate_times: CandidateTimes) -> Table:
-    """A line for each of `timed_candidates`: its fastest time, and that of each precision."""
+    """A row for each of `timed_candidates`: the fastest time, and the time in each precision."""
     rows, times = timed_candidates(candidate_times), candidate_times.times
     precisions = [each for each in get_args(Precision) if any(t.precision == each for t in times)]
     published = any(row.top1 for row in rows)
@@ -356,5 +355,5 @@ def budget_table(candidate_times: CandidateTimes) -> Table:
 
 
 def budget_figure(candidate_times: CandidateTimes) -> Figure:
-    """The picture of `budget_table`, see `report.budget_plot`; `budget_note` describes it."""
+    """The plot of `budget_table`, see `scatter.budget_figure`; `budget_note` describes it."""
     return scatter.budget_figure(timed_candidates(candidate_times), candidate_times.budget)

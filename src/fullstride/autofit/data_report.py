@@ -1,4 +1,4 @@
-"""Reports what is in the data of a fit, and what would make its scores wrong."""
+"""Reports the content of the data of a fit, and problems that would make scores wrong."""
 
 import time
 from collections import Counter
@@ -29,8 +29,8 @@ from fullstride.report.console_lines import few_images_line
 
 # Images of two splits or two classes that have the same pixels, or show nearly the same.
 #
-# Of each image there is one pair for each other split, and one for another class, so that a picture
-# of which there are a thousand copies has no million pairs.
+# Each image has at most one pair for each other split, and one for another class, so that a
+# thousand copies of a picture do not give a million pairs.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class Pair:
     """Two images that show the same."""
 
     names: tuple[str, str]
-    splits: tuple[str, str]  # of each: train, val or test
-    classes: tuple[str, str]  # "" where a target is not the index of one class
-    bits: int  # that differ between their perceptual hashes; 0 for the same pixels
+    splits: tuple[str, str]  # train, val or test
+    classes: tuple[str, str]  # "" if a target has no class index
+    bits: int  # differing bits of the perceptual hashes; 0 for the same pixels
     exact: bool = False  # whether they have the same pixels
-    mirrored: bool = False  # whether one is the other one flipped left to right
+    mirrored: bool = False  # whether one image is the other one flipped left to right
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Groups:
 
     of: np.ndarray  # int64 (N,): the group of an image
     first: np.ndarray  # int64 (P,): the first image of a group
-    in_split: np.ndarray  # int64 (P, splits): its first image in a split; -1: none
+    in_split: np.ndarray  # int64 (P, splits): the first image of a group in a split; -1: none
     # int64 (N,): class of an image, a number for each set of several labels, -1 for other targets
     targets: np.ndarray
     classes: np.ndarray  # int64 (P,): class of all images of a group; -1 if there is none
-    mixed: np.ndarray  # bool (P,): whether its images are of several classes
+    mixed: np.ndarray  # bool (P,): whether the images of a group have several classes
 
 
 class Link(NamedTuple):
@@ -71,7 +71,7 @@ class Link(NamedTuple):
 def group_by_pixels(data: DataSet, all_images: ImageIndex) -> Groups:
     first, of = np.unique(same_pixels(data, all_images), return_inverse=True)
     in_split = np.full((len(first), len(SPLITS)), -1)
-    reverse = np.arange(len(of))[::-1]  # of several, the first image is written last
+    reverse = np.arange(len(of))[::-1]  # the first image of a group is written last
     in_split[of[reverse], all_images.splits[reverse]] = reverse
     sets: dict[tuple[int, ...], int] = {}
 
@@ -87,7 +87,7 @@ def group_by_pixels(data: DataSet, all_images: ImageIndex) -> Groups:
 
 
 def links_across_splits(all_images: ImageIndex, groups: Groups, matches: Matches) -> list[Link]:
-    """`b` is in the later split, which is scored. In the order of `a`, then of `b`."""
+    """The links between splits, sorted; `b` is in the later split, which is scored."""
     links: dict[tuple[int, int], Link] = {}
     for split, partners in enumerate(matches.by_split):
         copies, near = groups.in_split[groups.of, split], partners.index[groups.of]
@@ -102,7 +102,7 @@ def links_across_splits(all_images: ImageIndex, groups: Groups, matches: Matches
 
 
 def links_across_classes(groups: Groups, matches: Matches) -> list[Link]:
-    """In the order of `a`, then of `b`."""
+    """The links between classes, sorted."""
     first = groups.first[groups.of]
     (others,) = np.nonzero(groups.targets != groups.targets[first])
     links = [Link(int(first[other]), int(other), 0, True, False) for other in others]
@@ -144,7 +144,7 @@ def as_pairs(
 
 
 def _target(data: DataSet, all_images: ImageIndex, image: int) -> Any:
-    """A class or several of them; None where the objects of an image have places."""
+    """A class or several classes; None for objects with boxes."""
     target = _images(data, all_images, image).targets[all_images.indices[image]]
     return None if isinstance(target, Objects) else target
 
@@ -160,7 +160,7 @@ MAX_SHOWN = 5  # names in a line for a terminal
 
 @dataclass(frozen=True, kw_only=True)
 class DataReport:
-    """What the images of a data set tell."""
+    """Facts about the images of a data set."""
 
     images: Mapping[str, int]  # split -> number
     classes: int
@@ -168,27 +168,28 @@ class DataReport:
     largest: tuple[str, int]
     sides: tuple[int, int, int]  # shorter side in pixels: smallest, median, largest
     channels: int
-    unreadable: Mapping[str, str]  # name -> reason, of at most `MAX_LISTED`
-    # Of each image the closest one in every other split; at most `MAX_LISTED`.
-    across_splits: tuple[Pair, ...]  # the second one is scored on
-    # Of each image the closest one in another class; at most `MAX_LISTED`.
+    unreadable: Mapping[str, str]  # name -> reason, at most `MAX_LISTED`
+    # Each image with the closest image in every other split, which is scored if it comes second; at
+    # most `MAX_LISTED`.
+    across_splits: tuple[Pair, ...]
+    # Each image with the closest image of another class; at most `MAX_LISTED`.
     across_classes: tuple[Pair, ...]
     notes: tuple[str, ...] = ()
-    # The numbers of all, listed or not: "unreadable", "across_splits", "across_classes", and of
-    # images in a scored split that an earlier split shows: "val", "test".
+    # Numbers, listed or not: "unreadable", "across_splits", "across_classes", and the images of a
+    # scored split that an earlier split shows: "val", "test".
     totals: Mapping[str, int] = field(default_factory=dict)
-    aspect: float = 1.0  # longer / shorter side, in the median
+    aspect: float = 1.0  # median of longer / shorter side
     duplicates: tuple[str, ...] = ()  # all images that `without_duplicates` leaves out
 
 
 def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, DataReport]:
     """Decode all images, and compare them with each other.
 
-    Images with the same pixels, and those that show the same (`perceptual_hash`), are reported
-    where they are in two splits or in two classes; mirrored ones too, where a flip keeps the class.
+    Images with the same pixels, and images that show the same (`perceptual_hashes`), are reported
+    if they are in two splits or in two classes; mirrored ones too, if a flip keeps the class.
 
-    Yields lines of progress. `workers` processes decode, by default one for each core where images
-    are files. Raises ValueError if no image can be read.
+    Yields lines of progress. `workers` processes decode, by default one for each core if images are
+    files. Raises ValueError if no image can be read.
     """
     if workers is None:
         workers = cores() if data.train.file else 0
@@ -206,7 +207,7 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
     sides = np.sort([facts.shorter_side for facts in all_images.facts])
     aspects = [facts.longer_side / facts.shorter_side for facts in all_images.facts]
     worst_first = sorted(splits, key=lambda link: (-all_images.splits[link.b], not link.exact))
-    # what a later split shows too, and training images of which a copy has another class
+    # images that a later split shows too, and training images with a copy of another class
     mixed = np.nonzero(groups.mixed[groups.of] & (all_images.splits == 0))[0].tolist()
     return DataReport(
         images={split: len(getattr(data, split)) for split in SPLITS},
@@ -235,10 +236,10 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
 
 
 def without_duplicates(data: DataSet, report: DataReport) -> DataSet:
-    """The data set without training images that the validation split or the test shows too.
+    """Leave out training images that the validation split or the test shows too.
 
-    Neither has it validation images that the test shows, nor training images of which the same
-    pixels have another class. Raises ValueError if a class or the validation split would lose all
+    Validation images that the test shows, and training images whose pixels have another class too,
+    are left out as well. Raises ValueError if a class or the validation split would lose all
     images.
     """
     rest = data.without(report.duplicates) if report.duplicates else data
@@ -314,7 +315,7 @@ def _warnings(report: DataReport) -> list[str]:
 
 
 def _some(names: Iterable[str], count: int) -> str:
-    """The first names, and the number of the others."""
+    """The first names, and the number of further names."""
     shown = [printable(name) for name in islice(names, MAX_SHOWN)]
     more = f" and {count - len(shown):,} more" if count > len(shown) else ""
     return ", ".join(shown) + more
@@ -330,7 +331,7 @@ def _notes(data: DataSet, pictures: Pictures) -> list[str]:
                 f"{quote_names([*missing])}"
             )
     if flat := int((~pictures.contrasted).sum()):
-        notes.append(f"{flat:,} images are of one colour: only those of the same pixels are equal")
+        notes.append(f"{flat:,} images are of one colour: equal only if all pixels are")
     if len(pictures) > MAX_COMPARED:
         notes.append(
             f"near copies in two classes were not searched for, as {len(pictures):,} images are "
@@ -350,7 +351,7 @@ def _notes_on_alpha(data: DataSet, all_images: ImageIndex) -> list[str]:
 
 
 def _with_progress(search: Generator[float, None, T]) -> Generator[str, None, T]:
-    """Lines of progress in place of the shares that are done."""
+    """Lines of progress in place of finished shares."""
     start = last = time.monotonic()
     while True:
         try:

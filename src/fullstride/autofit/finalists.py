@@ -29,13 +29,13 @@ from fullstride.measure.protocols import ONLINE, CallTime, call_time, shortest
 from fullstride.study.scores import resampled_of
 from fullstride.tasks.task import Metric
 
-SHIP = "ship"  # folder of the files, in that of a fit
+SHIP = "ship"  # folder of the files, in the folder of a fit
 SLACK = 1.1  # times the budget: a form that took longer before training is not exported
 NEAR = 1.25  # times the fastest format in a precision: slower formats are not exported
-COMPARISON_IMAGES = 128  # outputs are compared on these, and the file is scored on all
-MAX_DROP = 100.0  # points of top-1: a file is judged by its own score, not by what it loses
+COMPARISON_IMAGES = 128  # images on which outputs are compared; all images score the file
+MAX_DROP = 100.0  # points of top-1, so no limit: a file is judged by its own score, not by its loss
 REMOTE = "onnx"  # the format of files for a device that is not here
-REMOTE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")  # beside those of the estimates
+REMOTE_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")  # beside the estimates' precisions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +43,20 @@ class ShippedFile:
     """A finalist in one format and precision."""
 
     candidate: str
-    path: str  # relative to the folder of the fit; "" where it was not written
+    path: str  # relative to the folder of the fit; "" if the file was not written
     format: str
     precision: Precision
     ms: float | None  # per image, measured at the end in turn with all others, or estimated
     val: Mapping[str, float]  # scores of the file on the validation split
-    within: bool  # whether it stays in the budget
-    failure: str = ""  # why it was not written, in one line
+    within: bool  # whether the time is within the budget
+    failure: str = ""  # why the file was not written, in one line
     low: float | None = None  # of the rounds of the measurement, or the interval of the estimate
     high: float | None = None
     measured: bool = True  # False: `ms` is an estimate for a device that is not here
     resolution: int = 0  # pixels a side
     size_mib: float = 0.0  # on the disk
-    runtime: str = ""  # that opened it here
-    float_layers: tuple[str, ...] = ()  # of a file in int8
+    runtime: str = ""  # that opened the file here
+    float_layers: tuple[str, ...] = ()  # layers in float of an int8 file
 
     @property
     def upper_ms(self) -> float | None:
@@ -66,13 +66,12 @@ class ShippedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """What is stored of a file at once, so that it is exported and scored only once."""
+    """The record that is stored with a file, so that it is exported and scored only once."""
 
     file: ShippedFile  # without a time
-    # as `PairedScores` has them
-    correct: str
+    correct: str  # see `PairedScores`
     seconds: float  # of exporting and scoring
-    resampled: tuple[float | None, ...] = ()
+    resampled: tuple[float | None, ...] = ()  # see `PairedScores`
 
 
 FILE_RECORD = Record(FileRecord, "a record of an exported file", ("file", "correct"))
@@ -83,10 +82,10 @@ def forms(
 ) -> list[tuple[str, Precision]]:
     """The formats and precisions in which a candidate is exported.
 
-    Here they are those that run here, and of these the ones that may be the best by `times`, those
-    of the candidate: within `SLACK` of the budget, and within `NEAR` of the fastest format in the
-    same precision. For a device that is not here they are ONNX files. The formats and precisions of
-    the settings restrict both as in `runnable`, so that programs are taken only if they are named.
+    On a measured machine: the forms that run there and may be the best by the candidate's `times`,
+    within `SLACK` of the budget and within `NEAR` of the fastest format in the same precision. For
+    other devices: ONNX files. The settings' formats and precisions restrict both as in `runnable`,
+    so that programs are exported only if they are named.
     """
     formats, precisions = settings.formats, settings.precisions
     if not settings.is_measured:
@@ -100,7 +99,6 @@ def forms(
             and (not precisions or precision in precisions)
         ]
     ms = {(each.format, each.precision): each.ms for each in times if each.ms is not None}
-
     limit = SLACK * budget.ms_per_image
 
     def fastest(precision: Precision) -> float:
@@ -116,17 +114,17 @@ def forms(
 
 
 def remote_precision(precision: Precision) -> Precision:
-    """The precision of an ONNX file that a device runs as fast as one in `precision`."""
+    """The precision of an ONNX file that is as fast on a device as `precision`."""
     return precision if precision in FORMATS[REMOTE].precisions else "fp16"
 
 
 def export_finalist(
     job: FitJob, candidate: Candidate, wanted: Sequence[tuple[str, Precision]]
 ) -> Generator[str, None, list[FileRecord]]:
-    """Export the bundle of a finalist in each of `wanted`, and score each file in validation.
+    """Export the bundle of a finalist in each form of `wanted`, and score the files in validation.
 
-    A file that is in the folder with its record is not written again. One that cannot be written
-    has the reason in its record. Yields a line for each new file.
+    A file with a record in the folder is not written again. If a file cannot be written, its record
+    has the reason. Yields a line for each new file.
     """
     records = {form: read_record(job.folder, candidate.name, *form) for form in wanted}
     missing = [form for form, record in records.items() if record is None]
@@ -212,7 +210,7 @@ def record_path(folder: Path, candidate: str, format: str, precision: Precision)
 def read_record(
     folder: Path, candidate: str, format: str, precision: Precision
 ) -> FileRecord | None:
-    """The record of a file that is there, or could not be written; None for one to write."""
+    """The record of a file that exists or could not be written; None if it is to be written."""
     record = FILE_RECORD.find(record_path(folder, candidate, format, precision))
     if record and not record.file.failure and not (folder / record.file.path).exists():
         return None
@@ -232,9 +230,9 @@ def line_of(record: FileRecord, metric: Metric) -> str:
 
 
 def copy_export(path: Path, final: Path, format: str) -> None:
-    """Put the exported file or folder at `path` to `final` too: linked, or copied where it cannot.
+    """Link the exported file or folder at `path` to `final` too, or else copy it.
 
-    Raises OSError, and leaves an earlier one as it was, where the disk is full.
+    Raises OSError if the disk is full, and leaves an earlier `final` as it was.
     """
     if final.exists() and same_files(path, final):
         return
@@ -246,7 +244,7 @@ def copy_export(path: Path, final: Path, format: str) -> None:
 
 
 def same_files(path: Path, final: Path) -> bool:
-    """Whether `final` has links to all files of `path`: renaming one would leave both names."""
+    """Whether `final` has links to all files of `path`; renaming a link would leave both names."""
     if path.is_dir() != final.is_dir():
         return False
     if not path.is_dir():
@@ -258,15 +256,14 @@ def same_files(path: Path, final: Path) -> bool:
 def link_or_copy(source: str | Path, target: str | Path) -> None:
     try:
         Path(target).hardlink_to(source)
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or no support of links
         shutil.copyfile(source, target)
 
 
 # The files of the finalists are measured in turn, or estimated.
 
-
-MEASUREMENTS = 5  # of a file at most
-PAUSE_S = 2.0  # before one that is repeated: right after a training a file takes up to 1.2x as long
+MEASUREMENTS = 5  # most measurements of a file
+PAUSE_S = 2.0  # before measuring again: right after a training a file takes up to 1.2x as long
 TIMES = "times.json"  # in the folder of the files
 
 
@@ -274,8 +271,8 @@ TIMES = "times.json"  # in the folder of the files
 class FileTimes:
     """The times of all files, measured in turn."""
 
-    times: Mapping[str, CallTime]  # by the path
-    measurements: int  # how often those in doubt were measured
+    times: Mapping[str, CallTime]  # by path
+    measurements: int  # how often the files in doubt were measured
     environment: Mapping[str, Any]
 
 
@@ -285,11 +282,11 @@ FILE_TIMES = Record(FileTimes, "the times of exported files", ("times", "measure
 def measured(
     job: FitJob, records: Sequence[FileRecord], times: Sequence[CandidateTime]
 ) -> Generator[str, None, tuple[list[FileRecord], Mapping[str, Any]]]:
-    """The records with the times of their files, and where these were measured.
+    """The records with the times of their files, and the environment of the measurement.
 
     Files close enough to the budget that noise could flip the verdict, see `in_doubt`, are measured
-    again, up to `MEASUREMENTS` times, and each keeps its shortest time. `times` are those of the
-    candidates, untrained.
+    again, up to `MEASUREMENTS` times, and keep their shortest times. `times` are the candidates'
+    times before training.
     """
     path, paths = job.folder / SHIP / TIMES, [each.file.path for each in records]
     stored = FILE_TIMES.find(path)
@@ -319,9 +316,9 @@ def in_doubt(
     times: Sequence[CandidateTime],
     budgets: Sequence[Budget],
 ) -> list[str]:
-    """The paths of files beyond one of the budgets that may be within it.
+    """The paths of files beyond a budget that may be within it.
 
-    Their quiet rounds are, or their candidates were before the training and they are near it.
+    Their quiet rounds are within it, or they are near it and were within it before training.
     """
     within = {
         budget: {(row.candidate, row.format, row.precision) for row in within_budget(times, budget)}
@@ -339,7 +336,7 @@ def in_doubt(
 
 
 def measure_files(job: FitJob, paths: Sequence[str]) -> FileTimes:
-    """Files of the folder in turn, by the online protocol at the batch of the budget."""
+    """Measure files of the folder in turn, by the online protocol at the budget's batch."""
     models = {path: open_file(job.folder / path, trust=True) for path in paths}
     protocol = replace(ONLINE, batch=job.budget.batch)
     rows = choose_form.measure_files(models, protocol, target=job.target)
@@ -364,7 +361,7 @@ def combine(earlier: FileTimes | None, later: FileTimes) -> FileTimes:
 def estimated(
     records: Sequence[FileRecord], times: Sequence[CandidateTime], budget: Budget, maybe: bool
 ) -> list[FileRecord]:
-    """The records with the estimates of their candidates, where there is one of the precision."""
+    """The records with the estimates of their candidates in the same precision, if any."""
     estimates = {
         (each.candidate, remote_precision(each.precision)): each
         for each in times
@@ -383,7 +380,7 @@ def estimated(
 
 
 def device_of(profile: Profile) -> Mapping[str, Any]:
-    """The conditions that estimates are for."""
+    """The conditions of estimates."""
     return {
         "device": profile.device,
         "runtime": profile.machine.runtime,

@@ -44,9 +44,9 @@ from fullstride.study.driver import (
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.run import task_for
 
-BOUGHT = "budget.png"  # what the budget buys, before anything is trained
+BOUGHT = "budget.png"  # the plot of times and the budget, before anything is trained
 BEFORE_PLAN = ("data", "candidates", FRONT, "times")
-# The results that an argument changes; others than these change all but the report of the data.
+# The results that an argument changes; other arguments change all but the report of the data.
 PLAN = ("plan.json",)
 BUDGET = ("front.json", "times.json", *PLAN)  # the times of each candidate stay
 LIST = ("candidates.json", *BUDGET, "times/*.json", "training_times/*.json")
@@ -57,21 +57,22 @@ CHANGED_BY |= {"maybe": PLAN, "data": ("data.json", *LIST)}
 def fit(
     data: str | Path | DataSet, out: str | Path, *, recipe: str = "", **arguments: Any
 ) -> Iterator[Event]:
-    """The most accurate network for `data` within a budget, as a file that ships; yields events.
+    """Find the most accurate network for `data` within a budget, and ship a file; yields events.
 
     The stages are a report of the data, the candidates, their times as the files that would ship, a
-    plan, successive halving, with `hours` a teacher, and the exports; of these the best one that is
-    within the budget when measured last is scored once on the test images. After a stop, the same
-    call goes on: a stage, a training or an export that has ended is read from `out`.
-    docs/guides/fit.md describes the files.
+    plan, successive halving, with `hours` a teacher, and the exports. The best export within the
+    budget by the last measurement is scored once on the test images. After a stop, the same call
+    resumes, with finished stages, trainings and exports from `out`. docs/guides/fit.md describes
+    the files.
 
-    The task is that of `data`, or `task` among the arguments; of a `DataSet` it is classification.
+    The task is `task` among the arguments, by default the task of the files in `data`, or
+    classification for a `DataSet`.
 
     Args:
-        data: What `train` takes: a folder with one subfolder of images per class, boxes in COCO's
+        data: As for `train`: a folder with one subfolder of images per class, boxes in COCO's
             format, or a `DataSet`.
         out: The folder of the fit.
-        recipe: The name, run, bundle or JSON file of a recipe; by default that of the case.
+        recipe: The name, run, bundle or JSON file of a recipe; by default the case's recipe.
         **arguments: The fields of `FitSettings`, such as `budget_ms=5` and `target="rtx4090"`, and
             of `StudyOptions`, such as `device="cpu"` and `dry_run=True`.
 
@@ -90,11 +91,11 @@ def fit(
     return start_study(FIT, data, out, recipe, arguments)
 
 
-# The stages. Each gets the job and the results of those before it.
+# The stages. Each gets the job and the results of earlier stages.
 
 
 def chosen_images(job: FitJob, done: Results) -> FitJob:
-    """The fit of the images that are left after the report of the data."""
+    """The job without duplicate images, if the settings drop them."""
     if not job.settings.drop_duplicates:
         return job
     return replace(job, data=without_duplicates(job.data, done["data"]))
@@ -123,7 +124,7 @@ def list_networks(job: FitJob, done: Results) -> Work:
 
 
 def compare_with_budget(job: FitJob, done: Results) -> Generator[str, None, CandidateTimes]:
-    """The candidates with their times, and a picture of them. Raises ValueError if none fits."""
+    """The candidates with their times, and a plot of these. Raises ValueError if none fits."""
     candidate_times = CandidateTimes(
         candidates=done["candidates"],
         times=done["times"],
@@ -156,7 +157,7 @@ def after_teaching(done: Results) -> tuple[Outcome, CandidateTimes]:
 
 
 def end_fit(job: FitJob, done: Results) -> Generator[str, None, FitResults]:
-    """Write the results and the page, and delete what losers have left."""
+    """Write the results and the page, and delete the checkpoints of losers."""
     outcome, candidate_times = after_teaching(done)
     job = chosen_images(job, done)
     results = FitResults(
@@ -180,13 +181,13 @@ def end_fit(job: FitJob, done: Results) -> Generator[str, None, FitResults]:
 
 
 def seconds_of(folder: Path, stages: Iterable[str]) -> float:
-    """Seconds that stages took which have ended, which no later call changes."""
+    """The seconds of finished stages, which no later call changes."""
     seconds = read_seconds(folder)
     return sum(seconds.get(name, 0.0) for name in stages)
 
 
 def candidates_line(candidates: Sequence[Candidate]) -> list[str]:
-    """How many there are, of how many networks and families."""
+    """The numbers of candidates and networks, and the families."""
     networks = {(each.model, each.width, each.depth) for each in candidates}
     families = sorted({each.family for each in candidates})
     sides = ", ".join(map(str, sorted({each.resolution for each in candidates})))

@@ -1,4 +1,4 @@
-"""Plans the rungs of successive halving within the hours that a user has."""
+"""Plans the rungs of successive halving within the user's hours."""
 
 import itertools
 import math
@@ -28,12 +28,12 @@ from fullstride.train.timing import RunTimes, time_training
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTime(RunTimes):
-    """What the parts of a candidate's training take on one device, in seconds."""
+    """The seconds of the parts of a candidate's training on one device."""
 
     candidate: str  # its name
     epochs: int = 0  # of its whole recipe
-    measure_s: float = 0.0  # what this measurement took
-    failure: str = ""  # why it cannot train, in one line
+    measure_s: float = 0.0  # of this measurement
+    failure: str = ""  # why the candidate cannot train, in one line
 
 
 TRAINING_TIME = Record(TrainingTime, "the time of a training", ("candidate", "step_s"))
@@ -47,9 +47,9 @@ def candidate_recipe(
     epochs: int | None = None,
     folder: Path | None = None,
 ) -> NamedRecipe:
-    """The recipe that `choice` gives for a candidate, with other `epochs` if they are fewer.
+    """The recipe of a candidate by `choice`, with at most `epochs`.
 
-    A run in `folder` keeps its own. On a GPU a batch is computed in the fewest passes that fit.
+    A run in `folder` keeps its recipe. On a GPU a batch takes the fewest passes that fit.
     """
     changes = {"resolution": candidate.resolution, "fit": candidate.fit} | dict(choice.changes)
     if candidate.teacher:
@@ -81,8 +81,8 @@ def stored_time(folder: Path, candidate: Candidate) -> TrainingTime | None:
 def measure_training(job: FitJob, candidate: Candidate) -> TrainingTime:
     """Time a few steps of the real recipe on real batches, and some validation images; about 4 s.
 
-    The result is stored in the folder of the fit, but for a candidate that cannot train, which has
-    a `failure`: it is tried again by the next call.
+    The result is stored in the folder of the fit, unless the candidate cannot train: a `failure` is
+    tried again by the next call.
     """
     begin = time.perf_counter()
     path, device = _path(job.folder, candidate), job.devices[0]
@@ -110,12 +110,11 @@ def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
     return TrainingTime(candidate=candidate.name, epochs=epochs, **vars(times))
 
 
-# Budgets of a fit that hours alone limit.
+# Budgets of a fit with hours alone.
 
-
-FRONT_BUDGETS, LEAST_RATIO = 4, 1.5  # at most so many, of at least this ratio
+FRONT_BUDGETS, LEAST_RATIO = 4, 1.5  # most budgets, least ratio of neighbours
 UNLIMITED_MS = 1e9
-FRONT_SHARE = 1 / 4  # of the hours, which the training of the slowest network may take
+FRONT_SHARE = 1 / 4  # most of the hours for the training of the slowest network
 
 
 def find_front(
@@ -124,12 +123,11 @@ def find_front(
     """At most four budgets in ms an image, the largest first, in equal ratios over the front.
 
     They end with the slowest network whose training, for a third of its epochs, takes at most a
-    quarter of the hours, by rough times: estimates of the latency model, which a few of the faster
-    half of networks correct, as they are measured untrained and while they train. The others are
-    taken in proportion.
+    quarter of the hours, by rough times: estimates of the latency model, corrected by measuring a
+    few networks of the faster half, untrained and in training.
 
-    Raises ValueError, in one line, where nothing trains, and where not even the fastest network
-    can be trained in that time.
+    Raises ValueError, in one line, if nothing trains, or if not even the fastest network can be
+    trained in that time.
     """
     hours = job.settings.limit_hours
     assert hours is not None
@@ -165,21 +163,21 @@ def find_front(
     return tuple(sorted({float(rounded_up(low * ratio**share)) for share in shares}, reverse=True))
 
 
-ETA = 3  # one of so many candidates goes on, and trains for so many times the epochs
-FEW = 3  # candidates that all train to the end, or after linear probes all but one
+ETA = 3  # one in ETA candidates survives a rung, and trains for ETA times the epochs
+FEW = 3  # most candidates that all train to the end, or all but one after linear probes
 MOST_COST = 1 / 3  # of training all candidates to the end
-FINALISTS = 3  # networks that are exported, at most
-FILES = 4  # that are exported of a finalist
+FINALISTS = 3  # most exported networks
+FILES = 4  # exported files of a finalist
 FILE_S = 10.0  # of an export, with its comparison and its measurement
-# With few hours, training is shortened to the first share before candidates are left out, and to
-# the second one, or behind a linear probe to one epoch, when a single candidate is left. Ours.
+# With few hours, training is shortened to SHORT before candidates are left out, and to SHORTEST,
+# or after a linear probe to one epoch, when a single candidate is left. Ours.
 SHORT, SHORTEST = 1 / 3, 1 / 10
-MEASURING_SHARE, MEASURING_S = 0.1, 30.0  # of the hours, or without a limit, for timing steps
+MEASURING_SHARE, MEASURING_S = 0.1, 30.0  # for timing steps: of the hours, or without a limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """All of its candidates train until `epochs`, and the best `keep` go on."""
+    """A round of halving: all candidates train until `epochs`, and the best `keep` survive."""
 
     number: int  # from 1
     epochs: int  # since the start of training; 0: a linear probe
@@ -193,14 +191,14 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class FitPlan:
-    """What will be trained, and the seconds that each part is expected to take here."""
+    """The trainings of a fit, and their expected seconds here."""
 
-    candidates: tuple[str, ...]  # the names of those of the first rung
+    candidates: tuple[str, ...]  # names in the first rung
     left_out: Mapping[str, str]  # name -> why a candidate within the budget is not trained
     epochs: int  # of the finalists
     rungs: tuple[Rung, ...]
     epoch_s: Mapping[str, float]  # name -> seconds of an epoch with its validation
-    train_s: float  # if the slowest candidates go on
+    train_s: float  # if the slowest candidates survive
     ship_s: float
     all_s: float = 0.0  # of training every candidate to the end, for comparison
     steps: Mapping[str, int] = field(default_factory=dict)  # name -> steps of an epoch
@@ -210,7 +208,7 @@ class FitPlan:
         return self.train_s + self.ship_s
 
     def recipe(self, choice: RecipeChoice) -> RecipeChoice:
-        """`choice` with what the rungs need of all trainings."""
+        """`choice` with a linear probe if the first rung is one."""
         if self.rungs[0].epochs:
             return choice
         return replace(choice, changes={**choice.changes, "linear_probe": True})
@@ -222,22 +220,22 @@ def make_plan(
     """Measure how long candidates within the budget train, and plan the rungs.
 
     Each candidate trains by its whole recipe, one schedule from the first to the last step, in
-    rungs that end at about 1/9, 1/3 and all of the epochs; of each rung about a third goes on, and
-    two families stay to the last. Rungs are left out where that would cost more than a third of
-    training all to the end. Up to three candidates are all trained to the end, after linear probes
-    all but the last.
+    rungs that end at about 1/9, 1/3 and all of the epochs; about a third survives each rung, and
+    two families reach the last rung. Rungs are left out if they would cost more than a third of
+    training all to the end. Up to three candidates all train to the end, or all but the last after
+    linear probes.
 
-    Where all candidates have released weights, the first rung is a linear probe in place of a ninth
-    of the epochs: it takes the time of a third of an epoch, and on photographs its order was that
-    of whole trainings where the order after one epoch was not (docs/log.md).
+    If all candidates have released weights, the first rung is a linear probe in place of a ninth of
+    the epochs: it takes the time of a third of an epoch, and on photographs it ranked networks as
+    whole trainings did, unlike one epoch (docs/log.md).
 
-    With hours, of which earlier stages took `spent_s`, epochs become fewer, to a third, then
-    candidates, and epochs once more for the last candidate: to a tenth, or after a linear probe,
-    which is a network already, to one. The most promising stay: by published
-    top-1, else the slowest within the budget, with two families while there are two.
+    With hours, less the `spent_s` of earlier stages, the plan has fewer epochs, down to a third,
+    then fewer candidates, and again fewer epochs for the last candidate: down to a tenth, or to one
+    after a linear probe, which is a network already. The most promising candidates stay: by
+    published top-1, else the slowest within the budget, with two families if possible.
 
     Measurements are stored in the folder of the fit, and not made again. Yields lines for people.
-    Raises ValueError, in one line, if nothing can train, or there is too little time for even one
+    Raises ValueError, in one line, if nothing can train, or if the time is too short for even one
     candidate.
     """
     hours = job.settings.limit_hours
@@ -269,10 +267,10 @@ def make_plan(
 def measure_all(
     job: FitJob, order: Sequence[Candidate], candidate_times: CandidateTimes, left_s: float
 ) -> Generator[str, None, tuple[dict[str, TrainingTime], dict[str, str], float]]:
-    """The times of trainings by candidate, why others have none, and the seconds of measuring.
+    """The times of trainings by candidate, name -> reason of failures, and the seconds spent.
 
-    The first of `order` are measured, in the share of the time that is left for it, and at least
-    `FEW` that begin with released weights, and `FEW` of the others. The rest are estimated.
+    Candidates are measured in `order` within the time for measuring, but at least `FEW` with and
+    `FEW` without initial weights. The rest are estimated.
     """
     measured, left_out = dict[str, TrainingTime](), dict[str, str]()
     allowed_s = MEASURING_S if math.isinf(left_s) else MEASURING_SHARE * left_s
@@ -301,9 +299,9 @@ def measure_all(
 def estimated(
     candidate: Candidate, measured: Mapping[str, TrainingTime], candidate_times: CandidateTimes
 ) -> TrainingTime:
-    """The time of the network whose file takes the most similar time, times the ratio of the two.
+    """The training time of the network with the most similar inference time, times their ratio.
 
-    It is one of those that begin as `candidate` does, with or without released weights.
+    That network has initial weights if and only if `candidate` has.
     """
     ms, by_name = candidate_times.first_ms, candidate_times.by_name
 
@@ -319,15 +317,15 @@ def estimated(
 
 
 def in_turn(orders: Iterable[Sequence[Candidate]]) -> list[Candidate]:
-    """The first of each order, then the second ones, and so on, each once."""
+    """The first candidate of each order, then the second ones, and so on, each once."""
     rows = itertools.zip_longest(*orders)
     return list({each.name: each for row in rows for each in row if each is not None}.values())
 
 
 def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list[Candidate]:
-    """The most promising candidates first, the second of them of another family if there is one.
+    """The most promising candidates first; the second is of another family if there is one.
 
-    By `expected_top1` where it is known, and then the slowest first, which computes most.
+    The order is by `expected_top1`, then the slowest first.
     """
 
     def promise(each: Candidate) -> tuple[float, float, str]:
@@ -343,7 +341,7 @@ def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list
 
 @dataclass(frozen=True, kw_only=True)
 class TrialCost:
-    """What a candidate would take."""
+    """The seconds that a candidate would take."""
 
     candidate: Candidate
     time: TrainingTime
@@ -353,7 +351,7 @@ class TrialCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Means:
-    """What the form of a plan depends on, beside the costs."""
+    """The conditions of a plan, beside the costs."""
 
     devices: int = 1
     can_probe: bool = False  # whether the first rung may be a linear probe
@@ -366,7 +364,7 @@ ALONE = Means()
 def plan_within(
     costs: Sequence[TrialCost], left_s: float, hours: float | None = None, how: Means = ALONE
 ) -> FitPlan:
-    """The plan of the first candidates of `costs`, the most promising ones, in `left_s` seconds."""
+    """The plan of the first, most promising, candidates of `costs` within `left_s` seconds."""
     whole = max(each.time.epochs for each in costs)
     limit = duration(3600 * (hours or 0))
     fewest = 1 if how.can_probe else math.ceil(SHORTEST * whole)
@@ -394,7 +392,7 @@ def plan_within(
 
 
 def plan_of(costs: Sequence[TrialCost], epochs: int, how: Means = ALONE) -> FitPlan:
-    """The plan by which all of `costs` begin, with finalists of so many epochs."""
+    """The plan that begins with all of `costs`, and trains finalists for `epochs`."""
     times = {each.candidate.name: each.time for each in costs}
     rungs = choose_rungs(costs, epochs, how)
     finalists = min(how.budgets * rungs[-1].keep, rungs[-1].candidates)
@@ -412,12 +410,12 @@ def plan_of(costs: Sequence[TrialCost], epochs: int, how: Means = ALONE) -> FitP
 
 
 def choose_rungs(costs: Sequence[TrialCost], epochs: int, how: Means = ALONE) -> tuple[Rung, ...]:
-    """The rungs for candidates that train so many epochs at the end.
+    """The rungs for candidates, with `epochs` at the end of the last rung.
 
-    The first of several forms that costs no more than a third of training all to the end, whichever
-    candidates go on; else the cheapest. At least two go on to the last rung where there are two
-    families, or some candidates that are within the budget in int8 only. For several budgets the
-    rungs are those of one, see `for_budgets`.
+    The first form that costs at most a third of training all to the end, whichever candidates
+    survive; else the cheapest form. At least two candidates reach the last rung if there are two
+    families, or if some candidates are within the budget in int8 only. For several budgets, see
+    `for_budgets`.
     """
     families = {each.candidate.family for each in costs}
     is_mixed = len({each.is_float for each in costs}) > 1
@@ -431,9 +429,10 @@ def choose_rungs(costs: Sequence[TrialCost], epochs: int, how: Means = ALONE) ->
 
 
 def for_budgets(rungs: tuple[Rung, ...], budgets: int) -> tuple[Rung, ...]:
-    """Rungs from which fewer go on for each of several budgets, and more in all.
+    """Rungs with fewer survivors for each of several budgets, and more survivors in all.
 
-    Of three budgets two thirds of those of one go on for each, as budgets share candidates.
+    Each budget keeps 1 / `budgets` of the survivors, rounded up, and one more, as budgets share
+    candidates.
     """
     if budgets == 1:
         return rungs
@@ -452,7 +451,7 @@ def whole_rung(count: int, epochs: int) -> Rung:
 def halvings(count: int, epochs: int, last: int) -> Iterator[tuple[Rung, ...]]:
     """Forms of successive halving of `count` candidates, at least `last` of them to the end.
 
-    Three rungs first, then two, after the first of which ever fewer go on.
+    Forms with three rungs come first, then two rungs with fewer and fewer survivors.
     """
     if count <= FEW or epochs == 1:
         yield (whole_rung(count, epochs),)
@@ -470,8 +469,8 @@ def halvings(count: int, epochs: int, last: int) -> Iterator[tuple[Rung, ...]]:
 def probings(count: int, epochs: int, last: int) -> Iterator[tuple[Rung, ...]]:
     """Forms of successive halving that begin with a linear probe.
 
-    Three rungs first, of which the second trains half of the candidates, and then ever fewer; then
-    two.
+    Forms with three rungs come first, whose second rung trains half of the candidates and then
+    fewer and fewer; then forms with two rungs.
     """
     second = max(1, round(epochs / ETA))
     if count <= FEW:
@@ -485,7 +484,7 @@ def probings(count: int, epochs: int, last: int) -> Iterator[tuple[Rung, ...]]:
 
 
 def rungs_of(ends: Sequence[int], counts: Sequence[int]) -> tuple[Rung, ...]:
-    """Rungs of so many candidates that end at these epochs."""
+    """Rungs that end at the epochs `ends`, with `counts` candidates."""
     keeps = [*counts[1:], min(counts[-1], FINALISTS)]
     return tuple(
         Rung(number=number, epochs=end, candidates=count, keep=keep)
@@ -496,7 +495,7 @@ def rungs_of(ends: Sequence[int], counts: Sequence[int]) -> tuple[Rung, ...]:
 def training_seconds(
     rungs: Sequence[Rung], times: Sequence[TrainingTime], devices: int = 1
 ) -> float:
-    """Seconds of all rungs on so many devices, if the slowest candidates go on."""
+    """Seconds of all rungs on `devices` devices, if the slowest candidates survive."""
     total, before = 0.0, 0
     slowest = sorted(times, key=lambda each: each.epoch_s, reverse=True)
     for rung in rungs:
@@ -507,7 +506,7 @@ def training_seconds(
 
 
 def plan_lines(plan: FitPlan) -> Iterator[str]:
-    """The plan for people, with its total."""
+    """The plan for people, with the total time."""
     count = len(plan.candidates)
     if len(plan.rungs) == 1:
         why = "halving saves nothing with so few" if count <= FEW else "an epoch is the least"

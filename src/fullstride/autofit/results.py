@@ -59,7 +59,7 @@ class FitResults:
     data_name: str
     task: str
     budget: Budget
-    percentile: float  # of the times of calls, which the budget bounds
+    percentile: float  # of the times of calls that the budget bounds
     settings: Mapping[str, Any]  # the arguments of the fit, as JSON
     data: DataReport
     candidates: tuple[Candidate, ...]
@@ -67,16 +67,16 @@ class FitResults:
     plan: FitPlan
     outcome: Outcome
     shipment: Shipment
-    seconds: Mapping[str, float]  # that each stage took
+    seconds: Mapping[str, float]  # of each stage
 
     @property
     def metric(self) -> Metric:
-        """That networks and files are compared by."""
+        """The metric by which networks and files are compared."""
         return find_task(self.task).find_metric(self.shipment.metric)
 
     @property
     def last_scores(self) -> dict[str, RungScore]:
-        """The score of each candidate at the end of the last rung that it was in."""
+        """The score of each candidate at the end of its last rung."""
         return {
             each.candidate: each for each in sorted(self.outcome.scores, key=attrgetter("rung"))
         }
@@ -88,25 +88,25 @@ class FitResults:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Why each candidate was not tried that may be within the budget, by its name."""
+        """Name -> why a candidate that may be within the budget was not tried."""
         before = {each.candidate: each.left_out for each in self.times if each.left_out}
         return before | dict(self.plan.left_out)
 
 
 class Within(NamedTuple):
-    """What is possible within a share of the budget; None: nothing that was tried."""
+    """The best results within a share of the budget; None: nothing was tried."""
 
     share: float
     ms: float
     file: int | None  # index of the file with the best validation score
-    trained: str | None  # the candidate that trained the longest, of several the best
-    published: str | None  # the candidate that did not train with the best published top-1
+    trained: str | None  # the best of the candidates that trained the longest
+    published: str | None  # the untrained candidate with the best published top-1
 
 
 def shares_of_budget(
     results: FitResults, shares: Sequence[float] = (0.5, 1.0, 2.0)
 ) -> list[Within]:
-    """What half or twice the time would buy, among files and candidates.
+    """The best files and candidates within half, the whole and twice the budget.
 
     Candidates count by their shortest time before training, and estimates by the upper end.
     """
@@ -148,7 +148,7 @@ def shares_of_budget(
 
 
 def fit_json(results: FitResults) -> dict[str, Any]:
-    """Every number of a fit, for JSON. Results per image are in the files of the rungs."""
+    """All numbers of a fit, for JSON. Results per image are in the files of the rungs."""
     rungs = [asdict(each) for each in results.outcome.scores]
     for each in rungs:
         del each["correct"], each["resampled"]
@@ -175,7 +175,7 @@ def write_json(folder: Path, results: FitResults) -> None:
 
 
 def headline(results: FitResults) -> str:
-    """The network, its form and its accuracy on the images that it was finally scored on."""
+    """The network, its form and its accuracy on the images of the final scoring."""
     shipment, metric = results.shipment, results.metric
     file = shipment.file
     scores = shipment.test or file.val
@@ -190,14 +190,14 @@ def headline(results: FitResults) -> str:
 
 
 def other_scores(results: FitResults) -> str:
-    """The scores of the file that ships on the images of the headline, but for the one there."""
+    """The further scores of the file that ships, on the images of the headline."""
     scores = results.shipment.test or results.shipment.file.val
     metrics = find_task(results.task).metrics(results.metric)[1:]
     return ", ".join(each.text(scores[each.name], 1) for each in metrics if each.name in scores)
 
 
 def time_line(results: FitResults) -> str:
-    """The time of the file that ships, how it was determined, and the budget."""
+    """The time of the file that ships, the conditions of the time, and the budget."""
     shipment, budget = results.shipment, results.budget
     file = shipment.file
     where = f"batch {budget.batch}, {shipment.environment.get('device', '')}"
@@ -228,7 +228,7 @@ def ms_of(value: float) -> str:
 
 
 def closing_lines(results: FitResults, folder: Path) -> list[str]:
-    """What the command ends with: the network, its accuracy and time, the file and its use."""
+    """The last lines of the command: the network, its accuracy and time, the file and its use."""
     shipment = results.shipment
     model = folder / shipment.model
     trust = " --trust" if FORMATS[shipment.file.format].runs_code else ""
@@ -242,8 +242,7 @@ def closing_lines(results: FitResults, folder: Path) -> list[str]:
     ]
 
 
-# The page of a fit, with its choice, its numbers and its doubts.
-
+# The page of a fit.
 
 PICTURE = "files.png"  # the accuracy of files against their time
 MAX_CURVES = 12  # candidates in the plot of learning curves, as colours and dashes repeat
@@ -320,7 +319,7 @@ def point(file: ShippedFile, results: FitResults) -> FilePoint:
 
 
 def description(results: FitResults) -> str:
-    """Of the plot, for those who cannot see it."""
+    """The plot's text alternative, for people who cannot see it."""
     return (
         f"{results.metric.label} on the validation split against the time of an image, of "
         f"{len(results.shipment.files)} files; {headline(results)}; {time_line(results)}"
@@ -342,7 +341,7 @@ def file_row(file: ShippedFile, results: FitResults) -> dict[str, Any]:
 
 
 def within_row(within: Within, results: FitResults) -> dict[str, Any]:
-    """Cells of what a share of the budget buys, each a line and a small line, or None."""
+    """The cells of a share of the budget, each a line and a small line, or None."""
     metric, times, last = results.metric, results.fastest, results.last_scores
     row: dict[str, Any] = dict(share=within.share, ms=within.ms)
     row |= dict(file=None, trained=None, published=None)
@@ -369,7 +368,7 @@ def within_row(within: Within, results: FitResults) -> dict[str, Any]:
 
 
 def candidate_rows(results: FitResults) -> list[dict[str, Any]]:
-    """All candidates: finalists, then those that trained the longest, then the others by time."""
+    """All candidates: finalists, then by falling epochs of training, then by time."""
     last, fastest, finalists = results.last_scores, results.fastest, results.outcome.finalists
     rows = []
     for candidate in results.candidates:
@@ -414,16 +413,16 @@ def elimination_reason(name: str, results: FitResults) -> str:
 
 
 def learning_curves(folder: Path, results: FitResults) -> dict[str, Sequence[plots.EpochRow]]:
-    """The rows of the logs of the candidates that trained, those of finalists first."""
+    """The rows of the logs of the trained candidates, the finalists first."""
     names = [row["candidate"].name for row in candidate_rows(results) if row["score"]]
     logs = {name: read_log(folder / TRIALS / name, results.metric) for name in names[:MAX_CURVES]}
     return {printable(name): rows for name, rows in logs.items() if rows}
 
 
 def mistakes(folder: Path, data: DataSet, results: FitResults) -> list[dict[str, Any]]:
-    """The most confident wrong predictions with their pictures, of those that can be read.
+    """The most confident wrong predictions with their pictures, if these can be read.
 
-    Beside each picture is what the network that the file was exported from took the class from.
+    Beside each picture is a saliency map of the class, by the network before its export.
     """
     shipment = results.shipment
     images = data.test if shipment.test_split else data.val
@@ -486,7 +485,7 @@ def worst_images(folder: Path, data: DataSet, results: FitResults) -> list[dict[
 
 
 def plan_rows(results: FitResults) -> list[tuple[str, float | None, float | None]]:
-    """Stage, seconds by the plan and seconds that it took."""
+    """Stage, planned seconds and actual seconds."""
     expected = {"training": results.plan.train_s, "shipping": results.plan.ship_s}
     stages = [*results.seconds, *(name for name in expected if name not in results.seconds)]
     rows = [(name, expected.get(name), results.seconds.get(name)) for name in stages]
@@ -509,7 +508,7 @@ def data_facts(results: FitResults) -> dict[str, str]:
 
 
 def data_problems(results: FitResults) -> list[tuple[str, list[str]]]:
-    """What may make a score wrong, with the names of the first images."""
+    """Problems that may make a score wrong, with the names of the first images."""
     report = results.data
     kinds = [
         (

@@ -95,12 +95,12 @@ TEST_SCORES = Record(FinalScores, "the scores of the file that ships", ("path", 
 def ship(
     job: FitJob, outcome: Outcome, candidate_times: CandidateTimes
 ) -> Generator[str, None, Shipment]:
-    """Export and score the finalists, measure all files in turn, and choose the one that ships.
+    """Export and score the finalists, measure all files in turn, and choose the file that ships.
 
-    That is the file with the highest validation score within the budget by the last measurement,
+    It is the file with the highest validation score within the budget by the last measurement,
     and the fastest among ties (see `choose`). Files close to the budget are measured again. If no
     file is within the budget, the fastest ships, and a note says so. Only the file that ships is
-    scored on the test images, after the choice. Its copy in the folder is called model; with
+    scored on the test images, after the choice. The copy in the folder is called model; with
     several budgets, each has a copy of its best file, such as model-2ms. Forms that were too slow
     before training are not exported. For a device that is not here, times are estimates.
 

@@ -1,4 +1,4 @@
-"""Measures or estimates how long each candidate takes as the file that would ship."""
+"""Measures or estimates the time of each candidate as the file that would ship."""
 
 import json
 import math
@@ -50,19 +50,17 @@ from fullstride.tasks.task import Task
 
 # The files of a candidate are written untrained, timed, and removed.
 
-
-# The largest ratio of the first format's time to the budget at which others are tried: int8 is up
-# to 3.4 times as fast as fp32 on a processor with the instructions for it.
+# The largest ratio of the first form's time to the budget at which other forms are tried: int8 is
+# up to 3.4 times as fast as fp32 on a processor with the instructions for it.
 QUICK_RATIO = 4.0
 QUICK = replace(ONLINE, rounds=3, warmup_s=0.1, round_s=0.05)
 
-
-COMPARED = 2  # measured networks, from which the ratio of two forms is known for a similar one
-SIMILAR = 4.0  # at most the ratio of the times of two networks in one form; small ones mostly wait
-# What the smallest ratio of two forms is divided by for another network. OpenVINO's int8 files took
-# 0.84 and 1.10 times as long as those of ONNX Runtime for ResNet-RS-50 at 160 and 224 pixels.
+COMPARED = 2  # least measured networks that give the ratio of two forms for a similar network
+SIMILAR = 4.0  # largest ratio of the times of similar networks; small ones mostly wait
+# Divisor of the smallest ratio of two forms, for another network. OpenVINO's int8 files took 0.84
+# and 1.10 times as long as ONNX Runtime's for ResNet-RS-50 at 160 and 224 pixels.
 MARGIN = 1.5
-REPORTED = 2.0  # times the budget: up to here it is counted what a larger budget would buy
+REPORTED = 2.0  # times the budget: candidates up to here are reported, for a larger budget
 ACCURACY: dict[Precision, int] = {"int8": 0, "bf16": 1, "fp16": 1, "fp32": 2}  # more is better
 
 Rows = tuple[CandidateTime, ...]
@@ -71,16 +69,16 @@ Rows = tuple[CandidateTime, ...]
 def may_win(
     label: Label, own: Sequence[CandidateTime], others: Sequence[Rows], longest_ms: float
 ) -> bool:
-    """Whether a form that has no time yet may be one that a fit would ship.
+    """Whether a form without a time may be the form that a fit would ship.
 
-    `own` are the times of the network, and `others` those of the same model with other widths,
-    depths and resolutions. The form's least time follows from each form with a time: its fastest
-    rounds, times the smallest ratio of the two in `COMPARED` or more of `others` that take a
-    similar time, divided by `MARGIN`. Relative speeds depend on the kind of network and on its
-    size, so other models say nothing. The largest of these bounds holds.
+    `own` has the times of the network, and `others` the times of the same model with other widths,
+    depths and resolutions. Each form with a time bounds the time of the new form from below: its
+    fastest rounds, times the smallest ratio of the two forms in `COMPARED` or more of `others` with
+    similar times, divided by `MARGIN`. Relative speeds depend on the kind of network and on its
+    size, so other models do not count. The largest bound holds.
 
-    The form cannot win if this least time is above `longest_ms`, or above the slowest rounds of a
-    form of the network that is at least as accurate: fp32, then bf16 and fp16, then int8.
+    The form cannot win if the bound is above `longest_ms`, or above the slowest rounds of a form of
+    the network that is at least as accurate: fp32, then bf16 and fp16, then int8.
     """
     measured = [row for row in own if row.ms is not None]
     least_ms = 0.0
@@ -95,9 +93,9 @@ def may_win(
 
 
 def similar_ratios(label: Label, row: CandidateTime, others: Sequence[Rows]) -> set[float]:
-    """The ratios of the times in `label` and in the form of `row`, of networks of similar times.
+    """The ratios of times in `label` to times in the form of `row`, for networks of similar times.
 
-    One whose resize policy alone differs has the same times, and counts once.
+    Networks that differ in the resize policy alone have the same times, and count once.
     """
     ratios = set[float]()
     for rows in others:
@@ -113,7 +111,7 @@ def form(time: CandidateTime) -> Label:
 
 
 def has_all(job: FitJob, rows: Rows, others: Sequence[Rows]) -> bool:
-    """Whether times of a candidate, maybe for another budget, are all that this one asks."""
+    """Whether the stored times of a candidate, maybe for another budget, are enough for this."""
     quick = probe_label(job.labels)
     ms, budget_ms = (
         next((row.ms for row in rows if form(row) == quick), None),
@@ -133,14 +131,15 @@ def time_one(
     labels: Sequence[Label],
     others: Sequence[Rows],
 ) -> tuple[Rows, UntrainedFiles | None]:
-    """Times per form, the first format first, and the files; None where it cannot be built.
+    """Times per form, the probe form first, and the files; None if the network cannot be built.
 
-    Of `labels` the first format is timed alone, and no other where it takes more than `QUICK_RATIO`
-    times the budget. Its other precisions follow, which share its graph, and then other formats; of
-    both those that `may_win`, by the times of `others`. All files are timed in turn at the end.
+    The probe form of `labels` is timed alone, and no other form if it takes more than `QUICK_RATIO`
+    times the budget. The other precisions of the format follow, which share the graph, and then
+    other formats, if they `may_win` by the times of `others`. All files are timed in turn at the
+    end.
     """
     quick, batch = probe_label(labels), job.budget.batch
-    # percentiles other than the median need some hundred calls
+    # percentiles other than the median need about a hundred calls
     protocol = MEDIANS if job.settings.percentile == 50 else ONLINE
     models, failures = dict[Label, ExportedModel](), dict[Label, str]()
     rows = dict[Label, CandidateTime]()
@@ -180,7 +179,7 @@ def time_one(
                 rows = timed(candidate, models, job, protocol)
     except OSError:  # such as a full disk, which is not the candidate's fault
         raise
-    except Exception as error:  # a network of others, which may raise anything
+    except Exception as error:  # a third party's network may raise anything
         files, failures = None, {**failures, quick: last_line(error)}
     finally:
         models.clear()
@@ -197,9 +196,12 @@ def time_one(
 
 
 def files_of(candidate: Candidate, job: FitJob, earlier: UntrainedFiles | None) -> UntrainedFiles:
-    """`earlier` are those of the same network. Raises whatever its network raises."""
+    """The candidate's files, by `earlier` files of the same network if possible.
+
+    Raises whatever the network raises.
+    """
     task = replace(job.task, **candidate.task_options)
-    has_head = type(task).head is not Task.head  # whose graphs have the sizes of maps in constants
+    has_head = type(task).head is not Task.head  # its graph has the sizes of maps as constants
     if earlier is not None and not has_head:
         pre = earlier.job.metadata.preprocessing
         return earlier.at(candidate.name, at_candidate(pre, candidate))
@@ -228,7 +230,7 @@ def timed(
     job: FitJob,
     protocol: Protocol,
 ) -> dict[Label, CandidateTime]:
-    """The times of opened files, in turn inside every round; none where there are no files."""
+    """The times of opened files, measured in turn inside every round; {} without files."""
     if not models:
         return {}
     side, batch = candidate.resolution, job.budget.batch
@@ -247,15 +249,15 @@ def timed(
     }
 
 
-# Rough times by the latency model, which a few measured ones correct.
+# Rough times by the latency model, corrected by a few measured times.
 
 
 def operators_of_candidate(candidate: Candidate, job: FitJob) -> Operators:
-    """Of one image. Raises ValueError, in one line, for a network that cannot be built."""
+    """The operators for one image. Raises ValueError, in one line, if it cannot be built."""
     side, channels = candidate.resolution, candidate.channels or job.data.channels
     task = replace(job.task, **candidate.task_options)
     head = None if type(task).head is Task.head else task.head
-    # of its own classes, whose layer takes little time
+    # with ImageNet's classes, as the classifier takes little time
     if candidate.model.startswith("timm/") and head is None and channels == 3:
         operators = find_operators(candidate.model, side)
         if operators is not None:
@@ -271,13 +273,13 @@ def operators_of_candidate(candidate: Candidate, job: FitJob) -> Operators:
 def estimate_candidates(
     candidates: Sequence[Candidate], profile: Profile, job: FitJob
 ) -> dict[str, Estimate | str]:
-    """By name the estimate, or the reason why there is none."""
+    """Name -> estimate, or the reason why there is none."""
     networks: dict[str, Operators] = {}
     results: dict[str, Estimate | str] = {}
     for each in candidates:
         try:
             networks[each.name] = operators_of_candidate(each, job)
-        except (ValueError, RuntimeError) as error:  # of layers that do not fit the image
+        except (ValueError, RuntimeError) as error:  # such as layers that do not fit the image
             results[each.name] = str(error).strip().split("\n")[0]
     if networks:
         batches = [job.budget.batch] * len(networks)
@@ -287,7 +289,7 @@ def estimate_candidates(
 
 
 def rough_ms(job: FitJob, candidates: Sequence[Candidate]) -> dict[str, float]:
-    """The estimated times of those that have one, on the device of the fit or on one like this."""
+    """Name -> estimated time, if any, on the device of the fit or on a device like this one."""
     results = estimate_candidates(candidates, job.profile or profile_here(), job)
     return {name: each.ms_per_image for name, each in results.items() if isinstance(each, Estimate)}
 
@@ -295,9 +297,9 @@ def rough_ms(job: FitJob, candidates: Sequence[Candidate]) -> dict[str, float]:
 def anchors(
     candidates: Sequence[Candidate], ms: Mapping[str, float], longest_ms: float
 ) -> tuple[Candidate, ...]:
-    """Three of the candidates with a time, which correct all others when they are measured.
+    """Three candidates whose measured times will correct all other times.
 
-    They are evenly spaced, up to `longest_ms` where there are so many.
+    They are evenly spaced in the candidates with a time, up to `longest_ms` if there are enough.
     """
     in_order = sorted(
         (each for each in candidates if each.name in ms), key=lambda each: ms[each.name]
@@ -310,15 +312,15 @@ def anchors(
 
 
 def least_share(rows: Rows) -> float:
-    """The time in the fastest form / the time in the first one."""
+    """The time in the fastest form / the time in the first form."""
     times = [row.ms for row in rows if row.ms]
     return min(times) / times[0] if rows[0].ms else 1.0
 
 
 def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
-    """All times, multiplied by the ratio of measured times to theirs, interpolated between them.
+    """All times `ms`, corrected by the interpolated ratio of measured to estimated times.
 
-    The ratio of a small network is larger than that of a large one, as each call costs some time.
+    The ratio is larger for small networks, as each call has some overhead.
     """
     pairs = sorted((ms[name], measured[name]) for name in measured if name in ms)
     if not pairs:
@@ -331,21 +333,21 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
     }
 
 
-# Of many candidates as many are tried as are measured in this share of the hours, or without a
-# limit in about so many seconds, so that a plan takes a few minutes.
+# The time for measuring candidates: a share of the hours, or without a limit about a minute, so
+# that a plan takes a few minutes.
 SHARE_OF_LIMIT, MEASURING_S = 0.2, 60.0
 FEWEST_TRIED = 6
 ALL_FORMS = 5.0  # times the seconds of the first form: 23 and 4 for networks of timm on two cores
 
 
 def most_tried(limit_hours: float | None, first_form_s: float) -> int:
-    """How many candidates are tried, of which one takes so many seconds in its first form."""
+    """How many candidates are tried, if one takes `first_form_s` in its first form."""
     limit_s = MEASURING_S if limit_hours is None else SHARE_OF_LIMIT * 3600 * limit_hours
     most = limit_s / max(ALL_FORMS * first_form_s, 1e-9)
     return round(min(max(most, FEWEST_TRIED), MOST_TRIED))
 
 
-PROMISING = "those of the highest published top-1 or the nearest to the budget, of several families"
+PROMISING = "the highest published top-1 or the nearest to the budget, from several families"
 CANDIDATE_TIMES = json_output(
     "the times of a candidate", "candidate", "format", "precision", "measured"
 )
@@ -356,19 +358,17 @@ def time_candidates(
 ) -> Generator[str, None, tuple[CandidateTime, ...]]:
     """The times of candidates at the batch size of the budget; yields lines about the progress.
 
-    Without a profile they are measured here: each candidate is exported untrained, timed by the
-    online protocol, its files in turn, and removed. Forms that cannot win are neither written nor
-    timed, see `may_win`. The times of each are stored in times of the folder at once, and read from
-    there by a later call.
+    Without a profile, times are measured: each candidate is exported untrained, its files are timed
+    in turn by the online protocol, and removed. Forms that cannot win are neither written nor
+    timed, see `may_win`. Times are stored in the folder `times` at once, and read by a later call.
+    With a profile of a device that is not here, times are estimates.
 
-    With a profile, of a device that is not here, they are estimates.
-
-    Of more than `MOST_TRIED` candidates those of a `shortlist` are tried, here as many as
-    `most_tried` says, by rough estimates, and elsewhere of those that fit. The others have a
+    If there are more than `MOST_TRIED` candidates, a `shortlist` is tried: `most_tried` candidates
+    by rough estimates, or with a profile the most promising ones that fit. Other candidates have a
     `left_out`.
 
-    Raises ValueError, in one line, for formats and precisions that do not run here, and where there
-    is no time at all.
+    Raises ValueError, in one line, for formats and precisions that do not run here, and if no
+    candidate has a time.
     """
     if job.profile is None:
         if job.target is not None:
@@ -412,7 +412,7 @@ def estimated(
 def most_promising(
     candidates: Sequence[Candidate], times: Sequence[CandidateTime], job: FitJob
 ) -> Generator[str, None, tuple[CandidateTime, ...]]:
-    """The estimates, of which those have a `left_out` that fit and are not on the shortlist."""
+    """The estimates; candidates that fit but are not on the shortlist have a `left_out`."""
     budget, maybe = job.budget, job.settings.maybe
     ms = {
         each.candidate: cast(float, limit_ms(each, maybe=maybe))
@@ -429,11 +429,11 @@ def most_promising(
     )
 
 
-Graphs = dict[tuple[Any, ...], UntrainedFiles]  # by `network`; each holds its weights
+Graphs = dict[tuple[Any, ...], UntrainedFiles]  # by `network`; the files hold the weights
 
 
 def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, None, Rows]:
-    """Measured here; of many candidates those of the shortlist by estimated times."""
+    """Measure all candidates, or if there are many a shortlist by estimated times."""
     times, by_model, graphs = dict[str, Rows](), dict[str, list[Rows]](), Graphs()
     chosen = candidates
     if len(candidates) > MOST_TRIED:
@@ -464,13 +464,13 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
 
 
 def is_near(rows: Rows, budget: Budget) -> bool:
-    """Whether a candidate is beyond the budget by no more than noise may be."""
+    """Whether a candidate is beyond the budget by no more than `NOISE`."""
     near = near_forms(rows, budget)
     return bool(near) and min(row.ms or 0.0 for row in near) > budget.ms_per_image
 
 
 def near_forms(rows: Rows, budget: Budget) -> list[CandidateTime]:
-    """The times that are within the budget, or beyond it by no more than noise may be."""
+    """The times within the budget, or beyond it by no more than `NOISE`."""
     return [row for row in rows if row.ms and row.ms <= NOISE * budget.ms_per_image]
 
 
@@ -495,19 +495,18 @@ def measured_in_turn(
     quick: bool = False,
     again: bool = False,
 ) -> Generator[str, None, dict[str, Rows]]:
-    """The times of each by its name, stored or measured.
+    """Name -> times, stored or measured.
 
-    Candidates of the same network at other resolutions follow each other, to share a graph.
-    `by_model` has the times of each model, and gets those of `candidates`; `graphs` has files of
-    networks near the budget, and gets more. If `quick`, the first form alone is timed.
-    If `again`, the forms that noise may have put beyond the budget are measured once more, and each
-    keeps its shortest time.
+    Candidates of the same network at different resolutions follow each other, to share a graph.
+    The times of `candidates` are added to `by_model`, the times of each model, and files near the
+    budget to `graphs`. If `quick`, only the first form is timed. If `again`, forms that noise may
+    have put beyond the budget are measured again, and each keeps its shortest time.
     """
     folder, times = job.folder / "times", dict[str, Rows]()
-    same: dict[tuple, Rows] = {}  # inputs of the same network and size
+    same: dict[tuple, Rows] = {}  # by network and input size
     earlier: tuple[tuple, UntrainedFiles | None] = ((), None)
     order = sorted(candidates, key=lambda each: (*network(each), each.resolution))
-    with scratch_folder(folder / "files") as scratch:  # removes those of a killed process too
+    with scratch_folder(folder / "files") as scratch:  # also removes a killed process's files
         for number, candidate in enumerate(order, start=1):
             place = *network(candidate), candidate.resolution
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
@@ -547,7 +546,7 @@ def measured_in_turn(
 
 
 def shorter(rows: Rows, earlier: Rows) -> Rows:
-    """Of each form the shortest time."""
+    """The shortest time of each form."""
     best: dict[Label, CandidateTime] = {}
     for row in (*earlier, *rows):
         shortest = best.get(form(row), row)
@@ -561,7 +560,7 @@ def network(candidate: Candidate) -> tuple[str, float, float, int, tuple[tuple[s
 
 
 def read_times(path: Path) -> Rows:
-    """What `time_candidates` stored. Raises ValueError, in one line, for anything else."""
+    """Read times that `time_candidates` stored. Raises ValueError in one line."""
     with deletable():
         return from_json(Rows, read_json(path), str(path))
 

@@ -1,4 +1,4 @@
-"""The intrinsic rank of a network's kernels: singular values against those of random matrices.
+"""The intrinsic rank of a network's kernels: singular values, compared with random matrices.
 
 GENet, arXiv:2006.14090, section 3.3: a k x k kernel is read as a matrix (c_out, c_in k^2), and its
 singular values are divided by the largest. Before training, their decay depends on the shape of the
@@ -93,7 +93,7 @@ def find_network(name: str, *, pretrained: bool = False) -> tuple[nn.Module, str
     if pretrained or zoo.names_weights(name):
         bundle = zoo.load(name)
         return bundle.net, bundle.source or name
-    return zoo.create(name), "fresh, so that ranks are those of chance"
+    return zoo.create(name), "random, so that ranks are by chance"
 
 
 def surplus_linear_layers(net: nn.Module, rows: Sequence[LayerRank]) -> int:

@@ -136,7 +136,7 @@ def fit_profile(
         layout="",
         precision=label[1] if label else "fp32",
         machine=machine,
-        sheet="that of a rough profile of such machines",
+        sheet="of a rough profile of such machines",
         inference=Fit(
             numbers=numbers,
             error=max(fitting.error(estimated, seconds), 1e-3),

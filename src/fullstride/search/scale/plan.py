@@ -127,7 +127,7 @@ def own_sides(spec: Any, settings: ScaleSettings, *, many: bool) -> tuple[int, .
 def slow_resolution(resolution: int) -> int:
     """A slowly growing resolution for an EfficientNet: 224 stays, 600 becomes 368 pixels a side.
 
-    Its logarithm grows from 224 half as fast as with compound scaling, rounded to 8 pixels.
+    The logarithm grows from 224 half as fast as with compound scaling, rounded to 8 pixels.
     EfficientNet-RS (arXiv:2103.07579) keeps widths and depths, and says that resolution should grow
     slowly; its resolutions are only in a picture, so the half is ours.
     """
