@@ -439,12 +439,14 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
     if len(candidates) > MOST_TRIED:
         ms = rough_ms(job, candidates)
         few = anchors(candidates, ms, QUICK_RATIO * job.budget.ms_per_image)
-        times |= yield from measured_in_turn(few, job, {}, {}, quick=True)
-        times |= yield from measured_in_turn(few[len(few) // 2 :][:1], job, {}, {})
+        middle = few[len(few) // 2 :][:1]
+        times |= yield from measured_in_turn(middle, job, {}, {})
+        others = [each for each in few if each not in middle]
+        times |= yield from measured_in_turn(others, job, {}, {}, quick=True)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
         share = min((least_share(rows) for rows in times.values()), default=1.0)
         ms = {name: share * value for name, value in corrected(ms, quick).items()}
-        seconds = [rows[0].first_s for rows in times.values()]
+        seconds = [times[each.name][0].first_s for each in others]
         most = most_tried(job.settings.limit_hours, statistics.median(seconds or [0.0]))
         chosen = shortlists(candidates, ms, job.budgets, most)
         reason = f"by estimates {len(chosen)} others are more promising"

@@ -121,6 +121,7 @@ class ExportJob:
     any_size: bool = False  # whether sides may be other multiples of STRIDE
     backend: Backend = "onnx"  # for triton-server
     calibration: Sequence[np.ndarray] = ()  # for int8: batches of real inputs
+    per_channel: bool = True  # whether int8 weights in ONNX have a scale per output channel
     # Batch size to trace an ONNX graph with, see `onnx.with_any_batch`; None: a dynamic batch,
     # which suits all networks and takes up to twice the time.
     traced_batch: int | None = None

@@ -21,11 +21,12 @@ NO_KERNEL = {"InstanceNormalization"}  # in int8, from group norms: rounding wou
 def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
     """Copy the `onnx.ModelProto` in int8, except the layers `job.metadata.float_layers`.
 
-    Weights are int8 with a scale per output channel. Activations are uint8, which x86 processors
-    multiply with int8 several times as fast as int8 with int8. Their range is the smallest to the
-    largest value in calibration: histograms, which would clip outliers, need the activations of all
-    images in memory. `symmetric` is for TensorRT, which has no zero points: activations are int8
-    around zero, only at the inputs of layers, and biases are float.
+    Weights are int8 with a scale per output channel, or one scale without `job.per_channel`.
+    Activations are uint8, which x86 processors multiply with int8 several times as fast as int8
+    with int8. Their range is the smallest to the largest value in calibration: histograms, which
+    would clip outliers, need the activations of all images in memory. `symmetric` is for TensorRT,
+    which has no zero points: activations are int8 around zero, only at the inputs of layers, and
+    biases are float.
     """
     try:
         import onnx
@@ -56,7 +57,7 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
             reader,
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=types,
-            per_channel=True,
+            per_channel=job.per_channel,
             activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
