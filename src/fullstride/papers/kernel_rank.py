@@ -93,7 +93,7 @@ def find_network(name: str, *, pretrained: bool = False) -> tuple[nn.Module, str
     if pretrained or zoo.names_weights(name):
         bundle = zoo.load(name)
         return bundle.net, bundle.source or name
-    return zoo.create(name), "random, so that ranks are by chance"
+    return zoo.create(name), "fresh, so that ranks are by chance"
 
 
 def surplus_linear_layers(net: nn.Module, rows: Sequence[LayerRank]) -> int:

@@ -297,10 +297,10 @@ class Classify(Task):
         return replace(self, temperature=1.0)
 
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
-        indices, values = (each.tolist() for each in most_probable_classes(outputs, top))
+        indices, values = most_probable_classes(outputs, top)
         return [
-            tuple(Guess(classes[k], value) for k, value in zip(*row, strict=True))
-            for row in zip(indices, values, strict=True)
+            tuple(Guess(classes[k], value) for k, value in zip(row, probabilities, strict=True))
+            for row, probabilities in zip(indices.tolist(), values.tolist(), strict=True)
         ]
 
     def columns(self, outputs: Tensor, classes: Sequence[str], top: int) -> dict[str, Any]:
