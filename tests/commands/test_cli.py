@@ -128,8 +128,8 @@ def imported(words: list[str], modules: set[str]) -> list[str]:
     [
         (
             ["export", "run", "--format", "onx"],
-            "invalid choice 'onx' for argument '--format': choose from aoti, auto, executorch, "
-            "litert, ncnn, onnx, openvino, pt2, tensorrt, triton-server; see",
+            "invalid choice 'onx' for argument '--format': choose from aoti, auto, coreml, "
+            "executorch, litert, ncnn, onnx, openvino, pt2, tensorrt, triton-server; see",
         ),
         (["fit", "digits", "--budget-ms", "2", "0"], "--budget-ms 0.0: use a finite number, above"),
     ],

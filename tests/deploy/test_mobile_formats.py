@@ -7,7 +7,7 @@ what is asked of the package, and not that the package takes the graphs.
 import re
 import sys
 from base64 import b64decode, b64encode
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from io import BytesIO
@@ -30,6 +30,7 @@ from fullstride.deploy.export_runs import format_by_suffix
 from fullstride.deploy.formats import (
     FORMATS,
     base,
+    coreml,
     detect_format,
     executorch,
     litert,
@@ -157,6 +158,21 @@ class FakeModule:
         return [self.module(images).detach()]
 
 
+@dataclass
+class FakeConfig:
+    """Of XNNPACK: how to quantize, or of values the observer of their ranges."""
+
+    is_per_channel: bool = True
+    is_dynamic: bool = False
+    input_activation: "FakeConfig | None" = None
+    output_activation: "FakeConfig | None" = None
+    observer_or_fake_quant_ctr: dict | None = None
+
+    def __post_init__(self):
+        if self.observer_or_fake_quant_ctr is None and self.input_activation is None:
+            self.input_activation = FakeConfig(observer_or_fake_quant_ctr={})
+
+
 class FakeQuantizer:
     """Of XNNPACK: records which convolutions it would compute in int8."""
 
@@ -165,11 +181,13 @@ class FakeQuantizer:
         return self
 
     def set_global(self, config):
-        assert config == {"is_per_channel": True}
+        assert config.is_per_channel
+        for values in (config.input_activation, config.output_activation):
+            assert values.observer_or_fake_quant_ctr == {"eps": 2**-12}  # their whole range
 
     def set_operator_type(self, operator, config):
         assert operator is torch.ops.aten.linear.default
-        assert config["is_dynamic"]
+        assert config.is_dynamic
 
 
 def stand_in(monkeypatch, modules):
@@ -209,8 +227,9 @@ def fake_executorch(monkeypatch):
         "executorch.exir": dict(to_edge_transform_and_lower=lower),
         "executorch.exir.dialects.edge._ops": dict(EdgeOpOverload=torch._ops.OpOverload),
         "executorch.backends.xnnpack.quantizer.xnnpack_quantizer": dict(
-            XNNPACKQuantizer=FakeQuantizer, get_symmetric_quantization_config=dict
+            XNNPACKQuantizer=FakeQuantizer, get_symmetric_quantization_config=FakeConfig
         ),
+        "torchao.quantization.pt2e.observer": dict(MinMaxObserver=SimpleNamespace(with_args=dict)),
         "torchao.quantization.pt2e.quantize_pt2e": dict(
             prepare_pt2e=prepare, convert_pt2e=lambda module: module
         ),
@@ -282,8 +301,9 @@ def test_files_of_one_size_are_not_asked_for_others(fake_executorch, pictures, h
         (executorch, "net.pte", "executorch"),
         (ncnn, "net", "ncnn"),
         (litert, "net.tflite", "ai-edge-litert"),
+        (coreml, "net.mlpackage", "coremltools"),
     ],
-    ids=["executorch", "ncnn", "litert"],
+    ids=["executorch", "ncnn", "litert", "coreml"],
 )
 def test_a_runtime_that_is_missing_is_one_line_with_its_extra(
     module, name, package, pictures, tmp_path, monkeypatch
@@ -293,11 +313,11 @@ def test_a_runtime_that_is_missing_is_one_line_with_its_extra(
     line = rf"^{package} is not installed: pip install 'fullstride\[{format}\]'$"
     with pytest.raises(ValueError, match=line):
         export(small_bundle(), path, ComparisonImages(pictures), ExportOptions(format=format))
-    if path.suffix:
+    if not FORMATS[format].files:
         path.write_bytes(b"....ET12" if format == "executorch" else b"....TFL3")
     else:
-        path.mkdir()
         for file in FORMATS[format].files:
+            (path / file).parent.mkdir(parents=True, exist_ok=True)
             (path / file).touch()
     assert detect_format(path) == format
     with pytest.raises(ValueError, match=line):
@@ -308,6 +328,7 @@ def test_a_runtime_that_is_missing_is_one_line_with_its_extra(
 def test_the_suffix_of_a_file_says_its_format():
     assert format_by_suffix(Path("net.pte")) == "executorch"
     assert format_by_suffix(Path("net.tflite")) == "litert"
+    assert format_by_suffix(Path("net.mlpackage")) == "coreml"
 
 
 def test_an_installed_runtime_is_an_entrant_of_auto_and_of_fit(fake_executorch):

@@ -406,6 +406,7 @@ EXCEPT = {
     "deploy/formats/openvino.py": "writes to the temporary path",
     "deploy/formats/executorch.py": "writes to the temporary path",
     "deploy/formats/ncnn.py": "writes to the temporary path",
+    "deploy/formats/coreml.py": "writes to the temporary path",
     "deploy/formats/litert.py": "writes to the temporary path, and an environment by its name",
     "deploy/formats/triton_server.py": "writes to the temporary path",
     "examples/files.py": "writes to the temporary path",

@@ -36,6 +36,7 @@ from fullstride.deploy.exported import (
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import (
     FORMATS,
+    check_timed,
     detect_format,
     litert,
     onnx,
@@ -283,6 +284,7 @@ def runnable(
     """
     for name in formats:
         find_format(name, FORMATS[name].precisions[0] if name in FORMATS else "")
+        check_timed(name)
     if "tensorrt" in formats and (reason := tensorrt.engine_missing()):
         raise ValueError(reason)
     for each in precisions:

@@ -139,6 +139,7 @@ def int8_finetuning(
 
 
 FORMAT_OF_SUFFIX = {"": "openvino", ".onnx": "onnx", ".pte": "executorch", ".tflite": "litert"}
+FORMAT_OF_SUFFIX |= {".mlpackage": "coreml"}
 
 
 def choose_run(

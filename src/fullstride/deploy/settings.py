@@ -18,7 +18,7 @@ PART_IMAGES = 8192  # rows in memory at once: 64 MiB of embeddings of 2,048 numb
 
 # Runtimes of servers and of phones and boards.
 ServerFormat = Literal["onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server"]
-PhoneFormat = Literal["executorch", "ncnn", "litert"]
+PhoneFormat = Literal["executorch", "ncnn", "litert", "coreml"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class ShipSettings(FileSettings):
 
     # See docs/guides/shipping.md. auto: the fastest format and precision among openvino, onnx,
     # aoti, tensorrt, executorch, ncnn and litert, if they run here. By default the suffix of --out
-    # decides: onnx, executorch for .pte, litert for .tflite, and for a folder openvino, the fastest
-    # on CPUs.
+    # decides: onnx, executorch for .pte, litert for .tflite, coreml for .mlpackage, and for a
+    # folder openvino, the fastest on CPUs.
     format: Literal[ServerFormat, PhoneFormat, "auto"] | None = None
     # The file takes uint8 pixels (N, H, W, C) at the network's resolution and returns
     # probabilities; otherwise it takes normalised float32 (N, C, H, W) and returns logits.

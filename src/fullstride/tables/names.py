@@ -34,7 +34,7 @@ TASKS = {
 }
 # The formats of `fullstride.deploy.formats`.
 FORMATS = ("onnx", "openvino", "aoti", "pt2", "tensorrt", "triton-server", "executorch", "ncnn")
-FORMATS += ("litert",)
+FORMATS += ("litert", "coreml")
 
 REPOSITORY = "hf:"  # before USER/NAME of a bundle on the Hugging Face hub
 

@@ -9,6 +9,7 @@ import torch
 
 from fullstride.deploy.exported import ExportedModel, ExportedModule
 from fullstride.deploy.formats import (
+    coreml,
     executorch,
     litert,
     ncnn,
@@ -37,6 +38,7 @@ FORMATS: dict[str, Format] = {
         executorch.EXECUTORCH,
         ncnn.NCNN,
         litert.LITERT,
+        coreml.COREML,
     )
 }
 
@@ -61,7 +63,8 @@ def output(kind: Format, force: bool) -> Output:
 def _is_exported_folder(path: Path) -> bool:
     """Whether the folder has a format's files, with our metadata in or beside the graph."""
     mark = b"float_layers"
-    graphs = (each for each in path.rglob("*") if each.suffix in (".onnx", ".xml", ".json"))
+    kinds = (".onnx", ".xml", ".json", ".mlmodel")
+    graphs = (each for each in path.rglob("*") if each.suffix in kinds)
     return detect_format(path) is not None and any(
         mark in read_regular(each, MAX_GRAPH_BYTES) for each in graphs if each.is_file()
     )
@@ -75,6 +78,7 @@ def is_exported_path(word: str) -> bool:
         ".pt2",
         ".pte",
         ".tflite",
+        ".mlpackage",
     )
 
 
@@ -126,5 +130,13 @@ def near(path: Path) -> Path | None:
 
 def open_as_modules(words: Iterable[str], *, trust: bool = False) -> dict[str, ExportedModule]:
     """Open the exported files among `words` as modules for `bench`."""
-    files = filter(is_exported_path, words)
+    files = [*filter(is_exported_path, words)]
+    for word in files:
+        check_timed(detect_format(Path(word)))
     return {word: ExportedModule(open_file(word, trust=trust)) for word in files}
+
+
+def check_timed(name: str | None) -> None:
+    """Raise ValueError for a format whose files are computed by another program here."""
+    if name and (system := FORMATS[name].runs_on):
+        raise ValueError(f"{name} files are not timed: they run on {system}, and not in fullstride")

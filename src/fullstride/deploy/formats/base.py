@@ -28,6 +28,7 @@ class Format:
     files: tuple[str, ...] = ()  # patterns of the paths in its folder
     runs_code: bool = False  # whether opening a file may run code in it
     one_size: bool = False  # whether files only take images at the network's resolution
+    runs_on: str = ""  # the system of its runtime, where another program computes its files here
 
 
 class Node(NamedTuple):

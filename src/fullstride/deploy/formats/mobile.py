@@ -75,6 +75,22 @@ class PatchConvolution(nn.Module):
         return F.conv2d(x, self.weight, stride=p)
 
 
+class Planes(nn.Module):
+    """Gives a module of pixels (N, H, W, C) the form that `planes` makes of them."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x.permute(0, 2, 3, 1).clone())
+
+
+def planes(pixels: Tensor) -> Tensor:
+    """What runtimes make of an image: uint8 (N, H, W, C) -> float32 (N, C, H, W), 0 to 255."""
+    return pixels.movedim(-1, 1).float().contiguous()
+
+
 def pad(x: Tensor, padding: list[int], mode: str = "constant", value: float | None = None) -> Any:
     """Reflection of one pixel on each side, as slices and a concatenation."""
     if mode != "reflect" or list(padding) != [1, 1, 1, 1]:

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats import mobile
@@ -32,24 +31,13 @@ GRAPH, WEIGHTS, ABOUT = "model.param", "model.bin", "model.json"
 FOREIGN = {".", ":"}
 
 
-class Planes(nn.Module):
-    """Gives a module of pixels (N, H, W, C) ncnn's form of pixels: float32 (N, C, H, W)."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(x.permute(0, 2, 3, 1).clone())
-
-
 def write(job: ExportJob, folder: Path) -> None:
     if job.metadata.preprocessing.frames and not job.normalised:
         raise ValueError("ncnn makes no clips of pixels: leave --with-preprocessing out")
     job = mobile.of_one_image(job)
     module, x = job.module(), torch.from_numpy(job.example)
     if not job.normalised:
-        module, x = Planes(module), x.movedim(-1, 1).float()
+        module, x = mobile.Planes(module), mobile.planes(x)
     with torch.no_grad():
         module = torch.export.export(module, (x,)).run_decompositions({}).module(check_guards=False)
     folder.mkdir()
