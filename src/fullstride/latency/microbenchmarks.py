@@ -203,7 +203,7 @@ class Round:
 
 
 def timed_round(step: Callable[[], object], calls: int, device: torch.device) -> Round:
-    """Time a round. The calling thread waits for the others: if any lacks a core, it does too."""
+    """Time a round. The calling thread waits for all threads, so it lacks a core if any does."""
     start = time.thread_time()
     (wall_s,), _ = timed_calls(step, calls, device)
     cpu_s = time.thread_time() - start

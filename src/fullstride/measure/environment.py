@@ -81,7 +81,7 @@ def find_device(device: torch.device | str) -> torch.device:
 
 
 def choose_device(device: str) -> torch.device:
-    """`find_device`, with "auto" for the GPU where there is one."""
+    """`find_device`, with "auto" for a GPU if available."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return find_device(device)

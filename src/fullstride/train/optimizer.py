@@ -229,7 +229,7 @@ def one_cycle(progress: float, first: float, middle: float, last: float) -> floa
 
 
 def set_rates(optimizer: torch.optim.Optimizer, epoch: float, recipe: Recipe) -> None:
-    """Give all parameters of `optimizer` the learning rate and the momentum of a time."""
+    """Set the learning rate and momentum of all parameters for a time in epochs."""
     for group in optimizer.param_groups:
         group["lr"] = lr_at(epoch, recipe) * group.get("lr_scale", 1.0)
         if "momentum" in group:

@@ -327,12 +327,12 @@ class Recipe(Augmentation, Hyperparameters):
         return f"Recipe({', '.join(values)}{options})"
 
     def with_task_options(self, options: Mapping[str, Any]) -> "Recipe":
-        """The recipe with these options of the task beside its others."""
+        """The recipe with additional or changed options of the task."""
         return replace(self, task_options={**self.task_options, **options})
 
     @property
     def measures_statistics(self) -> bool:
-        """Whether batch statistics are measured anew at the end."""
+        """Whether precise batch statistics are measured at the end."""
         return self.precise_bn and not self.frozen_statistics
 
     @property
@@ -341,14 +341,14 @@ class Recipe(Augmentation, Hyperparameters):
         return max(1, round(self.unlabelled_ratio * self.batch_size)) if self.unlabelled else 0
 
     def at_batch(self, batch: int) -> "Recipe":
-        """The recipe for another batch size, with the learning rate for it."""
+        """The recipe for another batch size, with its learning rate."""
         return replace(self, batch_size=batch, lr=self.lr_for(batch))
 
     def lr_for(self, batch: int, optimizer: str = "") -> float:
-        """The peak learning rate for another batch size, and `optimizer` in place of its own.
+        """The peak learning rate for another batch size, and optionally another `optimizer`.
 
-        In proportion to the batch for sgd (arXiv:1706.02677), and to its square root for optimizers
-        that divide by the size of gradients (arXiv:2205.10287).
+        It is proportional to the batch for sgd (arXiv:1706.02677), and to the root of the batch for
+        optimizers that divide by the size of gradients (arXiv:2205.10287).
         """
         ratio = batch / self.batch_size
         return self.lr * (ratio if (optimizer or self.optimizer) == "sgd" else math.sqrt(ratio))
@@ -362,8 +362,8 @@ class Recipe(Augmentation, Hyperparameters):
     def in_epochs(self, steps_per_epoch: int, images_per_step: int | None = None) -> "Recipe":
         """The recipe with its length in epochs, rounded to whole steps.
 
-        A warmup that is not shorter than training becomes `SHORT_WARMUP_SHARE` of it.
-        `images_per_step` is less than `batch_size` where there are fewer images.
+        A warmup that is not shorter than training becomes `SHORT_WARMUP_SHARE` of training.
+        `images_per_step` is less than `batch_size` if there are fewer images.
         """
         steps = self.steps
         if self.images:
@@ -375,7 +375,7 @@ class Recipe(Augmentation, Hyperparameters):
         return replace(self, epochs=epochs, warmup_epochs=warmup, steps=None, images=None)
 
     def scored_every(self, epochs: float, steps_per_epoch: int) -> int:
-        """Epochs from one validation to the next; 1 where the recipe compares epochs."""
+        """Epochs between validations; 1 if the recipe compares epochs."""
         if self.score_every_epochs:
             return self.score_every_epochs
         if self.early_stop_patience or self.soup:
@@ -383,10 +383,10 @@ class Recipe(Augmentation, Hyperparameters):
         return max(1, min(STEPS_PER_SCORE // steps_per_epoch, int(epochs / MIN_SCORES)))
 
     def resolutions(self, resolution: int) -> tuple[int, ...]:
-        """Pixels per side of each epoch until `resolution` is reached, in multiples of 8.
+        """Pixels per side of each epoch below `resolution`, in multiples of 8.
 
-        With a `train_resolution_ratio` these are all epochs. Raises ValueError if `grow_from` is
-        not below the resolution of training.
+        A `train_resolution_ratio` applies to all epochs. Raises ValueError if `grow_from` is not
+        below the resolution of training.
         """
         side, epochs = resolution, math.ceil(self.epochs)
         if self.train_resolution_ratio != 1:
@@ -409,7 +409,7 @@ def in_eights(side: float) -> int:
 
 
 def field_help(kind: type = Recipe) -> dict[str, str]:
-    """The help of each field: the comment beside or above it, and the bounds of its type."""
+    """The help of each field: the comment beside or above the field, and the bounds of its type."""
     text: dict[str, str] = {}
     for base in (each for each in reversed(kind.__mro__) if is_dataclass(each)):
         comment = ""
@@ -433,9 +433,9 @@ def bounds_of(hint: Any) -> list[Bounds]:
 
 
 def saved_recipe(data: Any, where: str) -> Recipe:
-    """A recipe from parsed JSON: its fields, or the `recipe` of a run or a bundle.
+    """Read a recipe from parsed JSON: its fields, or the `recipe` of a run or a bundle.
 
-    Raises ValueError, in one line that begins with `where`, for what is not a recipe.
+    Raises ValueError, in one line that begins with `where`, for anything but a recipe.
     """
     recipe = data.get("recipe", data) if isinstance(data, dict) else None
     if not isinstance(recipe, dict):
