@@ -7,10 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import shipping as files
 import torch
 from torch import Tensor
 
+from fullstride.data.transforms.crop import to_input
 from fullstride.deploy.exported import ExportedModule, Precision
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import FORMATS, open_file
@@ -50,7 +52,7 @@ def contest(settings: Settings, name: str, theirs: str, batch: int) -> Result:
     kind: Any = dict(device=device, dtype=dtype, memory_format=torch.channels_last)
     ours = fold_batch_norm(bundle.net).eval().to(**kind)
     timm = zoo.create(theirs).eval().to(**kind)
-    x = torch.randn(batch, 3, SIDE, SIDE).to(**kind)
+    x = pictures(bundle, batch).to(**kind)
     compiled: dict[str, Any] = dict(dynamic=False)
     graph = compiled | dict(mode="reduce-overhead")
     makers: dict[str, Callable[[], Any]] = {
@@ -103,6 +105,13 @@ def contest(settings: Settings, name: str, theirs: str, batch: int) -> Result:
         "estimated": estimated(settings, theirs, batch),
         "failed": failed,
     }
+
+
+def pictures(bundle: Bundle, count: int) -> Tensor:
+    """(N, 3, H, W) as the network takes them, of the kind from which int8 has its ranges."""
+    few = np.stack([np.asarray(each) for each in files.smooth_pictures(min(count, 8))])
+    pixels = torch.from_numpy(few).repeat(-(-count // len(few)), 1, 1, 1)[:count]
+    return to_input(pixels, bundle.preprocessing)
 
 
 def as_file(bundle: Bundle, format: str, precision: Precision, x: Tensor) -> Call:

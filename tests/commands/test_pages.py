@@ -48,6 +48,8 @@ SHORTER = {
     "(README|docs/index).md: fit": f"{SMALL} --epochs 1",
     "fit .*--images-per-s 2000": f"{ONNX} --images-per-s 2 --dry-run",
     "fit .*--target rtx4090": f"{ONE} --dry-run",
+    "fit .*--budget-ms 2 5 10": f"{ONNX} --budget-ms 500 1000 --dry-run",
+    "fit PHOTOS --hours 3": f"{ONNX} --dry-run",
     ": fit ": f"{SMALL} --dry-run",
     ": train PHOTOS": "--epochs 1 --resolution 32",
     ": data bench ": "--resolution 32 --workers 1",

@@ -7,6 +7,7 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from gpu_parts.settings import Settings
 
 from fullstride import cli
 from fullstride.latency.devices import estimate_by_name, load_profile
+from fullstride.nets.preprocessing import Preprocessing
 
 ROOT = Path(__file__).parents[3]
 gpu = import_module("gpu")
@@ -117,6 +119,17 @@ def test_on_a_gpu_the_parts_have_every_work_that_the_gate_and_the_page_read(tmp_
 
 
 RATES = ("timm eager", "fused", "plain compiled", "fused compiled", "int8", "plain padded")
+
+
+def test_pictures_of_the_contests_are_within_the_range_of_pixels():
+    """Beyond it an int8 file clips, and its logits would differ by more than is allowed."""
+    pre = Preprocessing(resolution=224)
+    x = answers.pictures(SimpleNamespace(preprocessing=pre), 11)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (pre.mean, pre.std))
+    pixels = 255 * (x * std + mean)
+    assert x.shape == (11, 3, 224, 224)
+    assert -1e-3 < pixels.min() < 64
+    assert 192 < pixels.max() < 255.001
 
 
 def test_the_estimate_of_a_gpu_is_that_of_its_data_sheet(tmp_path, monkeypatch):
