@@ -1,7 +1,7 @@
 """Writes and opens packages of Core ML, in fp32 or fp16.
 
-Core ML runs on macOS and iOS alone, and was not run. Elsewhere coremltools reads a package again,
-and PyTorch computes its operations with its weights: what is compared, and what `predict` prints.
+Core ML only runs on macOS and iOS, and was not run. Elsewhere coremltools reads a package again,
+and PyTorch computes its operations with its weights, for the comparison and for `predict`.
 """
 
 # pyright: reportMissingImports=false
@@ -60,7 +60,7 @@ def write(job: ExportJob, folder: Path) -> None:
 
 
 def convert(job: ExportJob, path: str) -> Any:
-    """The model for Core ML: its pixels are an image, its probabilities those of a classifier."""
+    """Convert to Core ML: pixels become an image input, one class per image a classifier."""
     import coremltools as ct
 
     job = mobile.of_one_image(job)
@@ -130,11 +130,11 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
 
 
 class Computed(str):
-    """The name of a value that an operation computes."""
+    """The name of an operation's output."""
 
 
 def outputs(operations: Sequence[Any]) -> Infer:
-    """Computes operations one after the other; the last one has the output of them all."""
+    """Computes operations in order; the last one's output is the result."""
     if unknown := {each.op_type for each in operations} - {*OPERATIONS}:
         raise ValueError(f"fullstride cannot compare its operations {', '.join(sorted(unknown))}")
     steps = [
