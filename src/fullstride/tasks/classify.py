@@ -299,8 +299,8 @@ class Classify(Task):
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Guess, ...]]:
         indices, values = most_probable_classes(outputs, top)
         return [
-            tuple(Guess(classes[k], value) for k, value in zip(row, probabilities, strict=True))
-            for row, probabilities in zip(indices.tolist(), values.tolist(), strict=True)
+            tuple(Guess(classes[int(k)], p) for k, p in zip(row, values_k, strict=True))
+            for row, values_k in zip(indices.tolist(), values.tolist(), strict=True)
         ]
 
     def columns(self, outputs: Tensor, classes: Sequence[str], top: int) -> dict[str, Any]:
