@@ -107,6 +107,7 @@ def test_the_file_of_torchvisions_detector_says_what_it_says(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_rounds")
 def test_networks_are_trained_once_and_measured_at_every_call(tmp_path):
     trainings = {"ours": dense_files.train_ours, "fcos": dense_files.train_fcos}
     first = dense_files.compare(STUDY, trainings, tmp_path, 1)

@@ -99,6 +99,7 @@ def test_steps_are_not_compiled(boxes, tmp_path, efficiency):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_rounds")
 def test_a_file_has_the_detections_of_pytorch(trained, boxes, tmp_path):
     pictures = [boxes.test.picture(index) for index in range(3)]
     result = export(tasks.load(trained[0]), tmp_path / "net.onnx", ComparisonImages(pictures))
