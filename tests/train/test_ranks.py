@@ -19,6 +19,7 @@ from torchruns import TORCHRUN, messages, run_two, torchrun
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
+from fullstride.train.batches import check_batch
 from fullstride.train.compute import (
     SINGLE_PROCESS,
     DistributedContext,
@@ -120,26 +121,10 @@ def test_a_process_waits_for_another_one_as_long_as_it_is_told_to(tmp_path):
         pass
 
 
-@pytest.mark.slow
-def test_torchrun_needs_no_other_flag_and_every_image_is_scored_once(tmp_path):
-    out = tmp_path / "run"
-    words = ["-m", "fullstride", *TRAIN, "--recipe.epochs", "2", "--out", str(out)]
-    run = torchrun(*words)
-    lines = run.stdout.splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("epoch")] == ["1/2", "2/2"]
-    assert Bundle.load(out / "bundle").scores["test"]["images"] == 500
-    again = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True)
-    assert again.stdout.splitlines()[-1] == lines[-1]  # one process reads what two have written
-
-
-@pytest.mark.slow
-def test_a_batch_that_two_processes_cannot_halve_is_refused_in_one_line(tmp_path):
-    out = tmp_path / "run"
-    status, errors = run_two(*TRAIN, "--recipe.batch-size", "33", "--out", str(out))
-    assert status != 0
-    (line,) = messages(errors)
-    assert "recipe.batch_size 33 of 1037 images" in line
-    assert not out.exists()
+def test_a_batch_that_two_processes_cannot_halve_is_refused():
+    recipe = Recipe(epochs=1, batch_size=33, lr=0.1)
+    with pytest.raises(ValueError, match="recipe.batch_size 33 of 1037 images .* multiple of 2 "):
+        check_batch(1037, recipe, DistributedContext(0, 2))
 
 
 @pytest.mark.slow
@@ -166,6 +151,7 @@ def test_an_error_of_one_process_or_of_all_is_reported_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_process_ends_all_within_a_minute_and_the_run_resumes(tmp_path):
+    """torchrun needs no other flag, and every image is scored once."""
     out = tmp_path / "run"
     words = ["-m", "fullstride", *TRAIN, "--recipe.epochs", "15", "--out", str(out)]
     run = subprocess.Popen(
@@ -185,4 +171,9 @@ def test_a_killed_process_ends_all_within_a_minute_and_the_run_resumes(tmp_path)
     assert 0 < epochs < 15
     assert not (out / "bundle").exists()
     resumed = torchrun(*words)
-    assert resumed.stdout.count("epoch ") == 15
+    lines = resumed.stdout.splitlines()
+    numbers = [line.split()[1] for line in lines if line.startswith("epoch")]
+    assert numbers == [f"{number}/15" for number in range(1, 16)]
+    assert Bundle.load(out / "bundle").scores["test"]["images"] == 500
+    again = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True)
+    assert again.stdout.splitlines()[-1] == lines[-1]  # one process reads what two have written
