@@ -1,4 +1,4 @@
-"""A fit of few digits, run by tests as `python cluster_fit.py FOLDER EXECUTOR [dry]`."""
+"""A fit of few digits, run by tests here or as `python cluster_fit.py FOLDER EXECUTOR [dry]`."""
 
 import sys
 from dataclasses import replace
@@ -24,8 +24,7 @@ SETTINGS = FitSettings(
 RECIPE = RecipeChoice(changes={"epochs": 3.0, "batch_size": 16})
 
 
-def main() -> None:
-    folder, executor, *dry = sys.argv[1:]
+def main(folder: str, executor: str, *dry: str) -> None:
     digits = open_data("digits")
     parts = {"train": 96, "val": 40, "test": 20}
     parts = {name: getattr(digits, name).subset(range(count)) for name, count in parts.items()}
@@ -38,4 +37,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

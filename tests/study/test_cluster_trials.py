@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import cluster_fit
 import pytest
 from sleeping_trials import SLEEP, STEPS, TRIALS, trials_in
 
@@ -230,38 +231,33 @@ BUNDLES = "trials/*/bundle/*.safetensors"
 def test_a_fit_on_ray_that_is_killed_has_the_bits_of_one_left_alone_here(ray_cluster, tmp_path):
     """Both have the plan and the times of one dry run, which decide between tied candidates."""
 
-    def start(fit: Path, *words: str) -> Any:
-        log = (tmp_path / f"{fit.name}.log").open("a+")
-        command = [sys.executable, str(TESTS / "cluster_fit.py"), str(fit), *words]
+    def start() -> Any:
+        log = (tmp_path / "killed.log").open("a+")
+        command = [sys.executable, str(TESTS / "cluster_fit.py"), str(killed), "ray"]
         return subprocess.Popen(command, env=ray_cluster, stdout=log, stderr=log), log
-
-    def finish(fit: Path, *words: str) -> None:
-        driver, log = start(fit, *words)
-        with log:
-            assert driver.wait(WAIT_S) == 0, read(log)
 
     def results() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in killed.glob("rungs/*/*.json")}
 
     alone, killed = tmp_path / "alone", tmp_path / "killed"
-    finish(alone, "local", "dry")
+    cluster_fit.main(str(alone), "local", "dry")
     shutil.copytree(alone, killed)
-    finish(alone, "local")
+    cluster_fit.main(str(alone), "local")
     before: dict[Path, int] = {}
     for count in (1, 5):  # of the four results of the first rung and the two of the second
-        driver, log = start(killed, "ray")
+        driver, log = start()
         with log:
             wait_until(lambda count=count: len(results()) >= count, driver, log)
-            if count == 1:  # a second command on the same folder
-                other, same_log = start(killed, "local")
-                with same_log:
-                    assert other.wait(WAIT_S) != 0
-                assert f"works in {killed}: wait" in read(log)
+            if count == 1:  # a second fit on the same folder
+                with pytest.raises(ValueError, match=f"works in {killed}: wait"):
+                    cluster_fit.main(str(killed), "local")
             driver.send_signal(signal.SIGKILL)
             driver.wait()
         assert before.items() <= results().items()
         before = results()
-    finish(killed, "ray")
+    driver, log = start()
+    with log:
+        assert driver.wait(WAIT_S) == 0, read(log)
     assert before.items() <= results().items(), "a finished training has run twice"
     assert trained_in(killed) == trained_in(alone)
     logs = {path.read_text().count("\n") for path in killed.glob("trials/*/log.jsonl")}
