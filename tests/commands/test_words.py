@@ -1,7 +1,10 @@
 """The words of the field instead of private ones, in lines that fit a screen."""
 
 import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,12 @@ DIALECT = {
     r"floors?: one question": "rooms",
     r"entrants?": "networks",
 }
+# What stands for a noun that the reader has to look for: "those of `batch`", "Of each the first."
+ELIDED = re.compile(
+    r"\b(?:those|that|the ones?) (?:of|in|for|with|by|from|at|to)\b"
+    r"|\bthose (?:that|which|who|it|they|we|whose)\b|\bthe ones? (?:that|which)\b"
+    r"|, of which\b|(?:^|[.:;] )(?:Of|Those|Its|Theirs) "
+)
 
 
 def identity(path: Path) -> str:
@@ -69,3 +78,19 @@ def test_no_private_word_stands_where_the_field_has_one(path):
         for match in re.finditer(rf"\b(?:{word})\b", text, re.IGNORECASE)
     }
     assert not uses
+
+
+def prose(source: str) -> Iterator[tuple[int, str]]:
+    """The line and the text of each docstring and comment."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            yield getattr(node, "lineno", 1), ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
+@pytest.mark.parametrize("path", CODE, ids=identity)
+def test_docstrings_and_comments_repeat_the_noun(path):
+    texts = ((line, " ".join(text.split())) for line, text in prose(path.read_text()))
+    assert [(line, match[0]) for line, text in texts if (match := ELIDED.search(text))] == []
