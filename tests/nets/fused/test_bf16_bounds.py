@@ -16,10 +16,8 @@ from fullstride.nets.layers import ConvNorm
 from fullstride.nets.network import Network
 
 TIMES_PLAIN = 4  # that a lean network's error may be of a plain one's whose maps are kept in bf16
-LARGEST_ERROR, LEAST_COSINE = (
-    0.02,
-    0.9995,
-)  # of all gradients all_reduce_sum, relative; of the worst convolution
+LARGEST_ERROR = 0.02  # relative, of all gradients together
+LEAST_COSINE = 0.9995  # of the worst convolution's gradients
 
 
 class RoundedConvolutions(TorchDispatchMode):
