@@ -19,7 +19,6 @@ from torchruns import TORCHRUN, messages, run_two, torchrun
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
-from fullstride.train.batches import check_batch
 from fullstride.train.compute import (
     SINGLE_PROCESS,
     DistributedContext,
@@ -121,10 +120,14 @@ def test_a_process_waits_for_another_one_as_long_as_it_is_told_to(tmp_path):
         pass
 
 
-def test_a_batch_that_two_processes_cannot_halve_is_refused():
-    recipe = Recipe(epochs=1, batch_size=33, lr=0.1)
-    with pytest.raises(ValueError, match="recipe.batch_size 33 of 1037 images .* multiple of 2 "):
-        check_batch(1037, recipe, DistributedContext(0, 2))
+@pytest.mark.slow
+def test_a_batch_that_two_processes_cannot_halve_is_refused_in_one_line(tmp_path):
+    out = tmp_path / "run"
+    status, errors = run_two(*TRAIN, "--recipe.batch-size", "33", "--out", str(out))
+    assert status != 0
+    (line,) = messages(errors)
+    assert "recipe.batch_size 33 of 1037 images" in line
+    assert not out.exists()
 
 
 @pytest.mark.slow

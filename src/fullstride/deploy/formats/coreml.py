@@ -100,7 +100,7 @@ def read(folder: Path) -> tuple[dict[str, str], list[Any]]:
         from coremltools.converters.mil.frontend.milproto.load import load
         from coremltools.models.utils import load_spec
 
-        model = load_spec(str(folder))
+        model: Any = load_spec(str(folder))
         weights = str((folder / WEIGHTS).parent)
         program = load(model, model.specificationVersion, weights)
     (function,) = program.functions.values()
