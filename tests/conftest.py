@@ -53,17 +53,13 @@ def _memory_is_given_back() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _operators_are_listed_once() -> Iterator[None]:
-    """In each export PyTorch parses the sources of 500 of ONNX, half of its time, and looks up its
-    own 60 times, a fourteenth of the rest."""
-    from torch._export import utils
+def _operators_of_onnx_are_parsed_once() -> Iterator[None]:
+    """PyTorch parses the sources of 500 of them in each export, half of its time."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     parsed = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", parsed)
-        listed = functools.cache(utils._materialize_cpp_cia_ops)
-        patch.setattr(utils, "_materialize_cpp_cia_ops", listed)
         yield
 
 

@@ -61,8 +61,7 @@ def places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield path
     if isinstance(data, Mapping):
         keys = list(data)
-        alike = len(keys) >= 30 or all(isinstance(key, int) for key in keys)
-        for key in {*keys[:1], *keys[-1:]} if alike else keys:
+        for key in keys if len(keys) < 30 else (keys[0], keys[-1]):
             yield from places(data[key], (*path, key))
     elif isinstance(data, list | tuple) and data:
         yield from places(data[0], (*path, 0))

@@ -121,6 +121,18 @@ def test_a_process_waits_for_another_one_as_long_as_it_is_told_to(tmp_path):
 
 
 @pytest.mark.slow
+def test_torchrun_needs_no_other_flag_and_every_image_is_scored_once(tmp_path):
+    out = tmp_path / "run"
+    words = ["-m", "fullstride", *TRAIN, "--recipe.epochs", "2", "--out", str(out)]
+    run = torchrun(*words)
+    lines = run.stdout.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("epoch")] == ["1/2", "2/2"]
+    assert Bundle.load(out / "bundle").scores["test"]["images"] == 500
+    again = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True)
+    assert again.stdout.splitlines()[-1] == lines[-1]  # one process reads what two have written
+
+
+@pytest.mark.slow
 def test_a_batch_that_two_processes_cannot_halve_is_refused_in_one_line(tmp_path):
     out = tmp_path / "run"
     status, errors = run_two(*TRAIN, "--recipe.batch-size", "33", "--out", str(out))
@@ -154,7 +166,6 @@ def test_an_error_of_one_process_or_of_all_is_reported_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_process_ends_all_within_a_minute_and_the_run_resumes(tmp_path):
-    """torchrun needs no other flag, and every image is scored once."""
     out = tmp_path / "run"
     words = ["-m", "fullstride", *TRAIN, "--recipe.epochs", "15", "--out", str(out)]
     run = subprocess.Popen(
@@ -174,9 +185,4 @@ def test_a_killed_process_ends_all_within_a_minute_and_the_run_resumes(tmp_path)
     assert 0 < epochs < 15
     assert not (out / "bundle").exists()
     resumed = torchrun(*words)
-    lines = resumed.stdout.splitlines()
-    numbers = [line.split()[1] for line in lines if line.startswith("epoch")]
-    assert numbers == [f"{number}/15" for number in range(1, 16)]
-    assert Bundle.load(out / "bundle").scores["test"]["images"] == 500
-    again = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True)
-    assert again.stdout.splitlines()[-1] == lines[-1]  # one process reads what two have written
+    assert resumed.stdout.count("epoch ") == 15
