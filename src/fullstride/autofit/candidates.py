@@ -184,7 +184,7 @@ def list_candidates(
     if weights == "hub":
         starts = yield from hub_starts(pictures, names, licence)
     elif weights:
-        starts = yield from given_starts(weights, pictures, names, licence)
+        starts = yield from starts_in(weights, pictures, names, licence)
     else:
         starts = []
         yield "from scratch: all candidates begin with random weights"
@@ -241,7 +241,7 @@ def hub_starts(
     return best
 
 
-def given_starts(
+def starts_in(
     weights: str, pictures: Pictures, names: Sequence[str], licence: Licence
 ) -> Generator[str, None, list[Start]]:
     """The weights in a folder or in `hf:USER/NAME` that take the pictures, gray ones also as RGB.
