@@ -331,15 +331,10 @@ def deferred(
 ) -> Callable[..., Any]:
     """Make a function with the arguments of `command` that returns the call as a partial.
 
-    An argument `recipe` becomes `--recipe NAME` and a flag for each field, and for each option of
-    `task`.
-
-    Args:
-        command: The function.
-        recipe: The defaults of the fields.
-        mark: Changes the types of arguments with a default, by name.
-        requires: Whether arguments without a default are required; otherwise they are None.
-        task: A task with its own options.
+    An argument that is a dataclass becomes a flag for each of its fields, and `recipe` becomes
+    `--recipe NAME`, a flag for each field with the defaults of `recipe`, and one for each option of
+    `task`. `mark` changes the types of arguments with a default, by name. Without `requires`,
+    arguments without a default are None.
     """
 
     def bind(**values: Any) -> Callable[[], None]:
@@ -353,6 +348,9 @@ def deferred(
             keyword = Parameter("recipe_name", Parameter.KEYWORD_ONLY, default="")
             parameters.append(keyword.replace(annotation=mark("recipe_name", RecipeName)))
             default, hint = RecipeFields(**vars(recipe)), RecipeFields
+        elif isinstance(hint, type) and is_dataclass(hint):  # each field is a flag with its name
+            default = hint() if default is Parameter.empty else default
+            hint = Annotated[hint, tyro.conf.arg(name="")]
         elif default is not Parameter.empty:
             hint = mark(name, hint)
         elif not requires:

@@ -12,15 +12,7 @@ from rich.console import Console
 from rich.progress import track
 from tyro.conf import arg
 
-from fullstride.commands.flags import (
-    NO_PROFILE,
-    Device,
-    Layout,
-    Models,
-    Profile,
-    ProfileFlags,
-    refuse_flags,
-)
+from fullstride.commands.flags import Device, Layout, Models, ProfileFlags, refuse_flags
 from fullstride.io.console import console, print_error
 from fullstride.io.writing import PLOT, check_output
 from fullstride.measure.budget import HERE
@@ -62,13 +54,10 @@ class EstimateFlags:
         return [tasks.find_network(model, self.task, self.classes, self.frames) for model in models]
 
 
-ESTIMATE = EstimateFlags()
-
-
 def estimate(
     models: Models,
-    profile: Profile = NO_PROFILE,
-    options: Annotated[EstimateFlags, arg(name="")] = ESTIMATE,
+    profile: ProfileFlags,
+    options: EstimateFlags,
 ) -> None:
     """Estimate the time of networks on a device that need not be present, the fastest first.
 
@@ -113,15 +102,13 @@ class CalibrateFlags:
     minutes: float = 8.0
 
 
-CALIBRATE = CalibrateFlags()
-
-
 def calibrate(
+    *,
     device: Device = "auto",
     target: str = HERE,
     out: Path = Path("profile.json"),
     name: str = "",
-    options: Annotated[CalibrateFlags, arg(name="")] = CALIBRATE,
+    options: CalibrateFlags,
     times_out: Path | None = None,
 ) -> None:
     """Time microbenchmarks on this device and fit a profile for `measure estimate` and `choose`.
@@ -232,15 +219,13 @@ class ChooseFlags:
         return choose_there(target, budget, choose, **what, progress=say)
 
 
-CHOOSE = ChooseFlags()
-
-
 def choose(
-    profile: Profile = NO_PROFILE,
+    *,
+    profile: ProfileFlags,
     budget_ms: float | None = None,
     images_per_s: float | None = None,
     call_batch: int = 1,
-    options: Annotated[ChooseFlags, arg(name="")] = CHOOSE,
+    options: ChooseFlags,
     out: Path | None = None,
 ) -> None:
     """Choose the most accurate network within a budget, at the resolution of its accuracy.

@@ -23,21 +23,15 @@ class StudyFlags(SplitFlags, StudyOptions):
     """Where a study runs, and how its images are split."""
 
 
-# the flags have the names of the fields
-Fit = Annotated[FitSettings, arg(name="")]
-Search = Annotated[SearchSettings, arg(name="")]
-Scale = Annotated[ScaleSettings, arg(name="")]
-Flags = Annotated[StudyFlags, arg(name="")]
 Source = Annotated[Positional[str], arg(metavar="SOURCE")]
-FIT, SEARCH, SCALE, FLAGS = FitSettings(), SearchSettings(), ScaleSettings(), StudyFlags()
 
 
 def fit(
     data: Data,
     out: Path,
     recipe: RecipeChoice,
-    settings: Fit = FIT,
-    flags: Flags = FLAGS,
+    settings: FitSettings,
+    flags: StudyFlags,
     pick: float | None = None,
 ) -> None:
     """Find, train and ship the most accurate network that takes a given time per image.
@@ -66,7 +60,7 @@ def fit(
 
 
 def search(
-    data: Data, out: Path, recipe: RecipeChoice, settings: Search = SEARCH, flags: Flags = FLAGS
+    data: Data, out: Path, recipe: RecipeChoice, settings: SearchSettings, flags: StudyFlags
 ) -> None:
     """Search the most accurate network around a MasterNet that takes a given time per image.
 
@@ -85,7 +79,7 @@ def search(
 
 
 def scale(
-    data: Data, out: Path, recipe: RecipeChoice, settings: Scale = SCALE, flags: Flags = FLAGS
+    data: Data, out: Path, recipe: RecipeChoice, settings: ScaleSettings, flags: StudyFlags
 ) -> None:
     """Train a network at several widths, depths and resolutions, and say what to scale next.
 

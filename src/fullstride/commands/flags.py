@@ -42,7 +42,6 @@ Efficiency = Annotated[
     ),
 ]
 Layout = Literal["nchw", "nhwc"]
-Loading = Annotated[LoadOptions, arg(name="")]  # the flags have the names of its fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +53,12 @@ class OpenFlags:
     device: str = "auto"
     # Also open files of the formats pt2 and aoti, which are programs.
     trust: bool = False
-    loading: Loading = BY_DEFAULT
+    loading: Annotated[LoadOptions, arg(name="")] = BY_DEFAULT
 
     def open(self, word: str) -> "Bundle | ExportedModel":
         from fullstride.deploy.predict import open_model
 
         return open_model(word, trust=self.trust, options=self.loading)
-
-
-HowOpened = Annotated[OpenFlags, arg(name="")]  # the flags have the names of its fields
-OPENED = OpenFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +98,6 @@ class ProfileFlags:
         return correct(profile, self.measured) if self.measured else profile
 
 
-Profile = Annotated[ProfileFlags, arg(name="")]  # the flags have the names of its fields
-NO_PROFILE = ProfileFlags()
-
-
 @dataclass(frozen=True, kw_only=True)
 class JpegFlags:
     """Whether and how packed images become JPEGs."""
@@ -118,10 +109,6 @@ class JpegFlags:
     quality: int = 90
     # Colour behind transparent pixels in these JPEGs, such as black or #rrggbb.
     background: str = WHITE
-
-
-Jpegs = Annotated[JpegFlags, arg(name="")]  # the flags have the names of its fields
-UNCHANGED_FILES = JpegFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +144,6 @@ class SplitFlags:
         images = (task or find_task()).open_data(data, rule)
         report_ignored(images.ignored, images.notes)
         return images
-
-
-Splits = Annotated[SplitFlags, arg(name="")]  # the flags have the names of its fields
-SPLITS = SplitFlags()
 
 
 def refuse_flags(values: Mapping[str, Any], reason: str) -> None:

@@ -20,9 +20,6 @@ from fullstride.commands.flags import (
 from fullstride.io.console import console
 from fullstride.measure.settings import BenchSettings
 
-Bench = Annotated[BenchSettings, arg(name="")]  # the flags have the names of its fields
-BENCH = BenchSettings()
-
 
 def zoo() -> None:
     """List the networks: parameters, multiply-adds, published accuracy, and where weights are.
@@ -53,13 +50,9 @@ class StepFlags:
     step_recipe: StepRecipe = ""
 
 
-Step = Annotated[StepFlags, arg(name="")]  # the flags have the names of its fields
-STEP = StepFlags()
-
-
 def cost(
     model: Model,
-    step: Step = STEP,
+    step: StepFlags,
     layers: bool = False,
     train: bool = False,
     task: str = "",
@@ -109,7 +102,7 @@ def cost(
 
 def capacity(
     model: Model,
-    step: Step = STEP,
+    step: StepFlags,
     layout: Layout | None = None,
     efficiency: Efficiency | None = None,
     device: Device = "auto",
@@ -166,7 +159,7 @@ def capacity(
 
 def bench(
     models: Models,
-    settings: Bench = BENCH,
+    settings: BenchSettings,
     suite: Literal["papers"] | None = None,
     quick: bool = False,
     out: Path | None = None,

@@ -4,11 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from tyro.conf import arg
-
-from fullstride.commands.flags import Images, Loading, OpenFlags, Run, Runs, refuse_flags
+from fullstride.commands.flags import Images, OpenFlags, Run, Runs, refuse_flags
 from fullstride.deploy.settings import PART_IMAGES, ShipSettings
 from fullstride.io.console import (
     Bar,
@@ -19,7 +17,7 @@ from fullstride.io.console import (
     report_skipped,
 )
 from fullstride.io.records import PositiveInt, check_bounds
-from fullstride.nets.preprocessing import BY_DEFAULT
+from fullstride.nets.preprocessing import LoadOptions
 
 if TYPE_CHECKING:
     from fullstride.deploy.export import ExportResult
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 CLASSES = 3  # printed for an image by default
-Ship = Annotated[ShipSettings, arg(name="")]  # the flags have the names of its fields
 SHIP = ShipSettings()
 
 
@@ -50,10 +47,6 @@ class VideoFlags:
     every_s: float | None = None
 
 
-Videos = Annotated[VideoFlags, arg(name="")]  # the flags have the names of its fields
-ONE_CLIP = VideoFlags()
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags(OpenFlags):
     """How a model is opened, and how it computes."""
@@ -65,8 +58,7 @@ class ModelFlags(OpenFlags):
         check_bounds(self, "--")
 
 
-HowModel = Annotated[ModelFlags, arg(name="")]  # the flags have the names of its fields
-MODEL, TEACHER = ModelFlags(), ModelFlags(call_batch=128)
+TEACHER = ModelFlags(call_batch=128)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +73,6 @@ class PredictionFlags:
     min_score: float | None = None
     # With flip, the mean of the probabilities of an image and its mirror image.
     tta: Literal["none", "flip"] = "none"
-
-
-Which = Annotated[PredictionFlags, arg(name="")]  # the flags have the names of its fields
-MOST_PROBABLE = PredictionFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +108,6 @@ class OutputFlags:
                 {"views": videos.views, **others},
                 "do not go with --stream, a line for each clip: leave them out",
             )
-
-
-Outputs = Annotated[OutputFlags, arg(name="")]  # the flags have the names of its fields
-PRINTED = OutputFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,18 +170,14 @@ class OfflineFlags:
         return summary
 
 
-Offline = Annotated[OfflineFlags, arg(name="")]  # the flags have the names of its fields
-OFFLINE = OfflineFlags()
-
-
 def predict(
     run: Run,
     images: Images,
-    which: Which = MOST_PROBABLE,
-    outputs: Outputs = PRINTED,
-    how: HowModel = MODEL,
-    videos: Videos = ONE_CLIP,
-    offline: Offline = OFFLINE,
+    which: PredictionFlags,
+    outputs: OutputFlags,
+    how: ModelFlags,
+    videos: VideoFlags,
+    offline: OfflineFlags,
 ) -> None:
     """Predict what images or videos show, by task: classes, labels, objects, regions or depths.
 
@@ -316,16 +296,13 @@ class PushFlags:
         print(f"hf:{self.push}: {address}")
 
 
-Push = Annotated[PushFlags, arg(name="")]  # the flags have the names of its fields
-NO_PUSH = PushFlags()
-
-
 def export(
     runs: Runs,
+    *,
     out: Path | None = None,
-    settings: Ship = SHIP,
-    loading: Loading = BY_DEFAULT,
-    push: Push = NO_PUSH,
+    settings: ShipSettings,
+    loading: LoadOptions,
+    push: PushFlags,
 ) -> None:
     """Write a trained network as a file for another runtime, and compare it with PyTorch.
 
@@ -410,11 +387,12 @@ def pseudo_label(
     teacher: Run,
     images: Images,
     out: Path,
+    *,
     top: int = 10,
     min_confidence: float = 0.3,
     per_class: int = 0,
-    how: HowModel = TEACHER,
-    offline: Offline = OFFLINE,
+    how: ModelFlags = TEACHER,
+    offline: OfflineFlags,
 ) -> None:
     """Store a teacher's probabilities for images without labels, for --recipe.unlabelled.
 

@@ -3,9 +3,7 @@
 from dataclasses import asdict, dataclass
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Literal
-
-from tyro.conf import arg
+from typing import Literal
 
 from fullstride.commands.flags import Device, Layout, Model
 from fullstride.io.console import console
@@ -99,12 +97,9 @@ class MethodFlags:
     layout: Layout | None = None
 
 
-ALL_STACKS, BY_DEFAULT = StackFlags(), MethodFlags()
-
-
 def bench_blocks(
-    of: Annotated[StackFlags, arg(name="")] = ALL_STACKS,
-    how: Annotated[MethodFlags, arg(name="")] = BY_DEFAULT,
+    of: StackFlags,
+    how: MethodFlags,
     out: Path | None = None,
 ) -> None:
     """Measure, or estimate, stacks of one kind of block over width, ratio and resolution.

@@ -6,17 +6,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.commands.flags import (
-    OPENED,
-    SPLITS,
-    UNCHANGED_FILES,
-    Data,
-    Device,
-    HowOpened,
-    Jpegs,
-    Run,
-    Splits,
-)
+from fullstride.commands.flags import Data, Device, JpegFlags, OpenFlags, Run, SplitFlags
 from fullstride.io.console import Bar, console, printable, report_ignored, report_skipped
 from fullstride.train.recipes.choice import HERE, RecipeChoice, RunOptions
 
@@ -24,7 +14,7 @@ from fullstride.train.recipes.choice import HERE, RecipeChoice, RunOptions
 def pack(
     data: Data,
     out: Annotated[Positional[Path], arg(metavar="OUT")],
-    jpegs: Jpegs = UNCHANGED_FILES,
+    jpegs: JpegFlags,
     shard_mib: int = 256,
     group: str = "",
     keep_duplicates: bool = False,
@@ -86,9 +76,10 @@ def train(
     model: str,
     out: Path,
     recipe: RecipeChoice,
-    options: Annotated[RunOptions, arg(name="")] = HERE,
-    splits: Splits = SPLITS,
-    flags: Annotated[TrainFlags, arg(name="")] = TrainFlags(),
+    *,
+    options: RunOptions = HERE,
+    splits: SplitFlags,
+    flags: TrainFlags,
 ) -> None:
     """Train a network and write a run folder: log, checkpoint, best weights and a bundle.
 
@@ -150,12 +141,13 @@ class ViewFlags:
 
 def validate(
     run: Run,
+    *,
     data: str = "",
     split: Literal["test", "val", "train", "all"] | None = None,
     per_class: bool = False,
-    views: Annotated[ViewFlags, arg(name="")] = ViewFlags(),
+    views: ViewFlags,
     out: Path | None = None,
-    how: HowOpened = OPENED,
+    how: OpenFlags,
 ) -> None:
     """Evaluate a trained network on images that it was not trained on.
 
