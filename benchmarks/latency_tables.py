@@ -15,8 +15,8 @@ from torch import nn
 
 from fullstride.io.writing import Output, atomic_write, begins_with
 from fullstride.latency.device_sheets import DeviceSheet
+from fullstride.latency.devices import find_operators
 from fullstride.latency.fitting import PRIORS, Parameters
-from fullstride.latency.operator_table import find_operators
 from fullstride.latency.roofline import Machine
 from fullstride.measure.operators import KIND, Operators
 from fullstride.measure.tracer import traced

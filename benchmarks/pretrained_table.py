@@ -34,7 +34,7 @@ import torch
 
 from fullstride import tables
 from fullstride.io.writing import Output, atomic_write, begins_with
-from fullstride.latency.operator_table import find_operators
+from fullstride.latency.devices import find_operators
 from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.operators import KIND, Operators
 from fullstride.nets.timm_wrapper import timm_spec

@@ -19,7 +19,7 @@ from timm.models import get_arch_pretrained_cfgs, list_models
 
 from fullstride import tables
 from fullstride.io.writing import Output, atomic_write, begins_with
-from fullstride.latency.operator_table import COUNT, PATH, TRAINING, key_of, table
+from fullstride.latency.devices import COUNT, PATH, TRAINING, key_of, operator_table
 from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.operators import Operators
 from fullstride.measure.tracer import on_meta
@@ -96,7 +96,7 @@ def all_sides() -> Iterator[tuple[str, int]]:
 
 def main() -> None:
     """Write the table of the package, with timm's rows as they are where no argument matches."""
-    rows, spans, _ = table()
+    rows, spans, _ = operator_table()
     keys = {key_of(*key): key for key in all_keys()}
     for pattern in sys.argv[1:]:
         if not any(fnmatchcase(name, pattern) for name, _ in keys.values()):

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.io.writing import Output, begins_with, json_output
-from fullstride.tables import speeds
-from fullstride.tables.names import PRINTED
+from fullstride.tables import PRINTED, speeds
 from gpu_parts import gate
 from gpu_parts.answers import BATCHES, FILES, GOAL, PAIRS, REFERENCE, SIDE
 from gpu_parts.settings import ROOT, Result, Results, read

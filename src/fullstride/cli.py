@@ -29,7 +29,7 @@ from fullstride.io.console import (
     without_frame,
 )
 from fullstride.io.writing import OutOfMemoryError, lacks_memory, lost_worker
-from fullstride.tables.names import FORMATS, TASKS, check_name
+from fullstride.tables import FORMATS, TASKS, check_name
 from fullstride.train.recipes.choice import (
     DEFAULTS,
     NamedRecipe,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from latency_tables import TABLES, Tracer, timm_file
 
-from fullstride.latency.operator_table import find_operators
+from fullstride.latency.devices import find_operators
 
 TABLE = next(table for table in TABLES if table.file)
 

@@ -13,13 +13,12 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from fullstride import cli
+from fullstride import cli, tables
 from fullstride.commands import COMMANDS, GROUPS, PROFILES, USUAL
 from fullstride.deploy.formats import FORMATS
 from fullstride.io import console
 from fullstride.latency.devices import profile_names
 from fullstride.measure.workload import find_precision
-from fullstride.tables import names
 from fullstride.tasks import TASKS
 from fullstride.train.recipes.choice import RecipeChoice, RecipeFields
 from fullstride.train.recipes.named import FINETUNE, NOMINAL, RECIPES
@@ -118,7 +117,7 @@ def test_the_help_has_the_usual_flags_and_says_how_many_more_the_whole_help_has(
 
 def test_the_help_lists_the_values_of_closed_lists(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert tuple(FORMATS) == names.FORMATS
+    assert tuple(FORMATS) == tables.FORMATS
     assert set(PROFILES) == set(profile_names())
     shown = {
         "train": [f"--task {{{','.join(TASKS)}}}"],

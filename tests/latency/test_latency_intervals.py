@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from latency_spreads import ASSUMED, FULL_BATCH, fit_spreads, inside
 
-from fullstride.latency.devices import load_profile, profile_names
+from fullstride.latency.devices import find_operators, load_profile, profile_names
 from fullstride.latency.fitting import PRIORS, Parameters, fit
 from fullstride.latency.network_times import estimates
-from fullstride.latency.operator_table import find_operators
 from fullstride.latency.roofline import (
     NORMAL_95,
     REST,

@@ -10,13 +10,13 @@ import write_operator_table
 from write_operator_table import derive
 
 from fullstride import tables
-from fullstride.latency import operator_table
-from fullstride.latency.operator_table import (
+from fullstride.latency.devices import (
     TRAINING,
+    decode,
     find_operators,
     key_of,
+    operator_table,
     own_resolution,
-    table_keys,
 )
 from fullstride.nets import zoo
 
@@ -33,6 +33,12 @@ def same(key: tuple[str, int], traced, *, training: bool = False) -> bool:
     return known is not None and all(
         np.array_equal(column, asdict(known)[name]) for name, column in asdict(traced).items()
     )
+
+
+def table_keys() -> list[tuple[str, int]]:
+    """Name and pixels a side of all networks in the table."""
+    keys = (key.split() for key in operator_table().spans if not key.endswith(TRAINING))
+    return [(name, int(side)) for name, side in keys]
 
 
 def check(keys: list[tuple[str, int]]) -> None:
@@ -92,7 +98,7 @@ assert used.ru_utime + used.ru_stime < 20
 def test_what_is_encoded_is_decoded():
     keys = [("resnet50", 224), ("genet_large", 256), ("timm/mixnet_l", 224)]
     networks = {key_of(*key): find_operators(*key) for key in keys}
-    columns, spans, sides = operator_table.decode(write_operator_table.encode(networks, {"a": 96}))
+    columns, spans, sides = decode(write_operator_table.encode(networks, {"a": 96}))
     assert list(spans) == list(networks)
     assert sides == {"a": 96}
     for key, (begin, end) in spans.items():
@@ -101,11 +107,11 @@ def test_what_is_encoded_is_decoded():
 
 @pytest.mark.slow
 def test_the_command_writes_the_table_of_the_package_again(tmp_path, monkeypatch):
-    before = operator_table.table()
+    before = operator_table()
     monkeypatch.setattr(write_operator_table, "PATH", tmp_path / "operators.xz")
     monkeypatch.setattr(sys, "argv", ["write_operator_table"])
     write_operator_table.main()
-    after = operator_table.decode((tmp_path / "operators.xz").read_bytes())
+    after = decode((tmp_path / "operators.xz").read_bytes())
     assert after.sides == before.sides
     assert after.spans.keys() == before.spans.keys()
     for key, (begin, end) in before.spans.items():
@@ -114,7 +120,7 @@ def test_the_command_writes_the_table_of_the_package_again(tmp_path, monkeypatch
 
 
 def test_a_pattern_that_matches_no_network_is_one_line_and_writes_nothing(tmp_path, monkeypatch):
-    operator_table.table()  # read before the path changes
+    operator_table()  # read before the path changes
     monkeypatch.setattr(write_operator_table, "PATH", tmp_path / "operators.xz")
     monkeypatch.setattr(sys, "argv", ["write_operator_table", "repvgg*"])
     with pytest.raises(SystemExit, match=r"repvgg\* matches no network"):

@@ -9,7 +9,7 @@ import pytest
 import timm
 
 from fullstride import tables, zoo
-from fullstride.latency.operator_table import find_operators
+from fullstride.latency.devices import find_operators
 from fullstride.measure.operators import KIND
 from fullstride.nets.weights.hub import HUB, timm_name
 from fullstride.tables import pretrained_networks, timm_published

@@ -6,7 +6,7 @@ import torch
 from bundles import COLOUR, make_bundle
 
 from fullstride.nets import zoo
-from fullstride.report.saliency import HEAT, explained, grad_cam, heated
+from fullstride.report.gather import HEAT, explained, grad_cam, heated
 
 
 @pytest.mark.parametrize("name", ["resnet_rs_tiny", "timm/resnet10t"])

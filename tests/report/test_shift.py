@@ -11,8 +11,7 @@ from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
 from fullstride.io.console import Bar
 from fullstride.nets.bundle import Bundle
-from fullstride.report.shift import shift_lines
-from fullstride.report.training_progress import TrainingProgress
+from fullstride.report.training_progress import TrainingProgress, shift_lines
 from fullstride.study.driver import run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks.classify import Classify

@@ -24,8 +24,7 @@ from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE, THROUGHPUT, read_measurements
 from fullstride.measure.tracer import traced
 from fullstride.nets import zoo
-from fullstride.targets.stored import MACHINE_FILE
-from fullstride.targets.target import Target, connect
+from fullstride.targets.target import MACHINE_FILE, Target, connect
 
 QUICK = {"rounds": 2, "round_s": 0.005, "warmup_s": 0.0}
 # On one core: threads that wait for each other are slow where other tests run.

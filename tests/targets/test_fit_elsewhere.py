@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from fullstride import cli
-from fullstride.targets.stored import MACHINE_FILE
-from fullstride.targets.target import Target, connect
+from fullstride.targets.target import MACHINE_FILE, Target, connect
 
 pytestmark = pytest.mark.slow
 

@@ -12,12 +12,11 @@ import torch
 from pages import code
 from torch import nn
 
-from fullstride import cli, tasks
+from fullstride import cli, tables, tasks
 from fullstride.deploy.predict import predict
 from fullstride.deploy.settings import ExportOptions
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.tables import names
 from fullstride.train import prepare, run, run_folder
 from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.compute import SINGLE_PROCESS
@@ -38,7 +37,7 @@ def age(tmp_path, monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "age", module)  # dataclasses look their module up
     spec.loader.exec_module(module)
-    monkeypatch.setitem(names.TASKS, "age", "age:Age")
+    monkeypatch.setitem(tables.TASKS, "age", "age:Age")
     monkeypatch.setitem(tasks.TASKS, "age", module.Age)
     return module
 

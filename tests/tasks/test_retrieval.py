@@ -20,7 +20,7 @@ from fullstride.data.readers.splits import SplitRule
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.formats import FORMATS, open_file
-from fullstride.deploy.nearest import search
+from fullstride.deploy.offline import search
 from fullstride.deploy.predict import probabilities
 from fullstride.deploy.settings import ExportOptions
 from fullstride.nets.bundle import Bundle

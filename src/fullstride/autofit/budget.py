@@ -23,8 +23,7 @@ from fullstride.report import scatter
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.scatter import BANDS, TimedCandidate
 from fullstride.study.driver import StudyJob, saved_stage
-from fullstride.targets.stored import check_same
-from fullstride.targets.target import Target, connect
+from fullstride.targets.target import Target, check_same, connect
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric, Task
 from fullstride.train.recipes.choice import RunOptions, case_of

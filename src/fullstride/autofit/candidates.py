@@ -37,8 +37,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.key_maps import meta_network
-from fullstride.tables import SMALL_RESOLUTIONS
-from fullstride.tables.names import is_repository
+from fullstride.tables import SMALL_RESOLUTIONS, is_repository
 
 NON_SQUARE = 1.2  # least longer / shorter side for which a crop leaves out much of a picture
 ENLARGED = 1.25  # most enlargement of pictures, except for small ones

@@ -28,7 +28,7 @@ from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.budget import Budget
 from fullstride.report import plots
 from fullstride.report.console_tables import score_interval, three_digits
-from fullstride.report.gather import page_picture
+from fullstride.report.gather import explained, page_picture
 from fullstride.report.page import (
     Prediction,
     calibration_values,
@@ -41,7 +41,6 @@ from fullstride.report.page import (
     shown_picture,
     write,
 )
-from fullstride.report.saliency import explained
 from fullstride.report.scatter import FilePoint, files_figure
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import Metric

@@ -26,7 +26,7 @@ from fullstride.io.records import Record
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import BUSY
 from fullstride.report.page import ClassTable, worst_classes
-from fullstride.report.shift import shift_lines
+from fullstride.report.training_progress import shift_lines
 from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric
 from fullstride.train.scoring import SplitScores, quality
 

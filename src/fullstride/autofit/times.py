@@ -12,14 +12,7 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from fullstride.autofit.budget import (
-    INPUT,
-    NOISE,
-    CandidateTime,
-    FitJob,
-    limit_ms,
-    within_budget,
-)
+from fullstride.autofit.budget import INPUT, NOISE, CandidateTime, FitJob, limit_ms, within_budget
 from fullstride.autofit.candidates import MOST_TRIED, Candidate, shortlists
 from fullstride.deploy.choose_form import (
     Label,
@@ -33,9 +26,8 @@ from fullstride.deploy.exported import ExportedModel, Precision
 from fullstride.deploy.formats.base import last_line
 from fullstride.io.records import deletable, from_json, read_json
 from fullstride.io.writing import atomic_write, json_output, remove, scratch_folder
-from fullstride.latency.devices import profile_here
+from fullstride.latency.devices import find_operators, profile_here
 from fullstride.latency.network_times import Estimate, estimates
-from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
 from fullstride.latency.spec_operators import operators_with_names
 from fullstride.measure.budget import Budget
@@ -45,7 +37,7 @@ from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.report.console_tables import three_digits
-from fullstride.targets.stored import save_machine
+from fullstride.targets.target import save_machine
 from fullstride.tasks.task import Task
 
 # The files of a candidate are written untrained, timed, and removed.

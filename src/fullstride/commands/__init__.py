@@ -12,7 +12,7 @@ from fullstride.commands.measuring import bench, capacity, cost, target, zoo
 from fullstride.commands.shipping import export, predict, pseudo_label, report
 from fullstride.commands.studying import bench_blocks, figures, rank
 from fullstride.commands.training import bench_data, pack, train, validate
-from fullstride.tables.names import FORMATS, TASKS
+from fullstride.tables import FORMATS, TASKS
 
 # Everyday commands are one word; a name of two words is a command of a group.
 COMMANDS = {

@@ -226,7 +226,7 @@ def print_predictions(
     rows: "Iterable[Prediction]", model: "Model", outputs: OutputFlags, top: int
 ) -> bool:
     """Print and draw each prediction as it comes; return whether any image was readable."""
-    from fullstride.deploy.nearest import nearest_images
+    from fullstride.deploy.offline import nearest_images
     from fullstride.deploy.predict import drawings, map_files
 
     folders = [drawings(model, outputs.draw)] if outputs.draw else []

@@ -53,8 +53,7 @@ from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import short_precision
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.targets.stored import StoredTimes
-from fullstride.targets.target import Target
+from fullstride.targets.target import StoredTimes, Target
 from fullstride.tasks.task import Task
 
 INPUT: InputKind = "pixels"  # as in the files that `fit` ships

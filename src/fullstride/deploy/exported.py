@@ -17,7 +17,7 @@ from fullstride.nets.backbone import pixel_sizes
 from fullstride.nets.bundle import About, Bundle
 from fullstride.nets.efficiency import Precision
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tables.names import check_name
+from fullstride.tables import check_name
 from fullstride.tasks import TASKS
 
 Infer = Callable[[np.ndarray], np.ndarray]  # a batch of inputs -> outputs (N, ...)

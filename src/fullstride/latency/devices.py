@@ -1,12 +1,18 @@
-"""Finds profiles of devices by name or path, and estimates networks by name."""
+"""Finds profiles of devices, operators of networks and estimates of times by name."""
 
+import io
+import lzma
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from fullstride import tables
 from fullstride.io.records import from_json, parse_json
 from fullstride.io.writing import read_regular
 from fullstride.latency.device_sheets import (
@@ -17,10 +23,9 @@ from fullstride.latency.device_sheets import (
     read_measured,
 )
 from fullstride.latency.network_times import Estimate, estimates, is_tie
-from fullstride.latency.operator_table import find_operators, own_resolution
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import is_elsewhere
-from fullstride.measure.operators import Operators
+from fullstride.measure.operators import COLUMNS, Operators
 
 if TYPE_CHECKING:
     from fullstride.nets.zoo import NamedNetwork
@@ -207,3 +212,54 @@ def profile_here() -> Profile:
     import torch  # not needed for names in the table of operators
 
     return load_profile(GPU) if torch.cuda.is_available() else CPU
+
+
+# ---- the operators of named networks, in a table of the package: building and tracing a network
+# takes a second and needs PyTorch. `benchmarks/write_operator_table.py` writes it after a change of
+# a family.
+
+PATH = Path(tables.__file__).with_name("operators.xz")
+TRAINING = " training"  # suffix of keys of networks that ship and train in different forms
+COUNT = COLUMNS.index("count")  # the last column; rows equal in all others are stored once
+
+
+def find_operators(name: str, resolution: int, *, training: bool = False) -> Operators | None:
+    """The merged operators of one image, by a name of `zoo.spec`; None for a name not in the table.
+
+    `training` gives the form that trains, not the form that ships. timm's tags are ignored.
+    """
+    rows, spans, _ = operator_table()
+    key = key_of(name, resolution)
+    span = spans.get(f"{key}{TRAINING}" if training else key, spans.get(key))
+    return None if span is None else Operators.of_columns(rows[:, span[0] : span[1]])
+
+
+def own_resolution(name: str) -> int | None:
+    """Pixels a side of `zoo.spec(name)`, with timm's tag; None for names not in the table."""
+    return operator_table().sides.get(name)
+
+
+def key_of(name: str, resolution: int) -> str:
+    return f"{name.split('.')[0] if name.startswith('timm/') else name} {resolution}"
+
+
+class Table(NamedTuple):
+    """The content of the file."""
+
+    rows: np.ndarray  # (columns, operators) of all networks
+    spans: dict[str, tuple[int, int]]  # first row and end of each network
+    sides: dict[str, int]  # own pixels a side of each network and of timm's tagged names
+
+
+@cache
+def operator_table() -> Table:
+    return decode(PATH.read_bytes())
+
+
+def decode(data: bytes) -> Table:
+    with np.load(io.BytesIO(lzma.decompress(data))) as file:
+        rows, ends = np.cumsum(file["rows"], axis=1), np.cumsum(file["sizes"], dtype=np.int64)
+        columns = np.vstack([rows[:, file["place"]], file["count"]]).astype(np.float64)
+        spans = zip((ends - file["sizes"]).tolist(), ends.tolist(), strict=True)
+        sides = zip(file["names"].tolist(), file["sides"].tolist(), strict=True)
+        return Table(columns, dict(zip(file["keys"].tolist(), spans, strict=True)), dict(sides))

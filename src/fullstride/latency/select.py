@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride import tables
 from fullstride.io.records import read_rows
-from fullstride.latency.devices import named_work
+from fullstride.latency.devices import find_operators, named_work
 from fullstride.latency.network_times import Estimate, estimates, is_tie
-from fullstride.latency.operator_table import find_operators
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget, pareto_front, within
 from fullstride.measure.budget import best as best_of
 from fullstride.measure.operators import Operators
-from fullstride.tables import Published, genet_paper, latencies, published, timm_published
-from fullstride.tables.names import PRINTED
+from fullstride.tables import PRINTED, Published, genet_paper, latencies, published, timm_published
 
 if TYPE_CHECKING:
     from fullstride.nets.zoo import NamedNetwork

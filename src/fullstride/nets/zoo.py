@@ -31,8 +31,8 @@ from fullstride.nets.timm_wrapper import (
 from fullstride.nets.weights import hub, repositories
 from fullstride.nets.weights.convert import convert, fit
 from fullstride.nets.weights.reader import read_flat
+from fullstride.tables import is_repository
 from fullstride.tables.class_names import imagenet_words, read_class_names
-from fullstride.tables.names import is_repository
 
 FRAME_STRIDE = 2  # of clips, arXiv:2103.07579 section 6.4
 

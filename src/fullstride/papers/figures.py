@@ -34,8 +34,7 @@ from fullstride.papers.suite import QUANTITIES, TRAINING, Bench, Timed, read_ben
 from fullstride.report import plots
 from fullstride.report.console_tables import three_digits
 from fullstride.report.page import render_template, write
-from fullstride.tables import Published, latencies, published, speeds
-from fullstride.tables.names import PRINTED
+from fullstride.tables import PRINTED, Published, latencies, published, speeds
 
 How = Literal["published", "measured", "estimated"]
 BATCH = 64  # images, of estimates: the batch of GENet's figures, which also fills a GPU in training

@@ -35,8 +35,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, timm_spec
 from fullstride.nets.weights.hub import HUB
 from fullstride.nets.zoo import spec
-from fullstride.tables import Speed, speeds
-from fullstride.tables.names import PRINTED
+from fullstride.tables import PRINTED, Speed, speeds
 
 REFERENCE = "timm/resnet50"  # in every contest that is not quick
 QUICK_BATCH = {"cuda": 128, "cpu": 8}

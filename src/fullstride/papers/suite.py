@@ -42,7 +42,7 @@ from fullstride.papers.lines import (
     page,
     same_environment,
 )
-from fullstride.tables.names import PRINTED
+from fullstride.tables import PRINTED
 
 PAGE, DATA, ROWS = "results.md", "results.json", "rows"  # in the folder of a suite
 OUTPUTS = {

@@ -12,8 +12,7 @@ from fullstride.nets.bundle import FILE_LIMITS, Bundle
 from fullstride.nets.efficiency import short_precision
 from fullstride.nets.weights.repositories import CARD, EXPORTED, commit
 from fullstride.report.console_tables import score_interval, three_digits
-from fullstride.tables import PERMISSIVE
-from fullstride.tables.names import REPOSITORY
+from fullstride.tables import PERMISSIVE, REPOSITORY
 from fullstride.tasks import common_metric, find_task
 from fullstride.tasks.task import Metric
 

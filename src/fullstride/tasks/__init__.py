@@ -9,17 +9,17 @@ from typing import Any, Protocol, cast
 
 from torch import nn
 
+from fullstride import tables
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
-from fullstride.tables import names
 from fullstride.tasks.task import Metric, Task
 
 TASKS: dict[str, type[Task]] = {
-    name: resolve_name(f"fullstride.tasks.{place}") for name, place in names.TASKS.items()
+    name: resolve_name(f"fullstride.tasks.{place}") for name, place in tables.TASKS.items()
 }
 
 
@@ -41,7 +41,7 @@ class TrainedModel(Protocol):
 
 def find_task(name: str = "classify") -> Task:
     """The task `name` with its default options. Raises ValueError if it is not in `TASKS`."""
-    names.check_name("task", name, TASKS)
+    tables.check_name("task", name, TASKS)
     return TASKS[name]()
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from fullstride.io.records import Bounds, Count, NonNegative, Positive, Probability, check_bounds
-from fullstride.tables.names import check_name
+from fullstride.tables import check_name
 
 RandForm = Literal["relative", "tpu", "timm"]
 Fill = Literal["noise", "mean"]

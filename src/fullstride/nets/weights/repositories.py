@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fullstride.io.console import print_note
 from fullstride.nets.weights.hub import WEIGHTS, is_offline
 from fullstride.nets.weights.reader import first_ten, one_line
-from fullstride.tables.names import REPOSITORY
+from fullstride.tables import REPOSITORY
 
 WORD = r"[A-Za-z0-9][\w.-]*"
 USER_AND_NAME = re.compile(f"{WORD}/{WORD}", re.ASCII)

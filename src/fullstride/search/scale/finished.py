@@ -11,8 +11,7 @@ from statistics import fmean
 from typing import Annotated, NamedTuple
 
 from fullstride.io.records import Bounds, Positive, PositiveInt, check_bounds, read_rows
-from fullstride.tables import published, speeds
-from fullstride.tables.names import PRINTED
+from fullstride.tables import PRINTED, published, speeds
 
 MAX_BYTES = 10_000_000  # of a CSV file
 COLUMNS = (

@@ -10,7 +10,7 @@ from typing import Literal
 from fullstride.io.records import read_json
 from fullstride.io.writing import looks_like_path
 from fullstride.nets.efficiency import Efficiency, TrainingForm, TrainingStep
-from fullstride.tables.names import is_repository
+from fullstride.tables import is_repository
 from fullstride.train.recipes import papers
 from fullstride.train.recipes.papers import RESNET_RS_SIZES, resnet_rs, scaling
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
