@@ -262,15 +262,18 @@ def with_suffix(out: Path, suffix: str) -> Path:
 
 def available(precision: Precision | None) -> list[tuple[str, Precision]]:
     """Formats and precisions that can be written and run on this machine."""
-    also = {"tensorrt": tensorrt.engine_missing, "litert": litert.converter_missing}
-    names = [name for name in CANDIDATES if not FORMATS[name].missing()]
-    names = [name for name in names if name not in also or not also[name]()]
     return [
         (name, each)
-        for name in names
+        for name in CANDIDATES
+        if runs_here(name)
         for each in FORMATS[name].precisions
         if precision in (None, each)
     ]
+
+
+def runs_here(name: str) -> bool:
+    also = {"tensorrt": tensorrt.engine_missing, "litert": litert.converter_missing}
+    return not FORMATS[name].missing() and not (name in also and also[name]())
 
 
 def runnable(
@@ -336,11 +339,7 @@ def probe_label(labels: Sequence[Label]) -> Label:
 
 def data_formats() -> list[str]:
     """The formats that run here and whose files are data, not programs."""
-    return [
-        name
-        for name in dict.fromkeys(name for name, _ in available(None))
-        if not FORMATS[name].runs_code
-    ]
+    return [name for name in CANDIDATES if not FORMATS[name].runs_code and runs_here(name)]
 
 
 def own_precisions(name: str) -> list[Precision]:
