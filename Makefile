@@ -6,6 +6,9 @@ DEMO := runs/demo
 # `make test COVERAGE=1` also measures which lines of src run; several calls add up.
 COVER := $(if $(COVERAGE),--cov=fullstride --cov-append --cov-report=,)
 
+# Each process that a test starts would compile the whole package again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo demo-page test test-slow coverage check gpu docs clean
 
 # Handwritten digits and a time per image in, the file that ships and a page about it out, within 6 minutes on 2 cores.
