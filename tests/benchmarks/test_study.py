@@ -7,6 +7,7 @@ from math import isfinite
 
 import pytest
 
+from fullstride.measure.environment import Environment
 from fullstride.nets.network import Network
 from fullstride.train.recipes.named import RECIPES
 
@@ -105,6 +106,34 @@ def two_rows(tmp_path_factory):
     return out, rows, list(study.study(out, rows, PROTOCOL, seeds=2, processes=2))
 
 
+@pytest.fixture(scope="module")
+def written_rows(tmp_path_factory):
+    """The file of a study as `two_rows` has it, with scores of no training."""
+    out = tmp_path_factory.mktemp("written") / "study.json"
+    environment = asdict(Environment.here())
+    scores = {
+        seed: {"val": val, "test": test, "cpu_s": 1.5, "commit": environment["commit"]}
+        for seed, val, test in (("0", 91.2, 88.4), ("1", 90.0, 89.2))
+    }
+    rows = study.rows(1, 2)[:2]
+    entries = [study.as_json(row, scores) for row in rows]
+    result = {"protocol": PROTOCOL, "environment": environment, "rows": entries}
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    return out, rows
+
+
+@pytest.mark.slow
+def test_the_file_of_a_study_has_the_form_that_other_tests_write(two_rows, written_rows):
+    trained, written = (json.loads(out.read_text()) for out, *_ in (two_rows, written_rows))
+    for row in (*trained["rows"], *written["rows"]):
+        row["scores"] = {
+            seed: {name: type(value) for name, value in score.items()}
+            for seed, score in row["scores"].items()
+        }
+    del trained["environment"]["date"], written["environment"]["date"]
+    assert trained == written
+
+
 @pytest.mark.slow
 def test_a_study_keeps_every_score_and_computes_none_twice(two_rows):
     out, rows, lines = two_rows
@@ -132,8 +161,8 @@ def test_a_row_is_trained_again_only_where_its_recipe_or_network_is_another(two_
     assert study.reusable_scores(row, first, out) == row["scores"]
 
 
-def test_a_file_with_a_study_of_other_lengths_is_refused_and_stays(two_rows):
-    out, rows, _ = two_rows
+def test_a_file_with_a_study_of_other_lengths_is_refused_and_stays(written_rows):
+    out, rows = written_rows
     before = out.read_text()
     with pytest.raises(
         ValueError, match=r"is a study with .*'long_epochs': 2.*: give another --out"
@@ -142,8 +171,8 @@ def test_a_file_with_a_study_of_other_lengths_is_refused_and_stays(two_rows):
     assert out.read_text() == before
 
 
-def test_the_table_is_printed_again_from_its_file(two_rows, capsys):
-    out, _, _ = two_rows
+def test_the_table_is_printed_again_from_its_file(written_rows, capsys):
+    out, _ = written_rows
     study.main(["--table", str(out)])
     printed = capsys.readouterr().out
     (line,) = [line for line in printed.splitlines() if "+ cosine schedule" in line]
