@@ -32,9 +32,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from fullstride.data.dataset import Images
-from fullstride.data.loader import Batches
+from fullstride.data.loader import Batches, LoaderOptions
 from fullstride.data.readers.videos import MiddleFrame, frame_names, open_video
-from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.clips import ClipTrainView
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import spread

@@ -11,8 +11,7 @@ from detections import write_rectangles
 from pixel_processes import FrozenNorms
 from two_processes import Doubles, norms
 
-from fullstride.data.loader import Batches
-from fullstride.data.sampler import LoaderOptions
+from fullstride.data.loader import Batches, LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing

@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from two_processes import Doubles, FrozenNorms
 
-from fullstride.data.loader import Batches
+from fullstride.data.loader import Batches, LoaderOptions
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.examples import write_motion
 from fullstride.nets import zoo

@@ -10,8 +10,7 @@ import torch
 from pixels import write_pictures
 from two_processes import Doubles, norms
 
-from fullstride.data.loader import Batches
-from fullstride.data.sampler import LoaderOptions
+from fullstride.data.loader import Batches, LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.network import Network

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from fullstride.data.dataset import open_data
-from fullstride.data.loader import Batches, TestView, TrainView
-from fullstride.data.sampler import LoaderOptions
+from fullstride.data.loader import Batches, LoaderOptions, TestView, TrainView
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.network import Network

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from fullstride.data.dataset import Images, open_data
-from fullstride.data.loader import Batches, TestView, TrainView
-from fullstride.data.sampler import LoaderOptions
+from fullstride.data.loader import Batches, LoaderOptions, TestView, TrainView
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train.recipes.named import DIGITS

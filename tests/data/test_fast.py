@@ -15,9 +15,8 @@ from sklearn.datasets import load_sample_image
 
 from fullstride.data import loader
 from fullstride.data.dataset import Images, open_data
-from fullstride.data.loader import Batches, TrainView
+from fullstride.data.loader import Batches, LoaderOptions, TrainView
 from fullstride.data.readers.decode import UnreadableImage, decode
-from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms import image_ops as op
 from fullstride.data.transforms.crop import Augmentation, train_view
 from fullstride.data.transforms.image_ops import Sampling

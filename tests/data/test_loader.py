@@ -19,8 +19,7 @@ import torch
 from PIL import Image
 
 from fullstride.data.dataset import Images, open_data
-from fullstride.data.loader import Batch, Batches, TestView, TrainView, to_device
-from fullstride.data.sampler import LoaderOptions
+from fullstride.data.loader import Batch, Batches, LoaderOptions, TestView, TrainView, to_device
 from fullstride.data.transforms.crop import Augmentation, to_input, train_view
 from fullstride.nets.preprocessing import Preprocessing
 

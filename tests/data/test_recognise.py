@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from fullstride import cli
-from fullstride.data.recognise import check_purpose, recognise
-from fullstride.data.targets import open_labels
+from fullstride.data.targets import check_purpose, open_labels, recognise
 from fullstride.examples.files import write_scenes
 
 XML = (

@@ -6,8 +6,7 @@ import torch
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from fullstride.data.dataset import open_data
-from fullstride.data.loader import Batches, TestView, TrainView
-from fullstride.data.sampler import EpochSampler, LoaderOptions
+from fullstride.data.loader import Batches, EpochSampler, LoaderOptions, TestView, TrainView
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 

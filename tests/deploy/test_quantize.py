@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from fullstride import tasks
 from fullstride.data.dataset import open_data
-from fullstride.data.loader import Batches, TestView
-from fullstride.data.sampler import LoaderOptions
+from fullstride.data.loader import Batches, LoaderOptions, TestView
 from fullstride.deploy.exported import Metadata
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import onnx as onnx_format

@@ -9,8 +9,8 @@ from networks import randomise
 
 from fullstride.nets.blocks import DeepConvStem, DeepStem, PoolStem
 from fullstride.nets.bundle import copy_weights
-from fullstride.nets.families import SPECS, resnet, resnet_rs
-from fullstride.nets.families.video import video, without_time
+from fullstride.nets.families import SPECS
+from fullstride.nets.families.video import video
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.weights.convert import inflated
@@ -24,7 +24,7 @@ def base(spec: NetSpec) -> NetSpec:
     return replace(spec, stages=tuple(replace(s, depth=min(s.depth, 2)) for s in spec.stages))
 
 
-RESNET, RESNET_RS = base(resnet.SPECS["resnet50"]), base(resnet_rs.SPECS["resnet_rs_50"])
+RESNET, RESNET_RS = base(SPECS["resnet50"]), base(SPECS["resnet_rs_50"])
 STYLE = SPECS["resnet3d_50"].style
 
 
@@ -178,6 +178,12 @@ def test_the_mean_of_kernels_answers_a_still_clip_in_frames_that_see_no_end_of_i
     assert errors[reach:-reach].max() <= 1e-9
     assert min(errors[0], errors[-1]) > 1e-3
     assert (logits[1] - logits[0]).abs().max() > 1e-6 * logits[0].abs().max()
+
+
+def without_time(spec: NetSpec) -> NetSpec:
+    """The network for the same clips with kernels of one frame each: it sees a set of frames."""
+    stages = tuple(replace(stage, time_kernel=1) for stage in spec.stages)
+    return replace(spec, stages=stages, style=replace(spec.style, time_kernel=1))
 
 
 def test_without_time_the_order_of_the_frames_changes_nothing():

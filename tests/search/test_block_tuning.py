@@ -24,10 +24,12 @@ from fullstride.search.block_tuning import (
     BlockTuning,
     NetworkTraining,
     TunedScore,
+    exchanged,
+    maps_at,
+    matched,
     training_trial,
     tuning_recipe,
 )
-from fullstride.search.feature_matching import exchanged, maps_at, matched
 from fullstride.study import scores
 from fullstride.study.trials import Failure, LocalExecutor, run_trials
 from fullstride.train import run_folder

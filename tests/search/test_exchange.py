@@ -9,7 +9,7 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
-from fullstride.search.feature_matching import exchanged
+from fullstride.search.block_tuning import exchanged
 
 MASTER = "genet_tiny"
 

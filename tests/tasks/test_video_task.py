@@ -14,8 +14,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("skimage")
 from fullstride import cli, tasks
 from fullstride.data.dataset import Images
-from fullstride.data.loader import Batches
-from fullstride.data.sampler import LoaderOptions
+from fullstride.data.loader import Batches, LoaderOptions
 from fullstride.examples import write_motion
 from fullstride.nets import families, zoo
 from fullstride.nets.bundle import Bundle

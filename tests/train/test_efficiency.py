@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fullstride.data.loader import Batch, Batches, TrainView
-from fullstride.data.sampler import LoaderOptions
+from fullstride.data.loader import Batch, Batches, LoaderOptions, TrainView
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from fullstride.data.dataset import DataSet, open_data
-from fullstride.data.loader import Batches
-from fullstride.data.sampler import LoaderOptions
+from fullstride.data.loader import Batches, LoaderOptions
 from fullstride.nets import fused_form, zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks.classify import Classify

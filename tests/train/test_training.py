@@ -14,9 +14,8 @@ from PIL import Image
 
 from fullstride import cli
 from fullstride.data.dataset import Images, open_data
-from fullstride.data.loader import Batches, TrainView
+from fullstride.data.loader import Batches, LoaderOptions, TrainView
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets import zoo
 from fullstride.nets.blocks import Basic, ConvStem

@@ -135,7 +135,7 @@ class SplitFlags:
         Without a task, raises ValueError for data of another task than classification.
         """
         from fullstride.data.dataset import SplitRule
-        from fullstride.data.recognise import check_purpose
+        from fullstride.data.targets import check_purpose
         from fullstride.tasks import find_task
 
         if task is None:

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from fullstride.data.dataset import Images
-from fullstride.data.loader import Batches, TestView
+from fullstride.data.loader import Batches, LoaderOptions, TestView
 from fullstride.data.prediction_store import (
     StoreKey,
     column_names,
@@ -34,7 +34,6 @@ from fullstride.data.prediction_store import (
     write_part,
 )
 from fullstride.data.readers.decode import UnreadableImage
-from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import to_input
 from fullstride.data.unlabelled import Unlabelled, of_files, open_unlabelled
 from fullstride.deploy.exported import Model, as_utf8, one_input

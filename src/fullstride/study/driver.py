@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.recognise import check_purpose
+from fullstride.data.targets import check_purpose
 from fullstride.io.locks import hold
 from fullstride.io.records import Record, deletable, from_json, to_json
 from fullstride.io.writing import check_output

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fullstride.data.dataset import DataSet
-from fullstride.data.loader import Batch, Batches
-from fullstride.data.sampler import LoaderOptions
+from fullstride.data.loader import Batch, Batches, LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.io.console import print_note
 from fullstride.nets.preprocessing import Preprocessing

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.data.dataset import DataSet
-from fullstride.data.recognise import recognise
+from fullstride.data.targets import recognise
 from fullstride.io.console import print_error, print_note
 from fullstride.measure.budget import deadline_s
 from fullstride.measure.environment import choose_device

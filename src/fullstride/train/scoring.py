@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.data.dataset import DIGITS, DataSet, Images
-from fullstride.data.loader import Batches
+from fullstride.data.loader import Batches, LoaderOptions
 from fullstride.data.readers.listing import MAX_COMPARED, Sample, find_copies, quote_names
 from fullstride.data.readers.splits import OnlyCopiesError, SplitRule
-from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.clips import ViewsOfVideo
 from fullstride.data.transforms.crop import to_input
 from fullstride.io.console import print_note

@@ -20,9 +20,8 @@ from pyarrow import parquet
 
 from fullstride import cli
 from fullstride.data.dataset import DataSet, UnreadableImage, open_data
-from fullstride.data.loader import Batches, TestView
+from fullstride.data.loader import Batches, LoaderOptions, TestView
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.sampler import LoaderOptions
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.train import run, run_folder
 from fullstride.train.recipes.choice import RunOptions

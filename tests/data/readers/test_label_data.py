@@ -14,12 +14,12 @@ from fullstride import cli, train_network
 from fullstride.autofit.data_report import inspect, report_lines
 from fullstride.autofit.fit import fit
 from fullstride.data.dataset import open_data
+from fullstride.data.loader import EpochSampler, LoaderOptions
 from fullstride.data.pack import pack
 from fullstride.data.readers import coco as json_lists
 from fullstride.data.readers.coco import read_lists
 from fullstride.data.readers.listing import fraction
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.sampler import EpochSampler, LoaderOptions
 from fullstride.data.targets import open_labels
 from fullstride.tasks.classify import Classify
 

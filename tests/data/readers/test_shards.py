@@ -15,11 +15,10 @@ from PIL import Image
 
 from fullstride import cli
 from fullstride.data.dataset import DataSet, UnreadableImage, open_data
-from fullstride.data.loader import Batches, TrainView
+from fullstride.data.loader import Batches, LoaderOptions, TrainView
 from fullstride.data.pack import Encoding, Progress, pack
 from fullstride.data.readers import decode as decoding
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.sampler import LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.nets.preprocessing import Preprocessing
 

@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from fullstride.data.dataset import DataSet, open_data
-from fullstride.data.loader import Batches, TestView
+from fullstride.data.loader import Batches, LoaderOptions, TestView
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.sampler import LoaderOptions
 from fullstride.nets.preprocessing import Preprocessing
 
 

@@ -11,9 +11,8 @@ from PIL import Image
 from videos import all_frames, drawn, write_frames, write_video
 
 from fullstride.data.dataset import DataSet, Images
-from fullstride.data.loader import Batches
+from fullstride.data.loader import Batches, LoaderOptions
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.sampler import LoaderOptions
 from fullstride.data.targets import open_clips
 from fullstride.data.transforms.clips import (
     ClipTestView,

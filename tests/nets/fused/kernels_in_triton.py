@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fullstride.nets.fused import reference
 from fullstride.nets.fused.operators import choose
+from fullstride.nets.fused.ops import statistics
 from fullstride.nets.fused.reference import Affine, Slopes, Term
-from fullstride.nets.fused.statistics import statistics
 from fullstride.nets.fused.triton import passes as on_triton
 from fullstride.nets.fused.triton import tiles
 from fullstride.nets.fused.triton.tiles import offsets, place

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from fullstride.search.scale.analysis import fit_power_law
 from fullstride.search.scale.finished import table_7
-from fullstride.search.scale.power_law import fit_power_law
 
 TIMES = np.geomspace(1, 40, 9)
 

@@ -1,7 +1,7 @@
 """Views of pictures with a mask or depth map, which share one geometry."""
 
-from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 import numpy as np
 from PIL import Image
@@ -22,16 +22,6 @@ from fullstride.nets.preprocessing import Preprocessing
 # Settings that move or replace pixels in a way that maps do not follow.
 NOT_FOR_MAPS = ("rotation_degrees", "auto_augment", "trivial_augment", "rand_layers", "cutout")
 NOT_FOR_MAPS += ("random_erasing_prob", "random_kernel")
-
-
-class Window(NamedTuple):
-    """A part of a resized picture."""
-
-    size: Size  # of the picture
-    new: Size  # of the resized picture
-    left: int  # the first pixel of the part in the resized picture
-    top: int
-    visible: Size  # of the part, which is at the top left of the view
 
 
 @dataclass(frozen=True)
@@ -70,9 +60,8 @@ class MaskTrainView:
         values = read_map(target, image.size)
         side = self.sides[epoch] if epoch < len(self.sides) else self.pre.resolution
         zoom = rng.uniform(*self.jitter)
-        window = draw_window(image.size, side, zoom, rng)
-        pixels = window_pixels(image, window, side, self.pre)
-        values = window_map(values, window, side, self.outside)
+        pre = replace(self.pre, resolution=side)
+        pixels, values = random_window(image, values, zoom, pre, self.outside, rng)
         if self.divides:
             values = np.where(values > 0, values / np.float32(zoom), values)
         if rng.random() < self.augmentation.hflip_prob:
@@ -115,35 +104,32 @@ def read_map(target: MapFile, size: Size) -> np.ndarray:
     return values
 
 
-def draw_window(size: Size, side: int, zoom: float, rng: np.random.Generator) -> Window:
-    """A random window of `side` pixels in the picture resized to a longer side of `zoom * side`."""
-    factor = zoom * side / max(size)
-    new_w, new_h = (max(1, round(each * factor)) for each in size)
+def random_window(
+    image: Image.Image,
+    values: np.ndarray,
+    zoom: float,
+    pre: Preprocessing,
+    outside: float,
+    rng: np.random.Generator,
+) -> tuple[np.ndarray, np.ndarray]:
+    """A random window of the picture resized to a longer side of `zoom` times the resolution.
+
+    The pixels are at the top left of a square of the mean colour, uint8 (side, side, C); the map,
+    (side, side), has the nearest values.
+    """
+    (w, h), side = image.size, pre.resolution
+    factor = zoom * side / max(w, h)
+    new_w, new_h = (max(1, round(each * factor)) for each in (w, h))
     left, top = (int(rng.integers(max(new - side, 0) + 1)) for new in (new_w, new_h))
-    return Window(size, (new_w, new_h), left, top, (min(side, new_w), min(side, new_h)))
-
-
-def window_pixels(image: Image.Image, window: Window, side: int, pre: Preprocessing) -> np.ndarray:
-    """The window on a square of the mean colour: uint8 (side, side, C)."""
-    (w, h), (new_w, new_h), (width, height) = window.size, window.new, window.visible
-    box = (
-        window.left * w / new_w,
-        window.top * h / new_h,
-        min((window.left + width) * w / new_w, w),
-        min((window.top + height) * h / new_h, h),
-    )
-    part = in_mode(image, pre.channels).resize(window.visible, KERNELS[pre.kernel], box)
-    return np.array(pad_to(part, (side, side), pre)).reshape(side, side, pre.channels)
-
-
-def window_map(values: np.ndarray, window: Window, side: int, outside: float) -> np.ndarray:
-    """The nearest values of a map in the window: (side, side)."""
-    (w, h), (new_w, new_h) = window.size, window.new
+    width, height = min(side, new_w), min(side, new_h)
+    right, bottom = min((left + width) * w / new_w, w), min((top + height) * h / new_h, h)
+    box = (left * w / new_w, top * h / new_h, right, bottom)
+    part = in_mode(image, pre.channels).resize((width, height), KERNELS[pre.kernel], box)
+    pixels = np.array(pad_to(part, (side, side), pre)).reshape(side, side, pre.channels)
     columns, rows = np.full(side, -1.0), np.full(side, -1.0)
-    width, height = window.visible
-    columns[:width] = (np.arange(width) + window.left + 0.5) * w / new_w
-    rows[:height] = (np.arange(height) + window.top + 0.5) * h / new_h
-    return nearest(values, rows, columns, outside)
+    columns[:width] = (np.arange(width) + left + 0.5) * w / new_w
+    rows[:height] = (np.arange(height) + top + 0.5) * h / new_h
+    return pixels, nearest(values, rows, columns, outside)
 
 
 def nearest(

@@ -4,11 +4,11 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from fullstride.io.writing import looks_like_path
-from fullstride.nets.families import genet, resnet, resnet_rs, tresnet, video
+from fullstride.nets.families import genet, resnet_rs, tresnet, video
 from fullstride.nets.spec import NetSpec
 from fullstride.tables import pretrained_networks
 
-SPECS = {**tresnet.SPECS, **resnet_rs.SPECS, **genet.SPECS, **resnet.SPECS, **video.SPECS}
+SPECS = {**tresnet.SPECS, **resnet_rs.SPECS, **genet.SPECS, **resnet_rs.BASELINES, **video.SPECS}
 
 
 def find(name: str) -> NetSpec:

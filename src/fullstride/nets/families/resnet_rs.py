@@ -6,7 +6,17 @@ Source of the numbers: the TPU code, tensorflow/tpu@7dc921f, whose weights were 
 
 from dataclasses import replace
 
-from fullstride.nets.blocks import SE, Bottleneck, DeepConvStem, Style, init_resnet_rs
+from fullstride.nets.blocks import (
+    SE,
+    Basic,
+    Block,
+    Bottleneck,
+    DeepConvStem,
+    DeepStem,
+    PoolStem,
+    Style,
+    init_resnet_rs,
+)
 from fullstride.nets.spec import NetSpec, Stage, doubled
 
 PAPER = "arXiv:2103.07579 Table 7 and tensorflow/tpu@7dc921f"
@@ -55,3 +65,33 @@ SCALED_LAYERS = (26, 50, 101, 152, 200, 270, 300, 350, 400, 420)
 def of_layers(layers: int) -> NetSpec:
     """The ResNet-RS with `layers` layers, one of `SCALED_LAYERS`."""
     return resnet_rs(STUDY, 160, 2, 2, 2, 2) if layers == 26 else SPECS[f"resnet_rs_{layers}"]
+
+
+# ResNet (arXiv:1512.03385) and ResNet-50-D (arXiv:1812.01187), the baselines of the three papers.
+# The stride of a bottleneck is on its 3 x 3 convolution, as there and in torchvision.
+
+
+def resnet(block: type[Block], *depths: int) -> NetSpec:
+    expansion = 4 if block is Bottleneck else 1
+    first = Stage(block=block, depth=1, width=64 * expansion, ratio=1 / expansion)
+    return NetSpec(
+        source="arXiv:1512.03385 Table 1",
+        stem=PoolStem,
+        stem_width=64,
+        stages=doubled(first, *depths),
+    )
+
+
+BASELINES = {
+    "resnet18": resnet(Basic, 2, 2, 2, 2),
+    "resnet34": resnet(Basic, 3, 4, 6, 3),
+    "resnet50": resnet(Bottleneck, 3, 4, 6, 3),
+    "resnet101": resnet(Bottleneck, 3, 4, 23, 3),
+    "resnet152": resnet(Bottleneck, 3, 8, 36, 3),
+    "resnet50d": replace(
+        resnet(Bottleneck, 3, 4, 6, 3),
+        source="arXiv:1812.01187 section 4",
+        stem=DeepStem,
+        style=Style(average_shortcut=True),
+    ),
+}

@@ -9,11 +9,11 @@ official/vision (resnet_3d and resnet_3d_rs), with the recipe k400_resnet3drs_50
 from dataclasses import replace
 
 from fullstride.nets.blocks import SE, DeepStem, PoolStem, Stem, Style, init_resnet_rs
-from fullstride.nets.families import resnet, resnet_rs
-from fullstride.nets.spec import NetSpec, Stage
+from fullstride.nets.families import resnet_rs
+from fullstride.nets.spec import NetSpec
 
 CODE = "arXiv:2103.07579 Table 6 and tensorflow/models, official/vision resnet_3d"
-TIME_KERNELS = (1, 1, 3, 3)  # of the stages
+TIME_KERNELS = (1, 1, 3, 3)  # frames of the first convolution of each block, by stage
 STYLE = Style(time_kernel=5, time_stride=2)
 FRAMES, RESOLUTION, CLASSES = 32, 224, 400  # of Kinetics-400
 
@@ -25,7 +25,6 @@ def video(
     stem: type[Stem] = PoolStem,
     se_ratio: float = 0.0,
     style: Style = STYLE,
-    time_kernels: tuple[int, ...] = TIME_KERNELS,
 ) -> NetSpec:
     """The network of clips with the depths and widths of `base`, a network of images.
 
@@ -38,12 +37,11 @@ def video(
         style: Frames of the stem's first convolution and its stride in time. `self_gate` is the
             code's default for ResNet-RS; the paper does not mention it. Table 6 names ResNet-D,
             but the code has only its stem, and no `average_shortcut`.
-        time_kernels: Frames of the first convolution of each block, by stage.
     """
     se = SE(at="out", ratio=se_ratio) if se_ratio else None
     stages = tuple(
         replace(stage, time_kernel=time_kernel, se=se)
-        for stage, time_kernel in zip(base.stages, time_kernels, strict=True)
+        for stage, time_kernel in zip(base.stages, TIME_KERNELS, strict=True)
     )
     return replace(
         base,
@@ -63,18 +61,9 @@ def video_rs(base: NetSpec) -> NetSpec:
     return video(base, stem=DeepStem, se_ratio=1 / 4, style=replace(STYLE, self_gate=True))
 
 
-def without_time(spec: NetSpec) -> NetSpec:
-    """The network for the same clips with kernels of one frame each.
-
-    It sees the frames as a set: their order matters only for the strides.
-    """
-    stages: tuple[Stage, ...] = tuple(replace(stage, time_kernel=1) for stage in spec.stages)
-    return replace(spec, stages=stages, style=replace(spec.style, time_kernel=1))
-
-
 SPECS = {
-    "resnet3d_50": video(resnet.SPECS["resnet50"]),
-    "resnet3d_se_50": video(resnet.SPECS["resnet50"], se_ratio=1 / 4),
+    "resnet3d_50": video(resnet_rs.BASELINES["resnet50"]),
+    "resnet3d_se_50": video(resnet_rs.BASELINES["resnet50"], se_ratio=1 / 4),
     **{
         f"resnet3d_rs_{layers}": video_rs(resnet_rs.of_layers(layers))
         for layers in (50, 101, 152, 200, 270, 300, 350)

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fullstride.nets.fused import pointwise_ops, spatial_ops
+from fullstride.nets.fused import ops
 
 # An input is recomputed from its output if no |bias / gain| is above MAX_OFFSET: in bf16 within
 # 2^-6 of its standard deviation. Below MIN_INVERTIBLE_GAIN, float16 runs out of digits.
@@ -63,9 +63,7 @@ def bn_add_relu(
         norms.append(shortcut[1])
         other += [shortcut[1].weight, shortcut[1].bias]
     eps, gain, bias = [each.eps for each in norms], norm.weight, norm.bias
-    y, stats, *_ = pointwise_ops.bn_add_act(
-        x, gain, bias, list(se), other, mask, slope, eps, saved, group
-    )
+    y, stats, *_ = ops.bn_add_act(x, gain, bias, list(se), other, mask, slope, eps, saved, group)
     for each, its_stats in zip(norms, stats, strict=True):
         update(each, its_stats, x, group)
     return y
@@ -101,14 +99,14 @@ def bn_act_conv(
     assert isinstance(conv.padding, tuple)
     geometry = [*conv.stride, *conv.padding, conv.groups]
     gain, bias = norm.weight, norm.bias
-    y, stats = spatial_ops.bn_act_conv(x, gain, bias, weight, geometry, slope, norm.eps, group)
+    y, stats = ops.bn_act_conv(x, gain, bias, weight, geometry, slope, norm.eps, group)
     update(norm, stats[0], x, group)
     return y
 
 
 def pool_conv(x: Tensor, conv: nn.Conv2d) -> Tensor:
     """conv(average_pool(x)) for a 1 x 1 convolution and `layers.average_pool`: saves x alone."""
-    return spatial_ops.pool_conv(x, conv.weight.to(x.dtype))
+    return ops.pool_conv(x, conv.weight.to(x.dtype))
 
 
 def bn_act_se(
@@ -124,7 +122,7 @@ def bn_act_se(
         )
     check(x, norm, group)
     gain, bias = norm.weight, norm.bias
-    y, stats, *_ = pointwise_ops.bn_act_se(x, gain, bias, list(se), slope, norm.eps, group)
+    y, stats, *_ = ops.bn_act_se(x, gain, bias, list(se), slope, norm.eps, group)
     update(norm, stats, x, group)
     return y
 
@@ -135,7 +133,7 @@ def bn_act_blur(
     """blur(act(norm(x))) as by `BlurPool`, and its means over the pixels (N, C). Saves x alone."""
     check(x, norm, group)
     gain, bias = norm.weight, norm.bias
-    y, means, stats = spatial_ops.bn_act_blur(x, gain, bias, slope, norm.eps, group)
+    y, means, stats = ops.bn_act_blur(x, gain, bias, slope, norm.eps, group)
     update(norm, stats, x, group)
     return y, means
 

@@ -1,7 +1,7 @@
 """Defines the passes over the maps between two convolutions, in PyTorch.
 
 The Triton kernels have the same names and arguments. A pass reads or writes whole maps;
-`pointwise_ops` does the arithmetic on (N, C) numbers between two passes.
+`ops` does the arithmetic on (N, C) numbers between two passes.
 
 Maps are (N, C, H, W) of any floating type and memory format, and so are results. Numbers per image
 and channel are (N, C), or (1, C) where all images share them, in float32, or in float64 for maps of
