@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import huggingface_hub
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from fullstride.nets.weights import repositories
+from fullstride.nets.weights import hub
 
 
 def refusal(kind: type[Exception], status: int, message: str = "") -> Exception:
@@ -33,7 +33,7 @@ class LocalHub:
             monkeypatch.setattr(huggingface_hub, name, getattr(self, name))
         monkeypatch.setattr(huggingface_hub, "HfApi", lambda: self)
         monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
-        monkeypatch.setattr(repositories, "is_offline", lambda: False)
+        monkeypatch.setattr(hub, "is_offline", lambda: False)
 
     def files(self, repository: str) -> list[Path]:
         return sorted(each for each in (self.root / repository).rglob("*") if each.is_file())

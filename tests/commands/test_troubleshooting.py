@@ -16,7 +16,7 @@ import fullstride
 from fullstride import cli
 from fullstride.data.readers import videos
 from fullstride.io import locks
-from fullstride.nets.weights import repositories
+from fullstride.nets.weights import hub
 from fullstride.train import loop
 from fullstride.train.recipes.choice import RunOptions
 
@@ -81,7 +81,7 @@ def zoo_fails(patch: pytest.MonkeyPatch) -> None:
 
 
 def offline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(repositories, "is_offline", lambda: True)
+    patch.setattr(hub, "is_offline", lambda: True)
     patch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
 
 

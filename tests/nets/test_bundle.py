@@ -15,7 +15,7 @@ from fullstride import cli
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, build
 from fullstride.nets.preprocessing import LoadOptions, Preprocessing
-from fullstride.nets.weights import convert, hub, repositories
+from fullstride.nets.weights import convert, hub
 
 
 @pytest.fixture
@@ -317,7 +317,7 @@ def test_released_weights_are_asked_of_the_hub_and_their_absence_is_said_plainly
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
-    monkeypatch.setattr(repositories, "is_offline", lambda: False)
+    monkeypatch.setattr(hub, "is_offline", lambda: False)
     said = r"^huggingface.co/timm/tresnet_m.miil_in1k_448 cannot be reached \(no network\)"
     with pytest.raises(ValueError, match=said):
         zoo.load("tresnet_m.miil_in1k_448")
@@ -347,7 +347,7 @@ def test_weights_from_the_hub_become_ours_with_classes_and_preprocessing(monkeyp
     monkeypatch.setattr(
         huggingface_hub, "hf_hub_download", lambda *_: str(tmp_path / "model.safetensors")
     )
-    monkeypatch.setattr(repositories, "is_offline", lambda: False)
+    monkeypatch.setattr(hub, "is_offline", lambda: False)
     x = torch.rand(1, 3, 64, 64)
     for name in ("genet_light", "timm/gernet_s"):
         bundle = zoo.load(name)

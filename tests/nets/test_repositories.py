@@ -19,7 +19,7 @@ from fullstride import cli, tasks
 from fullstride.autofit.candidates import Pictures, list_candidates
 from fullstride.nets import zoo
 from fullstride.nets.bundle import METADATA, WEIGHTS
-from fullstride.nets.weights import repositories
+from fullstride.nets.weights import hub as repositories
 
 PLACE = "huggingface.co/ann/digits"
 

@@ -267,7 +267,7 @@ class PushFlags:
     def check(self, out: Path | None, settings: ShipSettings) -> None:
         """Raise ValueError for wrong flags before slow work begins."""
         from fullstride.nets.bundle import FILE_LIMITS
-        from fullstride.nets.weights.repositories import check_destination
+        from fullstride.nets.weights.hub import check_destination
 
         if self.push:
             check_destination(self.push, self.public, FILE_LIMITS)

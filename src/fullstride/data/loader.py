@@ -9,6 +9,7 @@ import signal
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -359,7 +360,7 @@ class Batches:
             self._loader = DataLoader(
                 _Views(images, view, options),
                 batch_sampler=self._sampler,  # pyright: ignore[reportArgumentType]  # any iterable
-                collate_fn=_Collate(collate),
+                collate_fn=partial(_collated, collate=collate),
                 num_workers=workers,
                 persistent_workers=workers > 0,
                 pin_memory=self.device.type == "cuda",
@@ -450,21 +451,18 @@ class _Views(Dataset[_Item]):
         return self.view(image, self.images.targets[index], rng, epoch)
 
 
-@dataclass(frozen=True)
-class _Collate:
+def _collated(
+    items: list[_Item], collate: Callable[[list[Any]], Any]
+) -> tuple[Tensor, Any, Tensor, dict[str, str]]:
     """Items -> pixels (N, ...), targets, indices, and the reasons of unreadable images."""
-
-    collate: Callable[[list[Any]], Any]
-
-    def __call__(self, items: list[_Item]) -> tuple[Tensor, Any, Tensor, dict[str, str]]:
-        readable = [item for item in items if item.pixels is not None]
-        pixels = [item.pixels for item in readable if item.pixels is not None]
-        return (
-            torch.from_numpy(np.stack(pixels) if pixels else np.empty(0, np.uint8)),
-            self.collate([item.target for item in readable]),
-            torch.tensor([item.drawn for item in readable], dtype=torch.long),
-            {name: reason for item in items for name, reason in item.skipped.items()},
-        )
+    readable = [item for item in items if item.pixels is not None]
+    pixels = [item.pixels for item in readable if item.pixels is not None]
+    return (
+        torch.from_numpy(np.stack(pixels) if pixels else np.empty(0, np.uint8)),
+        collate([item.target for item in readable]),
+        torch.tensor([item.drawn for item in readable], dtype=torch.long),
+        {name: reason for item in items for name, reason in item.skipped.items()},
+    )
 
 
 def exit_on_interrupt(worker: int) -> None:

@@ -35,7 +35,15 @@ from fullstride.data.readers.csv_table import (
     table_text,
 )
 from fullstride.data.readers.decode import SUFFIXES
-from fullstride.data.readers.folder import VIDEOS, subfolders
+from fullstride.data.readers.folder import (
+    PICTURES,
+    VIDEOS,
+    PairedListing,
+    PairKind,
+    holds_pairs,
+    read_pairs,
+    subfolders,
+)
 from fullstride.data.readers.listing import SPLITS, Listing, Objects, join_copies, near_names
 from fullstride.data.readers.masks import (
     DEPTHS,
@@ -53,13 +61,6 @@ from fullstride.data.readers.masks import (
     is_in_colours,
     read_masks,
     read_png,
-)
-from fullstride.data.readers.pairs import (
-    PICTURES,
-    PairedListing,
-    PairKind,
-    holds_pairs,
-    read_pairs,
 )
 from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule
 from fullstride.data.readers.videos import MiddleFrame, check_decoder

@@ -239,19 +239,13 @@ T = TypeVar("T")
 BAR_AFTER_S = 2.0  # a user waits this long without asking why
 
 
-def counted(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """The items, counted on a bar from two seconds on, on a terminal only.
-
-    Args:
-        items: The items.
-        what: The name of the items, such as "masks".
-        total: The number of items; None: `len(items)`, where it exists.
-    """
+def counted(items: Iterable[T], what: str) -> Iterator[T]:
+    """The items, called `what`, counted on a bar from two seconds on, on a terminal only."""
     if not sys.stdout.isatty() or os.environ.get("RANK", "0") != "0":
         yield from items
         return
     begin, step = time.monotonic(), 256
-    total = len(items) if total is None and isinstance(items, Sized) else total
+    total = len(items) if isinstance(items, Sized) else None
     with Bar() as bar:
         task = None
         for number, item in enumerate(items):

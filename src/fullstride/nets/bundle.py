@@ -23,8 +23,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
 from fullstride.nets.weights.convert import fit, inflated
 from fullstride.nets.weights.key_maps import no_init
-from fullstride.nets.weights.limits import UNPACKED_LIMIT
-from fullstride.nets.weights.reader import read_flat
+from fullstride.nets.weights.reader import UNPACKED_LIMIT, read_flat
 
 FORMAT = 1
 HINT = "give the folder of a bundle or of a run"

@@ -28,7 +28,7 @@ from fullstride.nets.timm_wrapper import (
     timm_names,
     timm_spec,
 )
-from fullstride.nets.weights import hub, repositories
+from fullstride.nets.weights import hub
 from fullstride.nets.weights.convert import convert, fit
 from fullstride.nets.weights.reader import read_flat
 from fullstride.tables import is_repository
@@ -72,7 +72,7 @@ def names_weights(name: str) -> bool:
 def local_path(name_or_path: str | Path) -> Path:
     """The local path that `load` opens; for `hf:USER/NAME` a folder in the hub's cache."""
     name = str(name_or_path)
-    return repositories.fetch(name, FILE_LIMITS) if is_repository(name) else Path(name)
+    return hub.fetch(name, FILE_LIMITS) if is_repository(name) else Path(name)
 
 
 def find_spec(name_or_path: str) -> NetSpec | TimmSpec:
@@ -213,7 +213,7 @@ def load_released(name: str) -> Bundle:
     """
     model = hub.timm_name(name)
     config = hub.hub_config(model)
-    state = read_flat(repositories.fetch_weights(str(config.hf_hub_id)))
+    state = read_flat(hub.fetch_weights(str(config.hf_hub_id)))
     if not name.startswith("timm/"):
         match, state = convert(state, name.partition(".")[0])
         pre = hub.authors_preprocessing(model, config)

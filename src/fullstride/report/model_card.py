@@ -10,7 +10,7 @@ from fullstride.io.console import printable
 from fullstride.measure.protocols import Measurement
 from fullstride.nets.bundle import FILE_LIMITS, Bundle
 from fullstride.nets.efficiency import short_precision
-from fullstride.nets.weights.repositories import CARD, EXPORTED, commit
+from fullstride.nets.weights.hub import CARD, EXPORTED, commit
 from fullstride.report.console_tables import score_interval, three_digits
 from fullstride.tables import PERMISSIVE, REPOSITORY
 from fullstride.tasks import common_metric, find_task

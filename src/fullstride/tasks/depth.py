@@ -47,11 +47,10 @@ def fit_priors(images: Images, max_depth: float = 0.0) -> Priors:
     Depths above `max_depth`, if that is not 0, and unreadable maps are left out. A row without
     depths gets the overall median. Raises ValueError if there is no depth at all.
     """
-    number = min(len(images), MAPS)
     samples = []
-    for index in range(number):
+    for target in images.spaced(MAPS).targets:
         try:
-            metres = images.targets[index * len(images) // number].read()
+            metres = target.read()
         except UnreadableImage:
             continue
         rows, columns = (

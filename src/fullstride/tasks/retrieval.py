@@ -17,7 +17,7 @@ from fullstride.data.readers.listing import fraction
 from fullstride.data.readers.splits import TEST_SHARE
 from fullstride.io.records import Count
 from fullstride.nets.backbone import Backbone, EmbeddingHead, Masks
-from fullstride.tasks.losses import TRIPLET_FORMS, TripletForm, cross_entropy
+from fullstride.tasks.losses import TRIPLET_FORMS, TripletForm, WithEmbedding, cross_entropy
 from fullstride.tasks.task import Metric, Score, Task, bootstrap, full_precision
 
 
@@ -34,15 +34,11 @@ class RetrievalHead(EmbeddingHead):
         return F.normalize(embedding_nd, dim=1) if self.normalise else embedding_nd
 
 
-class WithProjection(nn.Module):
+class WithProjection(WithEmbedding):
     """Logits, and embeddings before they are normalised: (N, C, H, W) -> (N, K), (N, D)."""
 
-    def __init__(self, net: Backbone):
-        super().__init__()
-        self.net = net
-
     def forward(self, x: Tensor, masks: Masks | None = None) -> tuple[Tensor, Tensor]:
-        logits, embedding = self.net.logits_and_embedding(x, masks)
+        logits, embedding = super().forward(x, masks)
         return logits, cast(RetrievalHead, self.net.task_head).project(embedding)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from fullstride.data.readers.decode import MAX_MEGAPIXELS, OversizedImage, UnreadableImage
-from fullstride.data.readers.folder import FileKind
+from fullstride.data.readers.folder import FileKind, PairedListing, PairKind, read_pairs
 from fullstride.data.readers.listing import (
     Below,
     FileSizes,
@@ -23,7 +23,6 @@ from fullstride.data.readers.listing import (
     read_names,
     read_text,
 )
-from fullstride.data.readers.pairs import PairedListing, PairKind, read_pairs
 from fullstride.io.writing import check_regular, open_regular
 
 IGNORED = 255  # the class of a pixel that is neither trained on nor scored

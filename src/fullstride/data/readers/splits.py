@@ -316,12 +316,10 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     splits = Splits(_ordered(train, _samples(units)), val or [], test or [])
     if rule.group:
         notes += _forced_out(listing.classes, splits, derived)
-    if rule.val == 0:
-        train = _ordered(listing.samples, [*splits.train, *splits.val])
-        splits = Splits(train, [], splits.test)
-    if rule.test == 0:
-        train = _ordered(listing.samples, [*splits.train, *splits.test])
-        splits = Splits(train, splits.val, [])
+    for name, share in (("val", rule.val), ("test", rule.test)):
+        if share == 0:
+            train = _ordered(listing.samples, [*splits.train, *getattr(splits, name)])
+            splits = splits._replace(train=train, **{name: []})
     if not rule.keep_duplicates:
         names = {key: tuple(sample.name for sample in same) for key, same in copies}
         rule = replace(rule, copies=names)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from fullstride.data.readers.decode import SUFFIXES, image_size
-from fullstride.data.readers.folder import FileKind
+from fullstride.data.readers.folder import FileKind, PairKind, read_pairs
 from fullstride.data.readers.listing import (
     Below,
     Box,
@@ -23,7 +23,6 @@ from fullstride.data.readers.listing import (
     read_names,
     sorted_classes,
 )
-from fullstride.data.readers.pairs import PairKind, read_pairs
 from fullstride.io.console import counted
 from fullstride.io.writing import read_regular
 

@@ -13,7 +13,14 @@ from typing import Any
 import yaml
 
 from fullstride.data.readers.decode import UnreadableImage, image_size
-from fullstride.data.readers.folder import FileKind
+from fullstride.data.readers.folder import (
+    FileKind,
+    PairFolders,
+    PairKind,
+    holds_pairs,
+    pair_files,
+    split_folders,
+)
 from fullstride.data.readers.listing import (
     Box,
     BoxCheck,
@@ -23,13 +30,6 @@ from fullstride.data.readers.listing import (
     check_class_count,
     check_once,
     read_text,
-)
-from fullstride.data.readers.pairs import (
-    PairFolders,
-    PairKind,
-    holds_pairs,
-    pair_files,
-    split_folders,
 )
 from fullstride.io.console import counted
 from fullstride.io.writing import read_regular

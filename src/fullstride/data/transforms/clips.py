@@ -34,7 +34,20 @@ Starts = Literal["inclusive", "slowfast"]  # see `clip_starts`
 
 
 @dataclass(frozen=True)
-class ClipTrainView:
+class OfClips:
+    """The network's preprocessing, which must be of clips."""
+
+    pre: Preprocessing
+
+    decodes_files: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.pre.frames:
+            raise ValueError("clips of 0 frames: the network takes pictures; give one of clips")
+
+
+@dataclass(frozen=True)
+class ClipTrainView(OfClips):
     """A clip from a random frame on, with the same crop and augmentation in all frames.
 
     Every possible first frame is equally likely. Without `short_side` the crop is drawn as for
@@ -43,14 +56,11 @@ class ClipTrainView:
     videos). Operations of the augmentation are drawn once for a clip.
     """
 
-    pre: Preprocessing
     augmentation: Augmentation = Augmentation()
     short_side: tuple[int, int] | None = None  # least and largest; None: random resized crop
 
-    decodes_files: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
-        _check_frames(self.pre)
+        super().__post_init__()
         if self.short_side:
             least, most = self.short_side
             if not self.pre.resolution <= least <= most:
@@ -81,15 +91,8 @@ class ClipTrainView:
 
 
 @dataclass(frozen=True)
-class ClipTestView:
+class ClipTestView(OfClips):
     """The clip in the middle of the video, with each frame through `test_view`."""
-
-    pre: Preprocessing
-
-    decodes_files: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _check_frames(self.pre)
 
     def __call__(
         self, image: ClipSource, target: Any, rng: np.random.Generator, epoch: int = 0
@@ -101,7 +104,7 @@ class ClipTestView:
 
 
 @dataclass(frozen=True)
-class ViewsOfVideo:
+class ViewsOfVideo(OfClips):
     """Clips all over a video, each with crops all over its frames: uint8 (V, T, H, W, C).
 
     V counts the crops of the first clip, then the crops of the second clip. Three crops are at the
@@ -109,15 +112,12 @@ class ViewsOfVideo:
     that is taller than wide, with the shorter side resized as in `test_view`.
     """
 
-    pre: Preprocessing
     clips: int = 10
     crops: Literal[1, 3] = 3
     starts: Starts = "inclusive"
 
-    decodes_files: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
-        _check_frames(self.pre)
+        super().__post_init__()
         if self.clips < 1 or self.crops not in (1, 3) or self.starts not in get_args(Starts):
             raise ValueError(
                 f"{self.clips} clips, {self.crops} crops and starts {self.starts!r}: use 1 clip or "
@@ -202,8 +202,3 @@ def _pixels(
             pixels = np.empty((clips, len(views), frames, *views.shape[1:]), np.uint8)
         pixels.swapaxes(1, 2)[numbers == number] = views
     return pixels
-
-
-def _check_frames(pre: Preprocessing) -> None:
-    if not pre.frames:
-        raise ValueError("clips of 0 frames: the network takes pictures; give one of clips")

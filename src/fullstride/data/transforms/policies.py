@@ -42,10 +42,6 @@ Rule = Callable[[float, np.random.Generator], tuple[Any, ...]]  # level -> value
 # ---- rules from levels to values
 
 
-def _nothing(level: float, rng: np.random.Generator) -> tuple[Any, ...]:
-    return ()
-
-
 def _value(of_level: Callable[[float], float]) -> Rule:
     return lambda level, rng: (of_level(level),)
 
@@ -80,7 +76,7 @@ def _interpolated(rule: Rule) -> Rule:
 _factor = _value(lambda level: 0.1 + 1.8 * level / 10)
 # In TensorFlow's order. Translation at level 10 is TensorFlow's 100 pixels of 224, as a share.
 RULES: dict[Operation, Rule] = {
-    **dict.fromkeys((op.auto_contrast, op.equalize, op.invert), _nothing),
+    **dict.fromkeys((op.auto_contrast, op.equalize, op.invert), lambda level, rng: ()),
     op.rotate: _signed(30),
     # 4 bits at level 10, more above; at least 1, where TensorFlow's rule gives 0
     op.posterize: _value(lambda level: min(8, max(1, int(4 * level / 10)))),
