@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import bundles
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +14,6 @@ from torch import nn
 from fullstride import tasks
 from fullstride.data.dataset import open_data
 from fullstride.data.transforms.crop import Augmentation
-from fullstride.data.transforms.policies import Policy
 from fullstride.deploy.formats import onnx, onnx_int8, openvino, torch_export, triton_server
 from fullstride.measure import bench as batch_sizes
 from fullstride.measure import bench_by_name
@@ -193,12 +191,10 @@ def test_figures_are_not_written_over_a_file(tmp_path):
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_a_block_and_a_policy_of_ones_own_must_say_what_they_are():
+def test_a_block_of_ones_own_must_say_what_it_is():
     style = dict(inner=4, kernel=3, stride=1, groups=1, se=None, style=Style())
     with pytest.raises(NotImplementedError):
         Block(4, 4, **style)
-    with pytest.raises(NotImplementedError):
-        Policy().draw(np.random.default_rng(0))
 
 
 def test_a_path_that_is_missing_is_not_a_network():

@@ -207,13 +207,8 @@ def open_data(
     A dataset of Hugging Face is a folder written by `save_to_disk`, or one of parquet files. If
     several columns fit, FOLDER?label=NAME&image=NAME selects them. Needs the extra `hf`.
 
-    Args:
-        where: The data set.
-        rule: How missing splits are taken.
-        unseen_classes: Whether val/ and test/, or such rows of a table, may have classes that the
-            training images lack. These are the last classes.
-
-    Raises ValueError in one line.
+    With `unseen_classes`, val/ and test/, or such rows of a table, may have classes that the
+    training images lack; these are the last classes. Raises ValueError in one line.
 
     Examples:
         >>> import fullstride

@@ -328,12 +328,8 @@ class Batches:
     an image that occurs twice in an epoch looks the same twice, but not with `balance` or
     `repeats`.
 
-    Args:
-        images: The images.
-        view: The transform of each.
-        options: How batches are drawn.
-        collate: Combines the targets of N samples into `Batch.targets`.
-        to_x: Converts uint8 (N, H, W, C), or clips (N, T, H, W, C), on the device to `Batch.x`.
+    `collate` combines the targets of N samples into `Batch.targets`. `to_x` converts uint8
+    (N, H, W, C), or clips (N, T, H, W, C), on the device to `Batch.x`.
     """
 
     def __init__(

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from PIL import Image
 
@@ -22,16 +21,11 @@ from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.folder import count_unused, find_files, find_folder, first_reason
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset
 from fullstride.data.readers.idx import IdxReader, idx_files
-from fullstride.data.readers.listing import SPLITS, Below, read_text
+from fullstride.data.readers.listing import SPLITS, Below, Sample, read_text
 from fullstride.data.readers.shards import holds_shards, list_shards
 
 LISTS = (".txt", *TABLES)
-
-
-class Entry(NamedTuple):
-    name: str
-    label: str = ""  # the name of the class, where the data have one
-    size: int = -1  # bytes; -1 where it is not known
+UNKNOWN = -1  # bytes of an image
 
 
 @dataclass(frozen=True)
@@ -51,10 +45,9 @@ class Unlabelled:
 def open_unlabelled(where: str) -> Unlabelled:
     """The images at `where`, of all splits, with or without labels.
 
-    Args:
-        where: A folder with images at any depth; a text file with a path in each line; a .csv or
-            .tsv file with the column path and perhaps label; a folder or a pattern of tar shards;
-            a folder of IDX files; a dataset of Hugging Face; an image; "digits".
+    `where` is a folder with images at any depth; a text file with a path in each line; a .csv or
+    .tsv file with the column path and perhaps label; a folder or a pattern of tar shards; a folder
+    of IDX files; a dataset of Hugging Face; an image; or "digits".
 
     Paths in a list are relative to its folder. The class names of a folder are its subfolders, or
     the subfolders of train/, val/ and test/ in it, if all images are in one. An unreadable image is
@@ -81,12 +74,13 @@ def of_files(paths: Sequence[Path], ignored: Mapping[str, int] | None = None) ->
     """The images in these files, named by their absolute paths."""
     names = dict.fromkeys(path.absolute().as_posix() for path in paths)
     where = next(iter(names)) if len(names) == 1 else ""
-    return _unlabelled(where, map(Entry, names), Below(Path("/")), ignored=ignored)
+    entries = [Sample(name, "", UNKNOWN) for name in names]
+    return _unlabelled(where, entries, Below(Path("/")), ignored=ignored)
 
 
 def _of_folder(root: Path) -> Unlabelled:
-    files = [Entry(name, _folder_class(name), size) for name, size in find_files(root)]
-    ignored = count_unused(root, {entry.name for entry in files})
+    files = [Sample(name, _folder_class(name), size) for name, size in find_files(root)]
+    ignored = count_unused(root, {file.name for file in files})
     if not files:
         raise ValueError(
             f"no images below {str(root)!r}{first_reason(ignored)}: give a folder of "
@@ -106,19 +100,21 @@ def _folder_class(name: str) -> str:
 def _of_shards(folder: Path, pattern: str) -> Unlabelled:
     members, reader = list_shards(folder, pattern)
     entries = (
-        Entry(each.name, label if isinstance(label := each.label, str) else ";".join(label))
+        Sample(
+            each.name, label if isinstance(label := each.label, str) else ";".join(label), UNKNOWN
+        )
         for each in members
     )
     return _unlabelled(str(folder / pattern), entries, reader)
 
 
 def _of_idx(folder: Path, reader: IdxReader) -> Unlabelled:
-    names = [
-        f"{split}/{number:05}"
+    entries = [
+        Sample(f"{split}/{number:05}", "", UNKNOWN)
         for split in sorted(reader.files, reverse=True)  # train, test
         for number in range(len(reader.of_split(split)))
     ]
-    return _unlabelled(str(folder), map(Entry, names), read=reader.picture)
+    return _unlabelled(str(folder), entries, read=reader.picture)
 
 
 def _of_data(where: str) -> Unlabelled:
@@ -130,7 +126,7 @@ def _of_data(where: str) -> Unlabelled:
         data = open_data(where, SplitRule(val=0, test=0, keep_duplicates=True))
         parts = (data.train,)
     entries = (
-        Entry(name, data.classes[target])
+        Sample(name, data.classes[target], UNKNOWN)
         for part in parts
         for name, target in zip(part.names, part.targets, strict=True)
     )
@@ -146,7 +142,7 @@ def _of_list(path: Path) -> Unlabelled:
         rows = [(line.strip(), "") for line in read_text(path).splitlines() if line.strip()]
     if not rows:
         raise ValueError(f"{str(path)!r} lists no images: give a path in each line")
-    entries = [Entry(name, label) for name, label in dict(rows).items()]
+    entries = [Sample(name, label, UNKNOWN) for name, label in dict(rows).items()]
     return _unlabelled(str(path.resolve()), entries, Below(path.resolve().parent))
 
 
@@ -165,7 +161,7 @@ def _table_rows(table: Path) -> list[tuple[str, str]]:
 
 def _unlabelled(
     where: str,
-    entries: Iterable[Entry],
+    entries: Iterable[Sample],  # targets are names of classes; "": unknown
     file: Callable[[str], Path | bytes] | None = None,
     read: Callable[[str], Image.Image] | None = None,
     ignored: Mapping[str, int] | None = None,

@@ -149,7 +149,8 @@ def network_cost(
     GPU, with plain modules, with fused modules, and in `form` if that is compiled. Nothing is
     computed. Raises ValueError for an unknown name or an impossible resolution.
     """
-    network = zoo.find_network(network) if isinstance(network, str) else network
+    if isinstance(network, str):
+        network = zoo.NamedNetwork(network, zoo.find_spec(network))
     name, spec = network.name, network.spec
     side = spec.resolution if resolution is None else resolution
     if side < 1:

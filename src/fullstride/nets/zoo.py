@@ -97,11 +97,6 @@ class NamedNetwork:
         return net
 
 
-def find_network(name_or_path: str) -> NamedNetwork:
-    """The network of `find_spec`; `fullstride.tasks.find_network` knows the heads of tasks."""
-    return NamedNetwork(name_or_path, find_spec(name_or_path))
-
-
 def create(
     name: str,
     *,
@@ -191,19 +186,12 @@ def load(
             )
         return with_options(Bundle.load(bundle if bundle.is_dir() else path, head), options)
     if is_repository(name := str(name_or_path)):
-        return with_options(load_repository(name, head), options)
+        folder = local_path(name)
+        try:
+            return with_options(Bundle.load(folder, head), options)
+        except ValueError as error:  # which has the name instead of the folder
+            raise ValueError(str(error).replace(str(folder), name)) from None
     return with_options(load_released(name), options)
-
-
-def load_repository(
-    name: str, head: Callable[[Metadata, Backbone], nn.Module | None] = no_head
-) -> Bundle:
-    """The bundle `hf:USER/NAME`. Raises ValueError, in one line with this name."""
-    folder = local_path(name)
-    try:
-        return Bundle.load(folder, head)
-    except ValueError as error:
-        raise ValueError(str(error).replace(str(folder), name)) from None
 
 
 def load_released(name: str) -> Bundle:

@@ -54,12 +54,9 @@ class Pyramid(nn.Module):
     P6 is a 3 x 3 convolution of stride 2 on P5, and P7 the same on the ReLU of P6. Their sizes are
     rounded up. Source: arXiv:1612.03144; P6 and P7 as in FCOS (arXiv:1904.01355).
 
-    Args:
-        channels: The channels of the network's maps.
-        strides: The strides of the network's maps; 8, 16 and 32 are used.
-        width: Channels of each level.
-        norm: Builds the layer after the convolutions of a level from its channels, such as
-            `nn.BatchNorm2d`; P6 and P7 take their input before this layer. None: no layer.
+    `channels` and `strides` are of the network's maps; 8, 16 and 32 are used. `norm` builds the
+    layer after the convolutions of a level from its channels, such as `nn.BatchNorm2d`; P6 and P7
+    take their input before this layer. None: no layer.
     """
 
     strides = (*FROM_NETWORK, 64, 128)
@@ -117,13 +114,9 @@ class PixelHead(nn.Module):
     Source: the segmentation of arXiv:2006.06882, which arXiv:2103.07579 uses; numbers that the
     papers do not state are from the code of arXiv:2006.06882.
 
-    Args:
-        channels: The channels of the network's maps.
-        strides: The strides of the network's maps; 8, 16 and 32 are needed.
-        outputs: Values of a pixel.
-        width: Channels of the pyramid and of the convolutions.
-        finish: The last function in evaluation.
-        start: The initial outputs in training are near it.
+    `channels` and `strides` are of the network's maps, `outputs` the values of a pixel, and `width`
+    the channels of the pyramid and of the convolutions. The initial outputs in training are near
+    `start`.
     """
 
     def __init__(

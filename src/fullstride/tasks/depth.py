@@ -94,10 +94,9 @@ class DepthScore(Score):
 
     `delta1_constant` and `delta1_rows` are the scores of predicting the training priors.
 
-    Args:
-        constant: The prior of all pixels in metres; 0: no priors.
-        rows: The priors of rows in metres, from the top of the picture to the bottom.
-        max_depth: Larger true depths, in metres, are not valid; 0: no limit.
+    All arguments are in metres. `constant` is the prior of all pixels, 0: no priors; `rows` are the
+    priors of rows, from the top of the picture to the bottom. True depths above `max_depth` are not
+    valid; 0: no limit.
     """
 
     def __init__(

@@ -60,9 +60,8 @@ def binary_cross_entropy(
 ) -> Tensor:
     """Binary cross-entropy of each class, so that mixed images can have several classes.
 
-    Args:
-        threshold: Targets above it become 1 and others 0; 0: targets stay as they are.
-        reduction: Over the classes. With "sum", gradients are as large as with cross-entropy.
+    Targets above `threshold` become 1 and others 0; 0: targets stay as they are. With the reduction
+    "sum" over the classes, gradients are as large as with cross-entropy.
 
     Source: arXiv:2110.00476 and timm's `BinaryCrossEntropy`, which takes the mean by default.
     """

@@ -42,14 +42,6 @@ class WithProjection(WithEmbedding):
         return logits, cast(RetrievalHead, self.net.task_head).project(embedding)
 
 
-def embedding_channels(net: Backbone) -> int:
-    """C, the inputs of the classifier. Raises ValueError if that is no linear layer."""
-    classifier = net.get_submodule(net.classifier)
-    if not isinstance(classifier, nn.Linear):
-        raise ValueError(f"{net.spec.source} has no linear classifier: choose another network")
-    return classifier.in_features
-
-
 # The splits of a data set for retrieval: the test has classes that are not trained on.
 
 VAL_SHARE = 0.1  # of the classes
@@ -342,8 +334,11 @@ class Retrieval(RetrievalOptions, Task):
         return task
 
     def head(self, net: Backbone) -> RetrievalHead:
-        channels = embedding_channels(net)
-        return RetrievalHead(channels, self.embedding_size, self.normalise_embedding)
+        classifier = net.get_submodule(net.classifier)
+        if not isinstance(classifier, nn.Linear):
+            raise ValueError(f"{net.spec.source} has no linear classifier: choose another network")
+        size, normalise = self.embedding_size, self.normalise_embedding
+        return RetrievalHead(classifier.in_features, size, normalise)
 
     def training_module(self, net: Backbone) -> nn.Module:
         return WithProjection(net)

@@ -122,12 +122,9 @@ class ConfusionMatrix:
 def best_f1_threshold(scores_n: np.ndarray, is_hit_n: np.ndarray, positives: int) -> float:
     """The threshold of the score with the highest F1; the highest threshold among equals.
 
-    It is midway between two scores, so that rounding does not decide.
-
-    Args:
-        scores_n: The scores of N predictions, N >= 1, in any order.
-        is_hit_n: Which predictions are right.
-        positives: The number of objects that should be predicted, hits included.
+    It is midway between two scores, so that rounding does not decide. `scores_n` are of N >= 1
+    predictions in any order, `is_hit_n` says which are right, and `positives` is the number of
+    objects that should be predicted, hits included.
     """
     order = np.argsort(-scores_n, kind="stable")
     falling = scores_n[order].astype(np.float64)
@@ -241,12 +238,9 @@ MAX_BLOCK = 2**23  # numbers of a block of resamples: 32 MiB
 def bootstrap(images: int, weighted: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """(B,): a score over resamples of the images, each drawn N times with replacement.
 
-    The resamples are the same in every call, so that they compare two networks in pairs.
-
-    Args:
-        images: N.
-        weighted: Computes the score from how often each image was drawn: int32 (N, b), for b of the
-            resamples -> (b,), NaN where the score is not defined.
+    The resamples are the same in every call, so that they compare two networks in pairs. `weighted`
+    computes the score from how often each image was drawn: int32 (N, b), for b of the resamples ->
+    (b,), NaN where the score is not defined.
     """
     if images < 2:
         return np.full(RESAMPLES, np.nan)

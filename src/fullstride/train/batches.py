@@ -231,15 +231,16 @@ class JointBatches:
         if self._stream is None or self._position != step:
             if self._stream:
                 self._stream.close()
-            self._stream = self._endless(step)
+            self._stream = endless(self.unlabelled, *divmod(step, len(self.unlabelled)))
         self._position = step + 1
         return next(self._stream)
 
-    def _endless(self, step: int) -> Generator[Batch, None, None]:
-        epoch, start = divmod(step, len(self.unlabelled))
-        while True:
-            yield from self.unlabelled.epoch(epoch, start)
-            epoch, start = epoch + 1, 0
+
+def endless(batches: Any, epoch: int, start: int = 0) -> Generator[Any, None, None]:
+    """Yield the batches of an epoch from the one numbered `start`, and of all later epochs."""
+    while True:
+        yield from batches.epoch(epoch, start)
+        epoch, start = epoch + 1, 0
 
 
 TrainingBatches = Batches | JointBatches
@@ -310,14 +311,10 @@ def mix(
 ) -> tuple[Tensor, Tensor]:
     """Mix every image and target with the previous image of the batch; targets become (N, K).
 
-    Args:
-        x: Images (N, C, H, W), or clips (N, C, T, H, W), with all frames mixed alike.
-        labels: Class indices (N,), or a target for each class (N, K).
-        classes: Number of classes K.
-        mixup: Alpha of the Beta distribution for mixup (arXiv:1710.09412), 0 for never.
-        cutmix: Alpha for CutMix (arXiv:1905.04899), 0 for never. If both are set, each batch gets
-            one of the two, with equal probability.
-        rng: The source of random numbers.
+    `x` are images (N, C, H, W), or clips (N, C, T, H, W), with all frames mixed alike; `labels` are
+    class indices (N,), or a target for each class (N, K). `mixup` (arXiv:1710.09412) and `cutmix`
+    (arXiv:1905.04899) are alphas of Beta distributions, 0 for never. If both are set, each batch
+    gets one of the two, with equal probability.
     """
     from torchvision.transforms import v2  # takes seconds to import, and scoring does not need it
 

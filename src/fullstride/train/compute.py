@@ -167,10 +167,8 @@ def keep_freed_memory(device: torch.device) -> Iterator[None]:
 def numerics(*, tf32: bool, benchmark: bool, deterministic: bool) -> Iterator[None]:
     """Set how a GPU computes within the block.
 
-    Args:
-        tf32: Use TF32 for float32 products and convolutions; convolutions use it by default.
-        benchmark: Time the convolution algorithms once for each shape, and use the fastest.
-        deterministic: Only use reproducible algorithms.
+    `tf32` is for products and convolutions in float32, and PyTorch's default for convolutions.
+    `benchmark` times the convolution algorithms once for each shape, and uses the fastest.
     """
     products, before = torch.backends.cuda.matmul, torch.are_deterministic_algorithms_enabled()
     allowed = products.allow_tf32

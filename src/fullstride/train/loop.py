@@ -59,9 +59,7 @@ class Divergence:
     def find(self, losses: Sequence[float], start: int) -> int | None:
         """The index of the loss at which training has diverged, or None.
 
-        Args:
-            losses: Losses of consecutive steps; examined steps are not examined again.
-            start: Number of steps before the first loss.
+        `losses` are of consecutive steps after `start` steps; no step is examined twice.
         """
         enough = min(MOST, max(FEWEST, round(SHARE * self.total)))
         if self.first is None:

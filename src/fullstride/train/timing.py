@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from fullstride.train import final_weights, run_folder
 from fullstride.train.autotune import BLOCK_S, choose_efficiency, timed_blocks, timed_steps
 from fullstride.train.batches import (
     BatchOptions,
+    endless,
     measurement_batches,
     recipe_in_epochs,
     repeat,
@@ -259,17 +259,10 @@ def measure_loading(
     )
 
 
-def endless(batches: BatchSource, first: int) -> Generator[Any, None, None]:
-    """Yield the batches of the epoch `first` and all later epochs."""
-    for number in count(first):
-        yield from batches.epoch(number)
-
-
 def long_side(images: Images) -> float:
     """The median long side in pixels of a few images."""
-    step = math.ceil(len(images) / SIZES)
-    few = images.subset(range(0, len(images), step))
-    return statistics.median([max(picture.size) for _, picture in few.readable()] or [0])
+    few = images.spaced(SIZES).readable()
+    return statistics.median([max(picture.size) for _, picture in few] or [0])
 
 
 MEASURE_S = 1.5  # for timing steps, and scores

@@ -23,10 +23,8 @@ from fullstride.data.transforms.policies import (
     INCREASING,
     PAPER,
     RULES,
-    AutoAugment,
-    Cutout,
-    RandAugment,
-    TrivialAugment,
+    augmented,
+    draw_steps,
     erase,
     erase_at_random,
 )
@@ -58,6 +56,11 @@ TORCHVISION = {
     "Sharpness": op.sharpness,
     "ShearX": op.shear_x,
 }
+
+
+def policy_of(**settings):
+    """The policies of an augmentation with these settings, as a function of image and generator."""
+    return lambda image, draws: augmented(image, Augmentation(**settings), draws)
 
 
 def erased(fill):
@@ -206,15 +209,14 @@ def test_no_level_and_no_shape_makes_a_policy_fail(photo):
             picture = photo.resize(size).convert(mode)
             for level in (*range(31), 2.4, 29.9):
                 for form, increasing in FORMS_OF_RAND_AUGMENT:
-                    policy = RandAugment(
-                        form=form, layers=6, magnitude=level, increasing=increasing, std=1
-                    )
+                    settings = dict(rand_form=form, rand_layers=6, rand_increasing=increasing)
+                    policy = policy_of(**settings, rand_magnitude=level, rand_std=1)
                     changed = policy(picture, draws)
                     assert (changed.mode, changed.size) == (mode, size)
             for policy in (
-                AutoAugment(),
-                TrivialAugment(),
-                Cutout(0.5),
+                policy_of(auto_augment=True),
+                policy_of(trivial_augment=True),
+                policy_of(cutout=0.5),
                 erased("noise"),
                 erased("mean"),
             ):
@@ -237,20 +239,20 @@ def test_with_increasing_every_operation_does_more_at_a_higher_level(photo, oper
 
 
 def test_the_16_operations_are_equally_likely_and_each_layer_takes_one():
-    policy, draws = RandAugment(layers=2), rng()
-    drawn = [[operation for operation, _ in policy.draw(draws)] for _ in range(4000)]
+    policy, draws = Augmentation(rand_layers=2), rng()
+    drawn = [[operation for operation, _ in draw_steps(policy, draws)] for _ in range(4000)]
     assert all(len(steps) == 2 for steps in drawn)
     counts = [sum(steps.count(operation) for steps in drawn) for operation in RULES]
     assert len(counts) == 16
     assert min(counts) > 420
     assert max(counts) < 580
-    half = replace(policy, probability=0.5)
-    assert 0.9 < np.mean([len(half.draw(draws)) for _ in range(2000)]) < 1.1
+    half = replace(policy, rand_probability=0.5)
+    assert 0.9 < np.mean([len(draw_steps(half, draws)) for _ in range(2000)]) < 1.1
 
 
 def test_magnitude_std_spreads_the_level_around_the_magnitude():
-    policy, draws = RandAugment(layers=1, magnitude=9, std=0.5), rng()
-    steps = [policy.draw(draws)[0] for _ in range(6000)]
+    policy, draws = Augmentation(rand_layers=1, rand_magnitude=9, rand_std=0.5), rng()
+    steps = [draw_steps(policy, draws)[0] for _ in range(6000)]
     levels = np.array([abs(values[0]) / 3 for operation, values in steps if operation is op.rotate])
     assert abs(levels.mean() - 9) < 0.1
     assert 0.42 < levels.std() < 0.58
@@ -259,11 +261,11 @@ def test_magnitude_std_spreads_the_level_around_the_magnitude():
 @pytest.mark.parametrize(
     "policy",
     [
-        RandAugment(layers=3, std=2),
-        RandAugment(form="timm", layers=3),
-        AutoAugment(),
-        TrivialAugment(),
-        Cutout(0.3),
+        policy_of(rand_layers=3, rand_std=2),
+        policy_of(rand_form="timm", rand_layers=3),
+        policy_of(auto_augment=True),
+        policy_of(trivial_augment=True),
+        policy_of(cutout=0.3),
         erased("noise"),
     ],
 )
@@ -332,9 +334,9 @@ def test_a_view_takes_its_policies_one_after_the_other(photo):
         )
         if draws.random() < 0.5:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        rand = RandAugment(layers=2, magnitude=12, std=1)
-        for policy in (AutoAugment(), rand, Cutout(0.3)):
-            picture = policy(picture, draws)
+        rand = dict(rand_layers=2, rand_magnitude=12, rand_std=1)
+        for settings in (dict(auto_augment=True), rand, dict(cutout=0.3)):
+            picture = policy_of(**settings)(picture, draws)
         pixels = np.array(picture)
         if draws.random() < 0.9:
             erase(pixels, "noise", draws)

@@ -22,8 +22,7 @@ from fullstride.data.transforms.policies import (
     TPU,
     UNCHANGED,
     WIDE,
-    RandAugment,
-    TrivialAugment,
+    draw_steps,
     erase,
 )
 from fullstride.nets.preprocessing import Preprocessing
@@ -194,8 +193,9 @@ def test_an_operation_of_the_timm_form_is_timms(photo, increasing):
 
 def test_a_level_of_the_timm_form_is_at_most_10():
     for magnitude, std in ((15, 0.0), (9.5, 0.5)):
-        policy = RandAugment(form="timm", layers=40, magnitude=magnitude, std=std)
-        steps = [step for seed in range(40) for step in policy.draw(rng(seed))]
+        settings = dict(rand_form="timm", rand_layers=40, rand_magnitude=magnitude, rand_std=std)
+        policy = Augmentation(**settings)
+        steps = [step for seed in range(40) for step in draw_steps(policy, rng(seed))]
         degrees = [abs(values[0]) for operation, values in steps if operation is op.rotate]
         assert max(degrees) == pytest.approx(30)
         kernels = {values[1] for operation, values in steps if operation is op.rotate}
@@ -226,8 +226,8 @@ def test_each_operation_of_trivial_augment_is_torchvisions_at_every_strength(pho
 
 
 def test_the_14_operations_of_trivial_augment_are_equally_likely_at_31_strengths():
-    policy, draws = TrivialAugment(), rng()
-    drawn = [policy.draw(draws) for _ in range(7000)]
+    policy, draws = Augmentation(trivial_augment=True), rng()
+    drawn = [draw_steps(policy, draws) for _ in range(7000)]
     counts = dict.fromkeys(WIDE, 0)
     for steps in drawn:
         counts[steps[0][0] if steps else UNCHANGED] += 1

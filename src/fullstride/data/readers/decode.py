@@ -188,14 +188,8 @@ def decode(
     Transparent pixels are blended with `background`. 16-bit gray is scaled from 0..65535; floats,
     and integers outside of this range, from the image's own minimum and maximum.
 
-    Args:
-        source: The path of a regular file, or its bytes.
-        channels: 1 or 3.
-        max_megapixels: The largest image to decode.
-        background: A colour, see `Preprocessing`.
-
-    Raises UnreadableImage for a broken file, also where only its end is missing, and
-    OversizedImage.
+    Raises UnreadableImage for a broken file, also where only its end is missing, and OversizedImage
+    above `max_megapixels`.
     """
     mode = pixel_mode(channels)
     with _opened(source) as (image, _):
@@ -221,14 +215,9 @@ def decode_crop(
     A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the box still has at least `oversampling`
     times the pixels of the result along each side. All other images are decoded whole.
 
-    Args:
-        source: The path of a regular file, or its bytes.
-        channels: 1 or 3.
-        crop: Function from the size of the upright image to a crop.
-        oversampling: The least pixels of the decoded box / pixels of the result, along a side.
-        max_memory_mib: The most memory for decoding. None: `MAX_MEMORY_MIB` for images above
-            `MAX_MEGAPIXELS`, no limit for others. JPEGs are reduced further to fit.
-        background: The colour behind transparent pixels, as in `decode`.
+    `crop` is a function from the size of the upright image to a crop. `max_memory_mib` limits the
+    memory for decoding, to which JPEGs are reduced further; None: `MAX_MEMORY_MIB` for images above
+    `MAX_MEGAPIXELS`, no limit for others.
 
     Raises UnreadableImage and OversizedImage, as `decode` does.
     """

@@ -334,10 +334,8 @@ def holds_shards(folder: Path) -> bool:
 def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[Index, Listing]:
     """The index of shards, and their images or videos.
 
-    Args:
-        folder: The folder of the shards.
-        pattern: Which shards; "" for all. `photos-{000000..000007}.tar` and `photos-{a,b}.tar` name
-            shards that must all exist, `photos-*.tar` names all matching shards.
+    The pattern "" names all shards of the folder, `photos-*.tar` all matching shards;
+    `photos-{000000..000007}.tar` and `photos-{a,b}.tar` name shards that must all exist.
 
     A shard is for train, val (or valid, validation) or test if one of these words is in its name,
     separated by hyphens, underscores or dots.

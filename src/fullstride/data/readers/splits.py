@@ -65,13 +65,9 @@ class Unit:
 def group_keys(listing: Listing, group: str) -> dict[str, str]:
     """The names of images that have a group -> the group.
 
-    Args:
-        listing: The images.
-        group: A column of the data, a level of folders from 1 on (below the class folder, if the
-            names of all images begin with it), "parent", or a regular expression with one group
-            that is searched in the name.
-
-    Raises ValueError in one line for a `group` that the data do not have.
+    `group` is a column of the data, a level of folders from 1 on (below the class folder, if the
+    names of all images begin with it), "parent", or a regular expression with one group that is
+    searched in the name. Raises ValueError in one line for a `group` that the data do not have.
     """
     if listing.groups is not None:
         return {name: value for name, value in listing.groups.items() if value}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullstride.data.readers.decode import Box, Crop, Size, decode, decode_crop
 from fullstride.data.transforms.image_ops import KERNELS
-from fullstride.data.transforms.policies import erase_at_random, policies_of
+from fullstride.data.transforms.policies import augmented, erase_at_random
 from fullstride.data.transforms.settings import Augmentation
 from fullstride.nets.preprocessing import Kernel, Preprocessing
 
@@ -150,9 +150,7 @@ def train_view(
         )
     if rng.random() < augmentation.hflip_prob:
         crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    for policy in policies_of(augmentation):
-        crop = policy(crop, rng)
-    pixels = _pixels(crop)
+    pixels = _pixels(augmented(crop, augmentation, rng))
     erase_at_random(pixels, augmentation, rng)
     return pixels
 

@@ -28,7 +28,7 @@ from fullstride.data.transforms.crop import (
     random_crop_box,
 )
 from fullstride.data.transforms.image_ops import TENSORFLOW, Sampling
-from fullstride.data.transforms.policies import erase_at_random, policies_of
+from fullstride.data.transforms.policies import augmented, erase_at_random
 from fullstride.nets.preprocessing import Preprocessing
 
 # ---- the operations of augmentation policies that OpenCV computes in its own way
@@ -228,8 +228,7 @@ def fast_train_view(
         pixels = cv2.warpAffine(pixels, _rotation(pixels, degrees), pixels.shape[1::-1])
     if rng.random() < augmentation.hflip_prob:
         pixels = cv2.flip(pixels, 1)
-    for policy in policies_of(augmentation):
-        pixels = policy(pixels, rng)
+    pixels = augmented(pixels, augmentation, rng)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     erase_at_random(pixels, augmentation, rng)
     return pixels

@@ -1,7 +1,7 @@
 """Augmentation policies: RandAugment, AutoAugment, TrivialAugment, Cutout and random erasing.
 
-A policy is a function of an image, Pillow's or an array, and a random generator. All policies
-except random erasing draw a list of operations with their values.
+All policies except random erasing draw a list of operations with their values, which are applied
+to an image, Pillow's or an array.
 
 The level is the strength of an operation: 0 is the identity for most operations, 10 is TensorFlow's
 maximum, 30 is ours. Values follow from levels by TensorFlow's rules (tensorflow/tpu,
@@ -20,7 +20,6 @@ RandAugment has three forms:
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +27,7 @@ from PIL import Image
 
 from fullstride.data.transforms import image_ops as op
 from fullstride.data.transforms.image_ops import Sampling
-from fullstride.data.transforms.settings import MAX_LEVEL, Augmentation, Fill, RandForm
+from fullstride.data.transforms.settings import MAX_LEVEL, Augmentation, Fill
 from fullstride.nets.preprocessing import IMAGENET_MEAN, IMAGENET_STD
 
 TIMM_MAX_LEVEL = 10
@@ -174,99 +173,68 @@ IMAGENET: tuple[tuple[SubPolicy, SubPolicy], ...] = (
 )
 
 
-# ---- policies
+# ---- policies: which operations an image gets, with their values
 
 
-class Policy:
-    """A policy that applies the operations of `draw` in order."""
-
-    def draw(self, rng: np.random.Generator) -> list[Step]:
-        raise NotImplementedError
-
-    def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
-        for operation, values in self.draw(rng):
-            image = operation(image, *values)
-        return image
+def augmented(image: Picture, augmentation: Augmentation, rng: np.random.Generator) -> Picture:
+    """The image after all active policies, without random erasing, which comes last."""
+    for operation, values in draw_steps(augmentation, rng):
+        image = operation(image, *values)
+    return image
 
 
-@dataclass(frozen=True, kw_only=True)
-class RandAugment(Policy):
-    """`layers` operations with equal probability, all at one level (arXiv:1909.13719)."""
-
-    form: RandForm = "relative"  # which operations, and the meaning of their levels
-    layers: int = 2
-    magnitude: float = 10  # level from 0 to 30; 10 is full
-    increasing: bool = False  # the strength of every operation rises with the level
-    std: float = 0.0  # of the level, drawn for each operation; 0: constant
-    probability: float = 1.0  # of each chosen operation; timm's is 0.5
-
-    def draw(self, rng: np.random.Generator) -> list[Step]:
-        rules = FORMS[self.form][self.increasing]
-        highest = TIMM_MAX_LEVEL if self.form == "timm" else MAX_LEVEL
-        steps = []
-        for choice in rng.integers(len(rules), size=self.layers):
-            if self.probability < 1 and rng.random() >= self.probability:
-                continue
-            level = min(self.magnitude, highest)
-            if self.std:
-                level = min(max(rng.normal(self.magnitude, self.std), 0), highest)
-            operation = tuple(rules)[choice]
-            steps.append((operation, rules[operation](level, rng)))
-        return steps
+def draw_steps(augmentation: Augmentation, rng: np.random.Generator) -> list[Step]:
+    """The operations of all active policies, in order."""
+    steps: list[Step] = []
+    if augmentation.auto_augment:
+        steps += auto_augment(rng)
+    if augmentation.trivial_augment:
+        steps += trivial_augment(rng)
+    if augmentation.rand_layers:
+        steps += rand_augment(augmentation, rng)
+    if augmentation.cutout:  # a gray patch with a random center (arXiv:1708.04552)
+        steps.append((op.cutout, (augmentation.cutout, rng.random(), rng.random())))
+    return steps
 
 
-@dataclass(frozen=True)
-class AutoAugment(Policy):
+def rand_augment(augmentation: Augmentation, rng: np.random.Generator) -> list[Step]:
+    """`rand_layers` operations with equal probability, all at one level (arXiv:1909.13719)."""
+    rules = FORMS[augmentation.rand_form][augmentation.rand_increasing]
+    magnitude, std = augmentation.rand_magnitude, augmentation.rand_std
+    highest = TIMM_MAX_LEVEL if augmentation.rand_form == "timm" else MAX_LEVEL
+    steps = []
+    for choice in rng.integers(len(rules), size=augmentation.rand_layers):
+        if augmentation.rand_probability < 1 and rng.random() >= augmentation.rand_probability:
+            continue
+        level = min(magnitude, highest)
+        if std:
+            level = min(max(rng.normal(magnitude, std), 0), highest)
+        operation = tuple(rules)[choice]
+        steps.append((operation, rules[operation](level, rng)))
+    return steps
+
+
+def auto_augment(rng: np.random.Generator) -> list[Step]:
     """One of the 25 pairs of operations searched on ImageNet (arXiv:1805.09501).
 
     Each operation has its own probability. Levels are tenths of the ranges in the paper's Table 6,
     in which posterize and solarize weaken as the level rises.
     """
-
-    def draw(self, rng: np.random.Generator) -> list[Step]:
-        pair = IMAGENET[rng.integers(len(IMAGENET))]
-        return [
-            (operation, PAPER[operation](level, rng))
-            for operation, probability, level in pair
-            if rng.random() < probability
-        ]
+    pair = IMAGENET[rng.integers(len(IMAGENET))]
+    return [
+        (operation, PAPER[operation](level, rng))
+        for operation, probability, level in pair
+        if rng.random() < probability
+    ]
 
 
-@dataclass(frozen=True)
-class TrivialAugment(Policy):
+def trivial_augment(rng: np.random.Generator) -> list[Step]:
     """One of 14 operations, at one of 31 strengths with equal probability (arXiv:2103.10158)."""
-
-    def draw(self, rng: np.random.Generator) -> list[Step]:
-        operation = tuple(WIDE)[rng.integers(len(WIDE))]
-        has_sign, values = WIDE[operation]
-        strength = rng.integers(WIDE_BINS) / (WIDE_BINS - 1)
-        sign = -1 if rng.random() < 0.5 and has_sign else 1
-        return [] if operation is UNCHANGED else [(operation, values(sign * strength))]
-
-
-@dataclass(frozen=True)
-class Cutout(Policy):
-    """A gray patch with a random center (arXiv:1708.04552)."""
-
-    side: float  # of the patch / side of the image
-
-    def draw(self, rng: np.random.Generator) -> list[Step]:
-        return [(op.cutout, (self.side, rng.random(), rng.random()))]
-
-
-def policies_of(augmentation: Augmentation) -> list[Policy]:
-    """The active policies in order, without random erasing, which comes last."""
-    policies: list[Policy] = []
-    if augmentation.auto_augment:
-        policies.append(AutoAugment())
-    if augmentation.trivial_augment:
-        policies.append(TrivialAugment())
-    if augmentation.rand_layers:
-        names = (each.name for each in fields(RandAugment))
-        policies.append(RandAugment(**{n: getattr(augmentation, f"rand_{n}") for n in names}))
-    if augmentation.cutout:
-        policies.append(Cutout(augmentation.cutout))
-    return policies
+    operation = tuple(WIDE)[rng.integers(len(WIDE))]
+    has_sign, values = WIDE[operation]
+    strength = rng.integers(WIDE_BINS) / (WIDE_BINS - 1)
+    sign = -1 if rng.random() < 0.5 and has_sign else 1
+    return [] if operation is UNCHANGED else [(operation, values(sign * strength))]
 
 
 # ---- random erasing, of arrays

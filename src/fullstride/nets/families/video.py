@@ -28,15 +28,10 @@ def video(
 ) -> NetSpec:
     """The network of clips with the depths and widths of `base`, a network of images.
 
-    Args:
-        base: A ResNet or ResNet-RS.
-        source: Where the numbers come from.
-        stem: `PoolStem` (7 x 7) or `DeepStem` (ResNet-D's); both end in a max-pool.
-        se_ratio: The ratio of squeeze-and-excitation at the end of each branch; 0: none. 1/4 in the
-            recipe's file, 1/5 in the code without a recipe.
-        style: Frames of the stem's first convolution and its stride in time. `self_gate` is the
-            code's default for ResNet-RS; the paper does not mention it. Table 6 names ResNet-D,
-            but the code has only its stem, and no `average_shortcut`.
+    The stem is `PoolStem` (7 x 7) or `DeepStem` (ResNet-D's); both end in a max-pool. `se_ratio` is
+    of squeeze-and-excitation at the end of each branch, 0: none; 1/4 in the recipe's file, 1/5 in
+    the code without a recipe. `style.self_gate` is the code's default for ResNet-RS; the paper does
+    not mention it. Table 6 names ResNet-D, but the code has only its stem, no `average_shortcut`.
     """
     se = SE(at="out", ratio=se_ratio) if se_ratio else None
     stages = tuple(

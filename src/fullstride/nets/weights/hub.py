@@ -236,12 +236,9 @@ def fetch(name: str, limits: Mapping[str, int]) -> Path:
     """The folder with some files of a repository, in the hub's cache, downloaded if needed.
 
     All files are of one commit: the latest, or the branch, tag or hash behind an `@` of the name.
-    If the hub cannot be reached, the files in the cache are taken, which is printed. Raises
-    ValueError in one line.
-
-    Args:
-        name: "hf:USER/NAME" or "hf:USER/NAME@REVISION".
-        limits: The names of the files -> the most bytes of each, checked before the download.
+    If the hub cannot be reached, the files in the cache are taken, which is printed. `limits` maps
+    the names of the files to the most bytes of each, checked before the download. Raises ValueError
+    in one line.
     """
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
