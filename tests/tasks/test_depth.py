@@ -79,22 +79,22 @@ def test_scores_are_those_of_the_valid_pixels_of_the_set_counted_one_by_one(max_
 
 
 def test_priors_are_the_medians_of_the_training_and_are_scored_by_the_rows_of_pictures(floors):
-    priors = fit_priors(floors.train)
+    constant, by_row = fit_priors(floors.train)
     maps = np.stack([each.read() for each in floors.train.targets])
-    assert priors.constant == pytest.approx(np.median(maps), rel=0.05)
+    assert constant == pytest.approx(np.median(maps), rel=0.05)
     rows = np.median(maps, axis=(0, 2))  # 48, of which the priors sample 64
     expected = rows[((np.arange(SAMPLES) + 0.5) * 48 / SAMPLES).astype(int)]
-    np.testing.assert_allclose(priors.rows, expected, rtol=0.05)
+    np.testing.assert_allclose(by_row, expected, rtol=0.05)
     # pictures of 64 x 48 have 48 rows of a view of 64
     view = Depth().test_view(Preprocessing(resolution=64, fit="pad"))
     picture, target = floors.test.picture(0), floors.test.targets[0]
     _, true = view(picture, target, np.random.default_rng(0))
-    score = DepthScore(priors.constant, priors.rows)
+    score = DepthScore(constant, by_row)
     score.update(torch.ones(1, 1, 64, 64), torch.from_numpy(true)[None])
     values = score.compute()
     metres = target.read()
     for name, prior in (
-        ("constant", np.full(metres.shape, priors.constant)),
+        ("constant", np.full(metres.shape, constant)),
         ("rows", np.repeat(rows[:, None], 64, 1)),
     ):
         share = (np.maximum(prior / metres, metres / prior) < 1.25).mean()
@@ -103,7 +103,7 @@ def test_priors_are_the_medians_of_the_training_and_are_scored_by_the_rows_of_pi
 
 
 def test_priors_skip_what_is_too_far_and_maps_without_depths_are_refused(floors, tmp_path):
-    assert max(fit_priors(floors.train, max_depth=2).rows) <= 2
+    assert max(fit_priors(floors.train, max_depth=2)[1]) <= 2
     folder = write_pictures(tmp_path, {"train": 3, "val": 1, "test": 1}, (32, 32))
     for path in (folder / "depth" / "train").iterdir():
         Image.fromarray(np.zeros((32, 32), np.uint16)).save(path)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Literal, cast
 
 from torch import nn
 
@@ -225,24 +225,17 @@ def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
     """The network in a file of weights, with the preprocessing of its authors or its family."""
     name = name or options.network
     open_file = timm_file if name.startswith("timm/") else known_file
-    opened = open_file(path, name, options)
-    bundle, origin = with_options(opened.bundle, options), opened.origin
-    if bundle.preprocessing != opened.bundle.preprocessing:
-        origin = f"in place of {opened.bundle.preprocessing}"
-    for note in (*opened.notes, f"{opened.network}, {bundle.preprocessing}, {origin}"):
+    opened, network, origin, notes = open_file(path, name, options)
+    bundle = with_options(opened, options)
+    if bundle.preprocessing != opened.preprocessing:
+        origin = f"in place of {opened.preprocessing}"
+    for note in (*notes, f"{network}, {bundle.preprocessing}, {origin}"):
         print_note(f"{path.name}: {note}")
     return bundle
 
 
-class Opened(NamedTuple):
-    """A file of weights as a bundle, and notes for the user."""
-
-    bundle: Bundle
-    network: str
-    origin: str  # of the preprocessing
-    notes: tuple[str, ...]
-
-
+# A file of weights as a bundle, its network, the origin of the preprocessing, and notes to print.
+Opened = tuple[Bundle, str, str, tuple[str, ...]]
 ASSUMED = "assumed: --resolution, --fit and --crop change it"
 
 
@@ -262,7 +255,7 @@ def known_file(path: Path, name: str, options: LoadOptions) -> Opened:
         preprocessing=pre,
         source=path.name,
     )
-    return Opened(bundle, loaded.name, origin, loaded.notes)
+    return bundle, loaded.name, origin, loaded.notes
 
 
 def timm_file(path: Path, name: str, options: LoadOptions) -> Opened:
@@ -278,7 +271,7 @@ def timm_file(path: Path, name: str, options: LoadOptions) -> Opened:
         else family_preprocessing(net.spec),
         source=path.name,
     )
-    return Opened(bundle, name, f"timm's for {name}" if config else ASSUMED, notes)
+    return bundle, name, f"timm's for {name}" if config else ASSUMED, notes
 
 
 def with_options(bundle: Bundle, options: LoadOptions) -> Bundle:

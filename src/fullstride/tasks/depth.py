@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -34,16 +34,10 @@ MAPS = 500  # most maps whose median is taken
 SAMPLES = 64  # sampled rows, and columns, of a map
 
 
-class Priors(NamedTuple):
-    """Medians of the depths of training maps, in metres."""
+def fit_priors(images: Images, max_depth: float = 0.0) -> tuple[float, tuple[float, ...]]:
+    """The medians in metres over all pixels, and over each of `SAMPLES` rows from the top.
 
-    constant: float  # of all pixels
-    rows: tuple[float, ...]  # of each of `SAMPLES` rows, from top to bottom
-
-
-def fit_priors(images: Images, max_depth: float = 0.0) -> Priors:
-    """The medians over at most `MAPS` maps, evenly spaced in the list of images.
-
+    They are of at most `MAPS` maps, evenly spaced in the list of images.
     Depths above `max_depth`, if that is not 0, and unreadable maps are left out. A row without
     depths gets the overall median. Raises ValueError if there is no depth at all.
     """
@@ -64,7 +58,7 @@ def fit_priors(images: Images, max_depth: float = 0.0) -> Priors:
     constant = float(np.median(depths[valid]))
     by_row = zip(depths, valid, strict=True)
     rows = (float(np.median(each[has])) if has.any() else constant for each, has in by_row)
-    return Priors(constant, tuple(rows))
+    return constant, tuple(rows)
 
 
 def row_numbers(inside_h: np.ndarray, rows: int) -> np.ndarray:
@@ -220,7 +214,7 @@ class Depth(DepthOptions, PixelTask):
     loss is the mean over the valid pixels of the batch in all processes. If training enlarges a
     picture by a factor, its depths are divided by the factor, as in arXiv:1406.2283.
 
-    `constant` and `rows` are the priors that scores are compared with, see `Priors`. Training
+    `constant` and `rows` are the priors that scores are compared with, see `fit_priors`. Training
     begins at the constant.
     """
 
@@ -246,8 +240,8 @@ class Depth(DepthOptions, PixelTask):
         return open_depths(where, rule)
 
     def for_data(self, data: DataSet) -> Self:
-        priors = fit_priors(data.train, self.max_depth)
-        return replace(self, constant=priors.constant, rows=priors.rows)
+        constant, rows = fit_priors(data.train, self.max_depth)
+        return replace(self, constant=constant, rows=rows)
 
     def head(self, net: Backbone) -> PixelHead:
         width, start = self.head_width, math.log(self.constant or 1.0)

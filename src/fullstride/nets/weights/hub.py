@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, urlopen
 
@@ -294,15 +294,12 @@ def check_files(repository: str, info: Any, limits: Mapping[str, int]) -> None:
             )
 
 
-class Destination(NamedTuple):
-    """A repository that a bundle may be committed to."""
-
-    commit: str | None  # the latest; None if the repository does not exist yet
-    files: Sequence[str]
-
-
-def check_destination(repository: str, public: bool, marks: Collection[str]) -> Destination:
+def check_destination(
+    repository: str, public: bool, marks: Collection[str]
+) -> tuple[str | None, Sequence[str]]:
     """Raise ValueError, in one line, if `commit` would refuse a repository; writes nothing.
+
+    Returns the latest commit, None if the repository does not exist yet, and its files.
 
     Accepted are a new repository, an empty one, and an earlier bundle, which has the files `marks`.
     """
@@ -320,7 +317,7 @@ def check_destination(repository: str, public: bool, marks: Collection[str]) -> 
         except GatedRepoError:
             raise
         except RepositoryNotFoundError:
-            return Destination(None, ())
+            return None, ()
     files = [each.rfilename for each in info.siblings or ()]
     others = [file for file in files if file not in OF_THE_HUB]
     if others and not set(marks) <= set(files):
@@ -334,7 +331,7 @@ def check_destination(repository: str, public: bool, marks: Collection[str]) -> 
             f"huggingface.co/{repository} is {now}: push {flag} --public, or change that on its "
             "page first"
         )
-    return Destination(info.sha, files)
+    return info.sha, files
 
 
 def commit(
