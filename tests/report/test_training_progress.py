@@ -97,16 +97,16 @@ def test_the_name_of_a_recipe_is_that_of_the_closest_one():
 def test_the_time_left_is_that_of_all_steps_and_of_scoring(plan):
     # Scoring takes a third of a step for 16 images: 20 after each of 2 epochs and 40 at the end.
     scoring = (20 + 20 + 20 + 20) / 16 / 3
-    assert plan.seconds_left(2.0, 0, 0) == pytest.approx(2 * (8 + scoring))
-    assert plan.seconds_left(2.0, 0, 3) == pytest.approx(2 * (5 + scoring))
-    assert plan.seconds_left(2.0, 1, 4) == pytest.approx(2 * (20 + 20 + 20) / 16 / 3)
+    assert sum(plan.seconds_left(2.0, 0, 0)) == pytest.approx(2 * (8 + scoring))
+    assert sum(plan.seconds_left(2.0, 0, 3)) == pytest.approx(2 * (5 + scoring))
+    assert sum(plan.seconds_left(2.0, 1, 4)) == pytest.approx(2 * (20 + 20 + 20) / 16 / 3)
     half = replace(plan, resolved=replace(plan.resolved, epochs=1.5))
-    assert half.seconds_left(2.0, 0, 0) == pytest.approx(2 * (6 + scoring))
+    assert sum(half.seconds_left(2.0, 0, 0)) == pytest.approx(2 * (6 + scoring))
     growing = replace(
         plan, resolved=replace(plan.resolved, grow_from=8, grow_share=0.5)
     )  # 8, then 16
-    assert growing.seconds_left(1.0, 0, 0) == pytest.approx(4 + 4 * (4 + scoring))
-    assert growing.seconds_left(4.0, 1, 0) == pytest.approx(4 * (4 + 60 / 16 / 3))
+    assert sum(growing.seconds_left(1.0, 0, 0)) == pytest.approx(4 + 4 * (4 + scoring))
+    assert sum(growing.seconds_left(4.0, 1, 0)) == pytest.approx(4 * (4 + 60 / 16 / 3))
 
 
 @pytest.mark.parametrize(

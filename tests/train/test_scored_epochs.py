@@ -128,10 +128,10 @@ def test_patience_counts_epochs_up_to_the_last_score():
 
 def spoiled(monkeypatch, epochs, in_place):
     """Training whose averages have statistics that are no numbers after some epochs."""
-    train_epochs = loop.train_epochs
+    run_epochs = loop.run_epochs
 
     def spoil(*args, **how):
-        for epoch in train_epochs(*args, **how):
+        for epoch in run_epochs(*args, **how):
             if isinstance(epoch, loop.Epoch) and epoch.number + 1 in epochs:
                 average = epoch.average if in_place else copy.deepcopy(epoch.average)
                 for name, value in average.state_dict().items():
@@ -140,7 +140,7 @@ def spoiled(monkeypatch, epochs, in_place):
                 epoch = replace(epoch, average=average)
             yield epoch
 
-    monkeypatch.setattr(loop, "train_epochs", spoil)
+    monkeypatch.setattr(loop, "run_epochs", spoil)
 
 
 def test_an_epoch_whose_scores_are_not_finite_has_none_and_training_goes_on(

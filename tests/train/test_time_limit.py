@@ -1,14 +1,20 @@
 """Training within a time: how many epochs fit, and what is refused."""
 
+import math
 import time
+from dataclasses import replace
 
 import pytest
+import torch
 
 from fullstride.measure.budget import deadline_s, time_limit_s
+from fullstride.nets.bundle import Bundle
 from fullstride.train import timing
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.loop import Trainer
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
+from fullstride.train.run_folder import load_checkpoint
 from fullstride.train.timing import RunTimes, recipe_within
 
 LONG = RecipeChoice(Recipe(epochs=100, batch_size=16, lr=0.01, resolution=16, hflip_prob=0.0))
@@ -56,3 +62,103 @@ def test_hours_and_minutes_add_up():
     assert deadline_s(None, None) is None
     with pytest.raises(ValueError, match="--minutes 0"):
         time_limit_s(None, 0)
+
+
+class Machine:
+    """A clock that only training moves on, by seconds that depend on the number of the step."""
+
+    def __init__(self, monkeypatch, step_s):
+        self.now, self.steps, self.rates = 0.0, 0, []
+        step = Trainer.step
+
+        def timed(trainer, x, targets, number, indices=None):
+            loss = step(trainer, x, targets, number, indices)
+            self.now += step_s(self.steps) * (x.shape[-1] / 16) ** 2
+            self.steps += 1
+            self.rates.append(trainer.optimizer.param_groups[0]["lr"])
+            return loss
+
+        monkeypatch.setattr(Trainer, "step", timed)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+
+def rows_within(folder, data, deadline, choice=LONG, stop=None):
+    """The rows of a training of 15 epochs of 4 steps, which has until `deadline`."""
+    changes = dict(epochs=15, warmup_epochs=1, score_every_epochs=10)
+    recipe = replace(choice.source, **changes)
+    named, rows = NamedRecipe(recipe, deadline=deadline), []
+    trained = train(folder, "genet_tiny", data, named)
+    for row in trained:
+        rows.append(row)
+        if row["epoch"] == stop:
+            trained.close()
+    return rows
+
+
+@pytest.mark.parametrize(("after", "factor"), [(0, 1.15), (0, 5), (30, 2), (50, 3)])
+def test_a_run_ends_in_time_on_a_machine_that_becomes_slow(
+    few_digits, tmp_path, monkeypatch, capsys, after, factor
+):
+    """60 steps of 1 s in 62 s, with scores that take no time, until a step takes longer."""
+    machine = Machine(monkeypatch, lambda step: 1.0 if step < after else factor)
+    rows = rows_within(tmp_path / "run", few_digits, 62.0)
+    assert 0.8 * 62 <= machine.now <= 1.06 * 62
+    assert rows[-1]["epoch"] == rows[-1]["epochs"] == math.ceil(machine.steps / 4)
+    # the rates fall to the end of the cosine, in steps that are larger after a turn and no jumps
+    assert machine.rates[-1] < 0.02 * max(machine.rates)
+    falls = [a - b for a, b in zip(machine.rates, machine.rates[1:], strict=False)]
+    assert max(falls) < 4 * max(machine.rates) / machine.steps
+    turns = load_checkpoint(tmp_path / "run")["turns"]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "to keep the time" in line]
+    assert len(lines) == len(turns)
+    assert bool(turns) == (machine.steps < 60)
+
+
+def test_a_machine_that_is_slow_for_a_while_trains_most_of_its_epochs(
+    few_digits, tmp_path, monkeypatch
+):
+    machine = Machine(monkeypatch, lambda step: 4.0 if 10 <= step < 13 else 1.0)
+    rows = rows_within(tmp_path / "run", few_digits, 62.0)
+    assert 0.8 * 62 <= machine.now <= 1.06 * 62
+    epochs = [row["epochs"] for row in rows]
+    assert min(epochs) < 9 < 10 < epochs[-1] <= 15
+
+
+def test_without_a_time_and_on_a_steady_machine_the_rates_are_those_of_the_recipe(
+    few_digits, tmp_path, monkeypatch
+):
+    rates = []
+    for name, deadline in (("free", None), ("timed", 62.0)):
+        machine = Machine(monkeypatch, lambda step: 1.0)
+        rows = rows_within(tmp_path / name, few_digits, deadline)
+        rates.append(machine.rates)
+        assert {row["epochs"] for row in rows} == {15}
+        monkeypatch.undo()
+    assert rates[0] == rates[1]
+    assert len(rates[0]) == 60
+
+
+@pytest.mark.parametrize("stop", [7, 8])
+def test_a_run_that_goes_on_repeats_the_schedule_that_the_clock_has_made(
+    few_digits, tmp_path, monkeypatch, stop
+):
+    growing = RecipeChoice(replace(LONG.source, grow_from=8))
+    with monkeypatch.context() as patch:
+        machine = Machine(patch, lambda step: 1.0 if step < 12 else 3.0)
+        whole = rows_within(tmp_path / "whole", few_digits, 62.0, growing)
+        turns = load_checkpoint(tmp_path / "whole")["turns"]
+        assert len(turns) == 1
+        assert turns[0][0] < 4 * 7
+    with monkeypatch.context() as patch:
+        Machine(patch, lambda step: 1.0 if step < 12 else 3.0)
+        rows_within(tmp_path / "cut", few_digits, 62.0, growing, stop=stop)
+    rows = rows_within(tmp_path / "cut", few_digits, None, growing)
+    assert [row["lr"] for row in rows] == [row["lr"] for row in whole]
+    assert [row["loss"] for row in rows] == [row["loss"] for row in whole]
+    states = [load_checkpoint(tmp_path / name) for name in ("whole", "cut")]
+    assert states[0]["turns"] == states[1]["turns"]
+    for name in ("net", "average"):
+        for one, other in zip(states[0][name].values(), states[1][name].values(), strict=True):
+            assert torch.equal(one, other)
+    bundle = Bundle.load(tmp_path / "cut" / "bundle")
+    assert f"for {machine.steps / 4:.3g} of 15 epochs by a time limit" in bundle.source

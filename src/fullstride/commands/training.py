@@ -61,7 +61,7 @@ class TrainFlags:
     """The time limits and extra logs of a run."""
 
     # Time limit of the whole run in hours: training has as many epochs as fit, at most the
-    # recipe's, with a schedule of that length.
+    # recipe's, with a schedule of that length, which ends earlier if the machine becomes slower.
     hours: float | None = None
     # Time limit in minutes, added to --hours.
     minutes: float | None = None

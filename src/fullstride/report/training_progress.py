@@ -65,7 +65,8 @@ class TrainingProgress:
 
     def report(self, step_s: float, epoch: int, step: int) -> None:
         assert self.run
-        self.bar.print(time_line(self.run.seconds_left(step_s, epoch, step)))
+        training_s, end_s = self.run.seconds_left(step_s, epoch, step)
+        self.bar.print(time_line(training_s / self.run.course.stride + end_s))
 
     def print(self, row: dict[str, Any]) -> None:
         self.rows.append(row)

@@ -6,8 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -34,7 +33,7 @@ from fullstride.train.compute import (
     share_batch_statistics,
 )
 from fullstride.train.distill import TeacherProbabilities
-from fullstride.train.optimizer import Freezing, build_optimizer, lr_at, set_rates
+from fullstride.train.optimizer import Course, Freezing, build_optimizer, lr_at, set_rates
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run_folder import load_optimizer, load_scaler, read_state
 
@@ -102,6 +101,13 @@ class Epoch(Checkpoint):
     images_per_s: float  # since the epoch began or was resumed
     data_wait_fraction: float  # fraction of that time spent waiting for images
     average: Backbone  # the averaged network in evaluation mode, to score and to save
+    epochs: int  # of the training
+
+
+# Called after each step with the course, the number of steps so far, and the seconds of the step
+# with its wait for images. A course that it returns is the course from there, and within an epoch a
+# checkpoint is made; None changes nothing.
+Pause = Callable[[Course, int, float], Course | None]
 
 
 def train_epochs(
@@ -138,37 +144,42 @@ def train_epochs(
     recipe = recipe.in_epochs(len(batches))
     trainer = build_trainer(net, task, recipe, len(batches), teacher, context)
     with keep_freed_memory(trainer.device):
-        yield from run_epochs(trainer, batches, resume, checkpoint_every_steps)
+        yield from run_epochs(trainer, batches, resume, every(checkpoint_every_steps, len(batches)))
+
+
+def every(steps: int, per_epoch: int) -> Pause:
+    """Checkpoints after each `steps` within an epoch; none for 0."""
+    return lambda course, done, step_s: course if steps and done % per_epoch % steps == 0 else None
 
 
 def run_epochs(
     trainer: "Trainer",
     batches: BatchSource,
     resume: dict[str, Any] | None,
-    checkpoint_every_steps: int,
+    pause: Pause,
 ) -> Iterator[Checkpoint]:
     """The epochs of `train_epochs`."""
-    net, recipe, context = trainer.net, trainer.recipe, trainer.context
-    steps = max(1, round(recipe.epochs * len(batches)))
-    first, start, losses = trainer.resume(resume) if resume else (0, 0, [])
-    for number in range(first, math.ceil(steps / len(batches))):
+    net, context, per_epoch = trainer.net, trainer.context, len(batches)
+    number, start, losses = trainer.resume(resume) if resume else (0, 0, [])
+    while (before := number * per_epoch) < trainer.course.end:
         net.train()
         if start:
             net.restore_saved_tensor_choices(trainer.saved_tensor_choices)
-        last = min(len(batches), steps - number * len(batches))  # the last epoch may be partial
         images, wait_s, pause_s = 0, 0.0, 0.0
         epoch_start = step_end = time.perf_counter()
-        source = batches.epoch(number, start)
-        for index, (x, targets, indices) in enumerate(islice(source, last - start), start + 1):
+        source = batches.epoch(trainer.epoch_at(before), start)
+        for index, (x, targets, indices) in enumerate(source, start + 1):
             wait_s += time.perf_counter() - step_end
             with trainer.numerics(), memory_advice(trainer.recipe, trainer.device, context):
-                step = number * len(batches) + index - 1
-                losses.append(trainer.step(x, targets, step, indices))
+                losses.append(trainer.step(x, targets, before + index - 1, indices))
             images += len(x)
-            is_checkpoint = checkpoint_every_steps and index % checkpoint_every_steps == 0
-            if index < last and (is_checkpoint or index % CHECK_EVERY == 0):
+            course = pause(trainer.course, before + index, time.perf_counter() - step_end)
+            trainer.course = course or trainer.course
+            if index == min(per_epoch, trainer.course.end - before):
+                break  # the last epoch may be partial
+            if course or index % CHECK_EVERY == 0:
                 trainer.check(list(context.mean(torch.stack(losses))), number)
-                if is_checkpoint:
+                if course:
                     pause_start = time.perf_counter()
                     yield Checkpoint(trainer.state(number, index, losses))
                     pause_s += time.perf_counter() - pause_start
@@ -179,11 +190,12 @@ def run_epochs(
         loss = torch.stack(losses).mean().item()
         epoch_s = time.perf_counter() - epoch_start - pause_s
         state = trainer.state(number + 1, 0, [])
-        lr = lr_at(number + (last - 0.5) / len(batches), recipe)
+        lr = trainer.lr(before + len(losses) - 1)
         rate = context.world_size * images / epoch_s
         average = cast(Backbone, trainer.average.net)
-        yield Epoch(state, number, loss, lr, rate, wait_s / epoch_s, average)
-        start, losses = 0, []
+        epochs = math.ceil(trainer.course.end / per_epoch)
+        yield Epoch(state, number, loss, lr, rate, wait_s / epoch_s, average, epochs)
+        number, start, losses = number + 1, 0, []
 
 
 def build_trainer(
@@ -256,7 +268,8 @@ class Trainer:
         self.layout = torch.contiguous_format
         if recipe.channels_last:
             self.layout = channels_last(1 + len(input_shape(net.spec)))
-        self.divergence = Divergence(max(1, round(recipe.epochs * per_epoch)))
+        self.course = Course(max(1, round(recipe.epochs * per_epoch)))
+        self.divergence = Divergence(self.course.whole)
         self.freezing = Freezing(net, recipe, per_epoch)
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
@@ -300,9 +313,9 @@ class Trainer:
         only on the recipe's seed and the step, so a resumed run draws the same numbers.
         """
         recipe = self.recipe
-        if self.freezing.apply(number):
+        if self.freezing.apply(int(self.course.at(number))):
             self.forward = self.build_forward()
-        set_rates(self.optimizer, (number + 0.5) / self.per_epoch, recipe)
+        set_rates(self.optimizer, self.course.at(number + 0.5) / self.per_epoch, recipe)
         rng = np.random.default_rng([recipe.seed, number])
         torch.manual_seed(int(rng.integers(2**62)) + self.context.rank)
         x = x.contiguous(memory_format=self.layout)
@@ -310,7 +323,7 @@ class Trainer:
             classes = self.net.spec.classes
             x, targets = mix(x, targets, classes, mixup=recipe.mixup, cutmix=recipe.cutmix, rng=rng)
         self.statistics.before(number)
-        loss = self.backward(x, targets, number // self.per_epoch, indices)
+        loss = self.backward(x, targets, self.epoch_at(number), indices)
         self.statistics.after(number)
         if recipe.clip_norm:
             self.scaler.unscale_(self.optimizer)
@@ -320,6 +333,13 @@ class Trainer:
         self.optimizer.zero_grad()
         self.average.update(number)
         return loss
+
+    def lr(self, step: int) -> float:
+        return lr_at(self.course.at(step + 0.5) / self.per_epoch, self.recipe)
+
+    def epoch_at(self, step: int) -> int:
+        """The epoch of the schedule whose images are in the epoch of a step."""
+        return int(self.course.at(step // self.per_epoch * self.per_epoch) / self.per_epoch)
 
     def backward(self, x: Tensor, targets: Any, epoch: int, indices: Tensor | None) -> Tensor:
         """Add the gradients of a batch in the recipe's number of passes; return its loss."""
@@ -360,7 +380,7 @@ class Trainer:
         high = self.divergence.find(values, epoch * self.per_epoch) if bad is None else bad
         if high is None:
             return
-        lr = lr_at(epoch + (high + 0.5) / self.per_epoch, recipe)
+        lr = self.lr(epoch * self.per_epoch + high)
         where = f"in step {high + 1} of epoch {epoch + 1}"
         if high == bad:
             raise FloatingPointError(
@@ -387,6 +407,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "saves": self.net.saved_tensor_choices(),
+            "turns": self.course.turns,
             "first_loss": self.divergence.first,
             "high_losses": self.divergence.high,
         }
@@ -395,10 +416,15 @@ class Trainer:
         """Load the checkpoint `data`. Raises ValueError, in one line, if it does not fit."""
         where = "the checkpoint"
         state = read_state(data, where)
-        if state.epochs > math.ceil(self.recipe.epochs) or state.index >= self.per_epoch:
+        course = replace(self.course, turns=state.turns)
+        done = state.epochs * self.per_epoch + state.index
+        course.check(where, done)
+        epochs = math.ceil(course.end / self.per_epoch)
+        is_beyond = state.epochs > epochs or (state.index and done >= course.end)
+        if is_beyond or state.index >= self.per_epoch:
             raise ValueError(
                 f"{where} is of epoch {state.epochs} and step {state.index}, training has "
-                f"{math.ceil(self.recipe.epochs)} epochs of {self.per_epoch} steps"
+                f"{epochs} epochs of {self.per_epoch} steps"
             )
         for name, net in (("net", self.net), ("average", self.average.net)):
             try:
@@ -413,7 +439,7 @@ class Trainer:
         choices = self.net.saved_tensor_choices()
         if state.saves and len(state.saves) != len(choices):
             raise ValueError(f"{where}: saves has {len(state.saves)} items for {len(choices)}")
-        self.saved_tensor_choices = list(state.saves)
+        self.saved_tensor_choices, self.course = list(state.saves), course
         self.divergence.first, self.divergence.high = state.first_loss, state.high_losses
-        self.divergence.steps = state.epochs * self.per_epoch + state.index
+        self.divergence.steps = done
         return state.epochs, state.index, list(state.losses.to(self.device))

@@ -1,8 +1,9 @@
-"""Builds a recipe's optimizer, sets its rates during training, and freezes layers."""
+"""Builds a recipe's optimizer, sets its rates by a schedule, and freezes layers."""
 
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -181,6 +182,51 @@ class Freezing:
             norm.train(self.net.training and not (names & frozen or self.keeps_statistics))
         self.is_start = is_start
         return changes
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where in the recipe's schedule each step of a training is.
+
+    Step N is at N of the schedule, until a turn: from its step on, the rest of the schedule is
+    spread evenly over the steps before its end. Images and their sizes follow the schedule too.
+    """
+
+    whole: int  # steps of the schedule
+    turns: tuple[tuple[int, int], ...] = ()  # (step, end), see `check`
+
+    @property
+    def end(self) -> int:
+        """The number of steps of the training."""
+        return self.turns[-1][1] if self.turns else self.whole
+
+    @property
+    def stride(self) -> float:
+        """Steps of the schedule per step of training, after the last turn."""
+        return self._last(self.turns)[2]
+
+    def at(self, step: float) -> float:
+        place, begin, stride = self._last([each for each in self.turns if each[0] <= step])
+        return place + (step - begin) * stride
+
+    def turned(self, step: int, end: int) -> "Course":
+        return replace(self, turns=(*self.turns, (step, end)))
+
+    def check(self, where: str, done: int) -> None:
+        """Raise ValueError for turns that no training makes in its first `done` steps."""
+        earlier, last = 0, self.whole
+        for step, end in self.turns:
+            if not earlier < step <= done or not step < min(last, end) or end > self.whole:
+                raise ValueError(f"{where}: turns: step {step} to {end}, after {done} steps")
+            earlier, last = step, end
+
+    def _last(self, turns: Sequence[tuple[int, int]]) -> tuple[float, int, float]:
+        """Where the last of `turns` is in the schedule, its step, and the stride from there."""
+        place, begin, stride = 0.0, 0, 1.0
+        for step, end in turns:
+            place, begin = place + (step - begin) * stride, step
+            stride = (self.whole - place) / (end - step)
+        return place, begin, stride
 
 
 # Learning rate and momentum over the course of training.

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from fullstride.train.batches import (
 )
 from fullstride.train.compute import SINGLE_PROCESS, DistributedContext, choose_workers, on_device
 from fullstride.train.distill import TeacherProbabilities, build_teacher
+from fullstride.train.optimizer import Course
 from fullstride.train.recipes.choice import DEFAULTS, NamedRecipe, RunOptions, case_of
 from fullstride.train.recipes.named import Case
 from fullstride.train.recipes.recipe import LEFT_TO_THE_DEVICE, Recipe
@@ -221,7 +223,9 @@ class PreparedRun:
     device: torch.device
     workers: int  # processes that decode images, per training process
     context: DistributedContext
+    deadline: float | None  # see `NamedRecipe`
     start: tuple[int, int] = (0, 0)  # epochs of an earlier call, and steps in the next epoch
+    turns: tuple[tuple[int, int], ...] = ()  # of the `Course` of an earlier call
 
     @property
     def scoring(self) -> BatchOptions:
@@ -233,24 +237,41 @@ class PreparedRun:
 
     @property
     def steps(self) -> int:
-        """The steps of the whole training."""
+        """The steps of the whole schedule."""
         return max(1, round(self.resolved.epochs * self.steps_per_epoch))
 
-    def seconds_left(self, step_s: float, epoch: int, step: int) -> float:
-        """The time from a step of an epoch (from 0) to the end, if that step takes `step_s`.
+    @cached_property
+    def work(self) -> list[float]:
+        """The time of a step in each epoch of the schedule / at the whole resolution, by pixels."""
+        sides, resolution = self.resolved.resolutions(self.pre.resolution), self.pre.resolution
+        work = [(side / resolution) ** 2 for side in sides]
+        return work + [1.0] * (math.ceil(self.resolved.epochs) - len(work))
 
-        The time of a step is proportional to the pixels of an image. Scoring takes a third of it.
+    @property
+    def course(self) -> Course:
+        return Course(self.steps, self.turns)
+
+    def resumed(self, state: Mapping[str, Any] | None) -> "PreparedRun":
+        """The run that goes on from the checkpoint `state`, if there is one."""
+        if state is None:
+            return self
+        return replace(self, start=(state["epochs"], state["index"]), turns=state["turns"])
+
+    def seconds_left(self, step_s: float, epoch: int, step: float) -> tuple[float, float]:
+        """The time from a step of an epoch (from 0) to the last step, and then to the end.
+
+        The step takes `step_s`, and scoring an image a third of its share of a step at the whole
+        resolution.
         """
-        sides = self.resolved.resolutions(self.pre.resolution)
-        epochs, resolution = math.ceil(self.resolved.epochs), self.pre.resolution
-        work = [(side / resolution) ** 2 for side in sides] + [1.0] * (epochs - len(sides))
+        epochs, work = math.ceil(self.resolved.epochs), self.work
         left = sum(work[: self.steps // self.steps_per_epoch]) * self.steps_per_epoch
         left += work[-1] * (self.steps % self.steps_per_epoch)
         left -= sum(work[:epoch]) * self.steps_per_epoch + work[epoch] * step
-        scores = math.ceil((epochs - epoch) / self.resolved.score_every_epochs) + 1
-        scored = scores * len(self.data.val) + len(self.data.test)
-        left += SCORING_SHARE * scored / self.resolved.batch_size
-        return left * step_s / work[epoch]
+        scores = math.ceil((epochs - epoch) / self.resolved.score_every_epochs)
+        image, val = SCORING_SHARE / self.resolved.batch_size, len(self.data.val)
+        left += image * scores * val
+        end = image * (val + len(self.data.test))
+        return left * step_s / work[epoch], end * step_s / work[epoch]
 
     def score(self, net: Backbone, images: Images, task: Task | None = None) -> Evaluation:
         """Evaluate `net` on `images`; `task` defaults to the run's task."""
@@ -301,6 +322,11 @@ class PreparedRun:
         """
         state = (task or self.task).state()
         average = f", the average of epochs {', '.join(map(str, epochs))}" if epochs else ""
+        if self.turns:
+            ended = self.course.end / self.steps_per_epoch
+            average = (
+                f", for {ended:.3g} of {self.resolved.epochs:.3g} epochs by a time limit{average}"
+            )
         return Bundle(
             net=fused_form.unpadded(net, self.spec),
             name=self.folder.name,
@@ -385,6 +411,7 @@ def prepare(
         device=device,
         workers=workers,
         context=context,
+        deadline=named.deadline,
     )
 
 

@@ -18,12 +18,12 @@ from fullstride.tasks import build_head, find_task
 from fullstride.tasks.task import Task
 from fullstride.train import final_weights, loop, run_folder
 from fullstride.train.batches import TrainingBatches
-from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
+from fullstride.train.compute import SINGLE_PROCESS, DistributedContext, keep_freed_memory
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.choice import DEFAULTS, HERE, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import FinalNetwork, all_skipped, save_scores
-from fullstride.train.timing import recipe_within
+from fullstride.train.timing import Pace, recipe_within
 
 
 def finish(run: PreparedRun) -> None:
@@ -136,9 +136,9 @@ def trained_epochs(
     """Yield the rows of a run in a locked folder, from its last checkpoint on."""
     resume = run_folder.load_checkpoint(run.folder)
     rows = run_folder.read_log(run.folder, run.metric, resume["epochs"] if resume else 0)
-    has_ended = (run.folder / run_folder.BUNDLE).is_dir()
+    has_ended, run = (run.folder / run_folder.BUNDLE).is_dir(), run.resumed(resume)
     if not has_ended:
-        announce(replace(run, start=(resume["epochs"], resume["index"])) if resume else run)
+        announce(run)
     yield from rows
     if has_ended:
         return
@@ -149,17 +149,14 @@ def trained_epochs(
     run.net.to(run.device)
     run.context.on_rank_zero(final_weights.check_slots, run)
     if not run_folder.should_stop_early(rows, run.recipe, run.metric):
-        epochs = loop.train_epochs(
-            run.net,
-            run.task,
-            watch(run.batches),
-            run.resolved,
-            resume,
-            teacher=run.teacher,
-            checkpoint_every_steps=checkpoint_every_steps,
-            context=run.context,
-        )
-        yield from saved_epochs(run, epochs, rows)
+        per_epoch = run.steps_per_epoch
+        how = run.resolved.in_epochs(per_epoch), per_epoch, run.teacher, run.context
+        trainer = loop.build_trainer(run.net, run.task, *how)
+        pause = Pace(run, loop.every(checkpoint_every_steps, per_epoch))
+        with keep_freed_memory(run.device):
+            epochs = loop.run_epochs(trainer, watch(run.batches), resume, pause)
+            yield from saved_epochs(run, epochs, rows)
+        run = replace(run, turns=trainer.course.turns)
     finish(run)
 
 
@@ -168,20 +165,22 @@ def saved_epochs(
 ) -> Iterator[dict[str, Any]]:
     """Score and save `epochs`; add the row of each to `rows`, and yield it.
 
-    The last of every `score_every_epochs` epochs is scored and saved. If the caller closes this
-    generator after another epoch, that is saved too. Without a validation split there are no
-    scores, and no best epoch is saved.
+    The last of every `score_every_epochs` epochs is scored and saved. An epoch that turns the
+    course is saved too, and an epoch after which the caller closes this generator. Without a
+    validation split there are no scores, and no best epoch is saved.
     """
+    turns = run.turns
     for epoch in epochs:
+        is_turn, turns = epoch.state["turns"] != turns, epoch.state["turns"]
         if not isinstance(epoch, loop.Epoch):
             run.context.on_rank_zero(run_folder.save_epoch, run.folder, rows, epoch.state)
             continue
         rows.append(unscored_row(run, epoch, rows))
         number, last = rows[-1]["epoch"], rows[-1]["epochs"]
         is_due = number % run.resolved.score_every_epochs == 0 or number == last
-        if is_due:
-            if run.data.val:
-                score_epoch(run, epoch, rows)
+        if is_due and run.data.val:
+            score_epoch(run, epoch, rows)
+        if is_due or is_turn:
             run.context.on_rank_zero(run_folder.save_epoch, run.folder, rows, epoch.state)
         try:
             yield rows[-1]
@@ -197,7 +196,7 @@ def unscored_row(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]]
     """The next row of the log after `rows`, without scores."""
     row = {
         "epoch": epoch.number + 1,
-        "epochs": math.ceil(run.resolved.epochs),
+        "epochs": epoch.epochs,
         "loss": epoch.loss,
         "lr": epoch.lr,
         "images_per_s": epoch.images_per_s,

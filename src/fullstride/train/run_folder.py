@@ -76,6 +76,7 @@ class TrainingState:
     optimizer: OptimizerState
     scaler: Mapping[str, float]  # empty unless the precision is fp16
     saves: tuple[str, ...]  # for each fused batch norm, its choice of saved tensors
+    turns: tuple[tuple[int, int], ...]  # of the `Course`
     # the state of `loop.Divergence`
     first_loss: float | None = None
     high_losses: Count = 0

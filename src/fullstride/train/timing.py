@@ -14,6 +14,7 @@ import torch
 
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
+from fullstride.io.console import print_note
 from fullstride.io.writing import atomic_write, cores, json_output, scratch_folder
 from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import timed_calls
@@ -36,7 +37,8 @@ from fullstride.train.compute import (
     keep_freed_memory,
     on_device,
 )
-from fullstride.train.loop import BatchSource, Trainer, build_trainer
+from fullstride.train.loop import BatchSource, Pause, Trainer, build_trainer
+from fullstride.train.optimizer import Course
 from fullstride.train.prepare import PreparedRun, network_to_train, prepare
 from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
@@ -298,6 +300,58 @@ class TimedBatches:
                 self.report = None
 
 
+# The pace of training is compared with the time left after each WINDOW of the time, and the course
+# is changed if the rest would take LATE times the time left, by the faster of the last two windows:
+# a short disturbance changes nothing. Our own numbers.
+WINDOW, LATE = 1 / 20, 1.2
+
+
+class Pace:
+    """Keeps the time given to a run, a `Pause` of `loop.run_epochs`.
+
+    If the last steps were so slow that training would end late, the rest of the schedule is passed
+    through in fewer steps; and in more again, up to the recipe's, if they were fast.
+    """
+
+    def __init__(self, run: PreparedRun, pause: Pause):
+        self.run, self.pause = run, pause
+        has_limit = run.deadline is not None and not run.context.is_distributed
+        self.end_s = run.deadline if run.deadline is not None and has_limit else math.inf
+        self.window_s = max(MEASURE_S, WINDOW * (self.end_s - time.perf_counter()))
+        self.untimed, self.work, self.seconds, self.before = UNTIMED_STEPS, 0.0, 0.0, 0.0
+
+    def __call__(self, course: Course, done: int, step_s: float) -> Course | None:
+        chosen, self.untimed = course, self.untimed - 1
+        if self.untimed < 0:
+            epoch = course.at(done - 1) // self.run.steps_per_epoch
+            self.work += self.run.work[int(epoch)]
+            self.seconds += step_s
+        if self.seconds >= self.window_s and done < course.end:
+            pace = self.seconds / self.work
+            if self.before:
+                chosen = self.follow(course, done, min(self.before, pace))
+            self.work, self.seconds, self.before = 0.0, 0.0, pace
+        return self.pause(course, done, step_s) if chosen is course else chosen
+
+    def follow(self, course: Course, done: int, step_s: float) -> Course:
+        """The course that ends in time, if a step at the whole resolution takes `step_s`."""
+        epoch, step = divmod(course.at(done), self.run.steps_per_epoch)
+        now_s = step_s * self.run.work[int(epoch)]
+        whole_s, scores_s = self.run.seconds_left(now_s, int(epoch), step)
+        left_s = self.end_s - time.perf_counter() - scores_s
+        slower = whole_s / course.stride / max(left_s, 1e-9)
+        most = course.whole - course.at(done)
+        steps = max(1, int(min(most, (course.end - done) / slower)))
+        if 1 / LATE <= slower <= LATE or steps == course.end - done:
+            return course
+        before, now = (end / self.run.steps_per_epoch for end in (course.end, done + steps))
+        print_note(
+            f"{self.run.folder}: a step takes {now_s:.3g} s now: to keep the time given, training "
+            f"ends after {now:.3g} epochs, not {before:.3g}"
+        )
+        return course.turned(done, done + steps)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
     """The seconds that the parts of a training take on one device."""
@@ -337,13 +391,13 @@ def recipe_within(
     Steps, scores and a checkpoint are measured for about 4 s beside `folder`. Numbers that depend
     on the epochs, such as the batch and the rate of `finetune`, are chosen accordingly. A resumable
     run in `folder` keeps its recipe. `deadline` applies to the whole run, by `time.perf_counter`,
-    and None is no limit; the other arguments are as in `run.train`.
+    and None is no limit; in training, `Pace` keeps it. The other arguments are as in `run.train`.
 
     Raises ValueError, in one line, for a length beside the time limit, for several processes, and
     if not even a tenth of an epoch fits.
     """
     run_folder.check_folder(folder)
-    named = run_folder.resolve(choice, folder, data, options)
+    named = replace(run_folder.resolve(choice, folder, data, options), deadline=deadline)
     if deadline is None or run_folder.resumable_config(folder):
         return named
     if context.is_distributed:
@@ -371,7 +425,7 @@ def recipe_within(
             f"{math.ceil(more_s / 6) / 10:g} minutes more"
         )
     shorter = replace(choice, changes={**choice.changes, "epochs": math.floor(10 * epochs) / 10})
-    return run_folder.resolve(shorter, folder, data, options)
+    return replace(run_folder.resolve(shorter, folder, data, options), deadline=deadline)
 
 
 def time_training(

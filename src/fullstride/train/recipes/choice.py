@@ -82,6 +82,7 @@ class NamedRecipe:
     recipe: Recipe
     name: str = ""  # in `RECIPES`, or "" for another recipe
     case: Case = NOMINAL  # the case that it was resolved for
+    deadline: float | None = None  # the end of the run, by `time.perf_counter`; None: no limit
 
 
 @dataclass(frozen=True)
