@@ -33,11 +33,13 @@ from fullstride.autofit.candidates import (
     MOST_TRIED,
     Candidate,
     Pictures,
+    in_order,
     list_candidates,
     shortlist,
 )
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.times import (
+    FEWEST_TIMED,
     FEWEST_TRIED,
     corrected,
     estimate_candidates,
@@ -278,6 +280,30 @@ def test_with_little_time_few_candidates_are_tried_at_each_share_of_the_budget(
     assert MOST_TRIED > most_tried(None, 1.0) > most_tried(None, 100.0) == FEWEST_TRIED
     _, again = drain(times_of(many, tmp_path, minutes=1 / 15, **ONE))  # those that are stored
     assert {each.candidate for each in again if not each.left_out} == {*tried}
+
+
+def test_three_of_the_shortlist_are_measured_even_if_the_time_is_over(tmp_path, fake_times):
+    many = [
+        Candidate(model="genet_tiny", resolution=side, family="g") for side in range(32, 384, 8)
+    ]
+
+    def slow(candidate):
+        time.sleep(0.05)
+        return (candidate.resolution / 128) ** 2
+
+    fake_times(slow)
+    lines, times = drain(times_of(many, tmp_path, minutes=1e-3, **ONE))
+    assert sum(not each.left_out for each in times) == FEWEST_TIMED
+    assert f"{FEWEST_TRIED - FEWEST_TIMED} of them are not tried" in " ".join(lines)
+
+
+def test_the_fastest_candidate_is_measured_first_and_then_the_most_promising_of_each_budget():
+    top1 = {"fast": 60.0, "good": 80.0, "best": 85.0, "slow": 90.0, "slower": 95.0}
+    listed = [Candidate(model=name, resolution=224, top1=top1[name], family=name) for name in top1]
+    ms = dict(zip((each.name for each in listed), (0.1, 0.4, 1.0, 3.0, 2.0), strict=True))
+    budgets = [Budget(ms_per_image=1.0), Budget(ms_per_image=0.5)]
+    names = [each.model for each in in_order([*reversed(listed)], ms, budgets)]
+    assert names == ["fast", "best", "good", "slower", "slow"]
 
 
 def test_estimates_are_corrected_by_measured_times_and_interpolated_between_them():

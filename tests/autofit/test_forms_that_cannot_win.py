@@ -6,7 +6,14 @@ from collections import Counter
 import pytest
 
 from fullstride.autofit import times as candidate_times
-from fullstride.autofit.budget import CandidateTime, FitJob, fastest_of, within_budget
+from fullstride.autofit.budget import (
+    CandidateTime,
+    FitJob,
+    fastest_of,
+    is_slow,
+    may_win,
+    within_budget,
+)
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
@@ -117,7 +124,7 @@ def test_with_ten_budgets_the_network_and_the_form_are_those_of_measuring_all(
     chosen = {}
     for prune in (True, False):
         if not prune:
-            monkeypatch.setattr(candidate_times, "may_win", lambda *_: True)
+            monkeypatch.setattr(candidate_times, "is_worth_timing", lambda *_: True)
         recorded.clear()
         for number, ms in enumerate((0.06, 0.12, 0.18, 0.25, 0.4, 0.7, 3.0, 15.0, 30.0, 120.0)):
             budget, folder = Budget(ms_per_image=ms), tmp_path / f"{prune}-{number}"
@@ -156,5 +163,23 @@ def forms_of(*ms):
 def test_a_form_that_is_slow_for_other_networks_is_not_measured(slow_ms, others, may):
     known = [forms_of(2.0, 1.0, slow_ms + 0.01 * number) for number in range(others)]
     own = forms_of(2.0, 1.0)
-    assert candidate_times.may_win(FORMS[4], own, known, longest_ms=100.0) is may
-    assert candidate_times.may_win(FORMS[4], own, known, longest_ms=0.1) is (others < 2)
+    assert may_win(FORMS[4], own, known, longest_ms=100.0) is may
+    assert may_win(FORMS[4], own, known, longest_ms=0.1) is (others < 2)
+
+
+@pytest.mark.parametrize(
+    ("slow_ms", "others", "first_ms", "slow"),
+    [
+        (1.6, 2, 2.0, True),
+        (1.4, 2, 2.0, False),
+        (1.6, 1, 2.0, False),  # one network is too few
+        (1.6, 2, 9.0, False),  # and networks of other sizes say nothing
+    ],
+)
+def test_a_format_that_is_slow_for_similar_networks_of_any_model_is_not_tried(
+    slow_ms, others, first_ms, slow
+):
+    known = [forms_of(2.0, 1.0, slow_ms + 0.01 * number) for number in range(others)]
+    assert is_slow("openvino", forms_of(first_ms)[0], known) is slow
+    known.append(forms_of(2.0, 1.0, 0.9))  # nor if one network is fast in it
+    assert not is_slow("openvino", forms_of(first_ms)[0], known)

@@ -32,6 +32,7 @@ from fullstride.autofit.halving import (
 )
 from fullstride.autofit.plan import (
     FEW,
+    FEWEST_TIMED,
     MOST_COST,
     FitPlan,
     Means,
@@ -548,10 +549,11 @@ def test_the_training_of_less_promising_candidates_is_estimated_by_their_times(
 
     monkeypatch.setattr(fit_plan, "measure_training", measured)
     lines, plan = drain(make_plan(job_of(tmp_path, data), times_of(many, ms)))
-    assert sum("measuring" in line for line in lines) == FEW
-    assert "of 2 others is estimated" in " ".join(lines)
+    assert sum("measuring" in line for line in lines) == FEWEST_TIMED
+    assert "of 3 others is estimated" in " ".join(lines)
     assert plan.candidates == tuple(each.name for each in many)  # the slowest first
-    for each, score_s in zip(many, (0.5, 0.5, 0.5, 0.5 * 40 / 48, 0.5 * 32 / 48), strict=True):
+    scored_s = (0.5, 0.5, *(0.5 * side / 56 for side in sides[2:]))
+    for each, score_s in zip(many, scored_s, strict=True):
         assert plan.epoch_s[each.name] == pytest.approx(4 * each.resolution / 48 + score_s)
 
 

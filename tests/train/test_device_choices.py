@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import os
 import platform
 import subprocess
@@ -18,7 +19,7 @@ from torch import nn
 
 from fullstride.data.dataset import open_data
 from fullstride.io.writing import OutOfMemoryError, cores
-from fullstride.measure import environment
+from fullstride.measure import environment, max_batch
 from fullstride.measure.activation_bytes import activation_bytes
 from fullstride.nets import zoo
 from fullstride.nets.layers import SubsampledConv2d, avoid_strided_pointwise
@@ -242,9 +243,19 @@ def test_a_batch_is_computed_in_the_fewest_passes_that_fit(gib, average):
     for fewer in range(1, passes):
         if recipe.batch_size % fewer == 0:
             assert not fits(recipe, net, memory, fewer, average + (fewer > 1))
-    assert choose_passes(recipe, net, 5000, "cpu").grad_accum_steps == 1
     chosen = replace(recipe, grad_accum_steps=2)
     assert choose_passes(chosen, net, 5000, "cuda", memory_bytes=1) == chosen
+
+
+def test_on_a_cpu_a_batch_takes_half_of_the_free_memory_that_the_system_names(monkeypatch):
+    net = zoo.create("resnet_rs_tiny")
+    recipe = Recipe(epochs=1, batch_size=512, lr=0.1, grad_accum_steps=0, precision="fp32")
+    monkeypatch.setattr(max_batch, "available_bytes", lambda: 0.1 * GIB)
+    passes = choose_passes(recipe, net, 5000, "cpu").grad_accum_steps
+    within = choose_passes(recipe, net, 5000, "cpu", memory_bytes=0.05 * GIB)
+    assert passes == within.grad_accum_steps > 1
+    monkeypatch.setattr(max_batch, "available_bytes", lambda: math.inf)
+    assert choose_passes(recipe, net, 5000, "cpu").grad_accum_steps == 1
 
 
 def test_parts_keep_the_groups_of_the_triplet_loss_and_what_never_fits_is_refused():

@@ -1,7 +1,7 @@
 """Compares the times of the candidates of a fit with its budget."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
@@ -271,6 +271,96 @@ class CandidateTimes:
             f"{time_in_words(fastest)}; use --budget-ms {rounded_up(needed_ms)} or more, smaller "
             "--resolutions or other --candidates"
         )
+
+
+# Which forms of a network are worth a measurement.
+
+COMPARED = 2  # least measured networks that give the ratio of two forms for a similar network
+SIMILAR = 4.0  # largest ratio of the times of similar networks; small ones mostly wait
+# Divisor of the smallest ratio of two forms, for another network. OpenVINO's int8 files took 0.84
+# and 1.10 times as long as ONNX Runtime's for ResNet-RS-50 at 160 and 224 pixels.
+MARGIN = 1.5
+# A format is not tried for further networks if its fastest file took at least SLOW times as long as
+# the fastest other file of similar networks: ncnn's take 1.5 to 3.4 times as long on x86.
+SLOW = 1.5
+ACCURACY: dict[Precision, int] = {"int8": 0, "bf16": 1, "fp16": 1, "fp32": 2}  # more is better
+
+Rows = tuple[CandidateTime, ...]
+
+
+def may_win(
+    label: Label, own: Sequence[CandidateTime], others: Sequence[Rows], longest_ms: float
+) -> bool:
+    """Whether a form without a time may be the form that a fit would ship.
+
+    `own` has the times of the network, and `others` the times of the same model with other widths,
+    depths and resolutions. Each form with a time bounds the time of the new form from below: its
+    fastest rounds, times the smallest ratio of the two forms in `COMPARED` or more of `others` with
+    similar times, divided by `MARGIN`. Relative speeds depend on the kind of network and on its
+    size, so other models do not count. The largest bound holds.
+
+    The form cannot win if the bound is above `longest_ms`, or above the slowest rounds of a form of
+    the network that is at least as accurate: fp32, then bf16 and fp16, then int8.
+    """
+    measured = [row for row in own if row.ms is not None]
+    least_ms = 0.0
+    for row in measured:
+        ratios = similar_ratios(label, row, others)
+        if len(ratios) >= COMPARED:
+            least_ms = max(least_ms, (row.low or row.ms or 0.0) * min(ratios) / MARGIN)
+    if least_ms > longest_ms:
+        return False
+    as_accurate = [row for row in measured if ACCURACY[row.precision] >= ACCURACY[label[1]]]
+    return all((row.high or row.ms or 0.0) >= least_ms for row in as_accurate)
+
+
+def similar_ratios(label: Label, row: CandidateTime, others: Sequence[Rows]) -> set[float]:
+    """The ratios of times in `label` to times in the form of `row`, for networks of similar times.
+
+    Networks that differ in the resize policy alone have the same times, and count once.
+    """
+    ratios = set[float]()
+    for rows in others:
+        ms = {form(each): each.ms for each in rows}
+        goal, base = ms.get(label), ms.get(form(row))
+        if goal and base and is_similar(base, row.ms):
+            ratios.add(goal / base)
+    return ratios
+
+
+def is_worth_timing(
+    label: Label, own: Rows, model: str, by_model: Mapping[str, Sequence[Rows]], longest_ms: float
+) -> bool:
+    """Whether a form of a network may win, and another format than its first is not slow here."""
+    networks = [rows for each in by_model.values() for rows in each]
+    is_first = not own or own[0].format == label[0]
+    return may_win(label, own, by_model.get(model, ()), longest_ms) and (
+        is_first or not is_slow(label[0], own[0], networks)
+    )
+
+
+def is_slow(format: str, row: CandidateTime, networks: Iterable[Rows]) -> bool:
+    """Whether the files of a format are slow for networks with times similar to `row`.
+
+    In `COMPARED` or more of `networks`, and in all, its fastest file took at least `SLOW` times as
+    long as the fastest file of another format.
+    """
+    ratios = set[float]()
+    for rows in networks:
+        ms = {form(each): each.ms for each in rows if each.ms}
+        own = [value for label, value in ms.items() if label[0] == format]
+        others = [value for label, value in ms.items() if label[0] != format]
+        if own and others and is_similar(ms.get(form(row)), row.ms):
+            ratios.add(min(own) / min(others))
+    return len(ratios) >= COMPARED and min(ratios) >= SLOW
+
+
+def is_similar(ms: float | None, other_ms: float | None) -> bool:
+    return bool(ms and other_ms and 1 / SIMILAR <= ms / other_ms <= SIMILAR)
+
+
+def form(time: CandidateTime) -> Label:
+    return time.format, time.precision
 
 
 # The candidates within the budget in a line, a table and a plot.

@@ -440,3 +440,42 @@ def shortlists(
     chosen = [shortlist(candidates, ms, budget, most) for budget in budgets]
     names = {each.name for each in itertools.chain(*chosen)}
     return tuple(each for each in candidates if each.name in names)
+
+
+# The order in which candidates are measured and trained, if there is not the time for all.
+
+
+def in_turn(orders: Iterable[Sequence[Candidate]]) -> list[Candidate]:
+    """The first candidate of each order, then the second ones, and so on, each once."""
+    rows = itertools.zip_longest(*orders)
+    return list({each.name: each for row in rows for each in row if each is not None}.values())
+
+
+def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list[Candidate]:
+    """The most promising candidates first; the second is of another family if there is one.
+
+    The order is by `expected_top1`, then the slowest first.
+    """
+
+    def promise(each: Candidate) -> tuple[float, float, str]:
+        return -expected_top1(each), -ms[each.name], each.name
+
+    order = sorted(candidates, key=promise)
+    other = next((each for each in order if each.family != order[0].family), None)
+    if other is not None:
+        order.remove(other)
+        order.insert(1, other)
+    return order
+
+
+def in_order(
+    candidates: Sequence[Candidate], ms: Mapping[str, float], budgets: Sequence[Budget]
+) -> list[Candidate]:
+    """The fastest candidate, the most promising within each budget in turn, and slower ones."""
+    by_time = sorted(candidates, key=lambda each: ms.get(each.name, math.inf))
+    within = (
+        [each for each in by_time if ms.get(each.name, math.inf) <= budget.ms_per_image]
+        for budget in budgets
+    )
+    promising = in_turn(by_promise(each, ms) for each in within if each)
+    return list({each.name: each for each in (*by_time[:1], *promising, *by_time)}.values())

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fullstride.autofit.budget import CandidateTimes, FitJob
-from fullstride.autofit.candidates import Candidate
+from fullstride.autofit.candidates import Candidate, by_promise
 from fullstride.autofit.plan import (
     FINALISTS,
     FitPlan,
     Rung,
     TrainingTime,
-    by_promise,
     candidate_recipe,
     measure_training,
     stored_time,

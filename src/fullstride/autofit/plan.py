@@ -1,18 +1,17 @@
 """Plans the rungs of successive halving within the user's hours."""
 
-import itertools
 import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from fullstride.autofit.budget import CandidateTimes, FitJob, rounded_up
-from fullstride.autofit.candidates import Candidate, expected_top1
+from fullstride.autofit.candidates import Candidate, by_promise, in_turn
 from fullstride.autofit.times import anchors, corrected, measured_in_turn, rough_ms
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
@@ -49,15 +48,14 @@ def candidate_recipe(
 ) -> NamedRecipe:
     """The recipe of a candidate by `choice`, with at most `epochs`.
 
-    A run in `folder` keeps its recipe. On a GPU a batch takes the fewest passes that fit.
+    A run in `folder` keeps its recipe. A batch takes the fewest passes that fit into memory.
     """
-    changes = {"resolution": candidate.resolution, "fit": candidate.fit} | dict(choice.changes)
+    changes = {"resolution": candidate.resolution, "fit": candidate.fit, "grad_accum_steps": 0}
+    changes |= dict(choice.changes)
     if candidate.teacher:
         changes["teacher"] = candidate.teacher
     if candidate.task_options:
         changes["task_options"] = {**changes.get("task_options", {}), **candidate.task_options}
-    if torch.device(options.device).type == "cuda":
-        changes.setdefault("grad_accum_steps", 0)
     case = case_of(data, candidate.weights, candidate.width, find_task(options.task))
     whole = RecipeChoice(choice.source, changes)
     named = whole.resolve(case)
@@ -172,7 +170,8 @@ FILE_S = 10.0  # of an export, with its comparison and its measurement
 # With few hours, training is shortened to SHORT before candidates are left out, and to SHORTEST,
 # or after a linear probe to one epoch, when a single candidate is left. Ours.
 SHORT, SHORTEST = 1 / 3, 1 / 10
-MEASURING_SHARE, MEASURING_S = 0.1, 30.0  # for timing steps: of the hours, or without a limit
+MEASURING_SHARE, MEASURING_S = 0.1, 20.0  # for timing steps: of the hours, or without a limit
+FEWEST_TIMED = 2  # with and without initial weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,8 +268,8 @@ def measure_all(
 ) -> Generator[str, None, tuple[dict[str, TrainingTime], dict[str, str], float]]:
     """The times of trainings by candidate, name -> reason of failures, and the seconds spent.
 
-    Candidates are measured in `order` within the time for measuring, but at least `FEW` with and
-    `FEW` without initial weights. The rest are estimated.
+    Candidates are measured in `order` within the time for measuring, but at least `FEWEST_TIMED`
+    with and without initial weights each. The rest are estimated.
     """
     measured, left_out = dict[str, TrainingTime](), dict[str, str]()
     allowed_s = MEASURING_S if math.isinf(left_s) else MEASURING_SHARE * left_s
@@ -278,7 +277,7 @@ def measure_all(
     for number, candidate in enumerate(order, 1):
         each = stored_time(job.folder, candidate)
         if each is None:
-            if spent_s > allowed_s and similar[bool(candidate.weights)] >= FEW:
+            if spent_s > allowed_s and similar[bool(candidate.weights)] >= FEWEST_TIMED:
                 rest.append(candidate)
                 continue
             yield f"measuring the training of {candidate.name} ({number} of {len(order)})"
@@ -314,29 +313,6 @@ def estimated(
     computed = ("step_s", "image_s", "val_s", "precise_s")
     parts = {part: share * getattr(nearest, part) for part in computed}
     return replace(nearest, candidate=candidate.name, measure_s=0.0, **parts)
-
-
-def in_turn(orders: Iterable[Sequence[Candidate]]) -> list[Candidate]:
-    """The first candidate of each order, then the second ones, and so on, each once."""
-    rows = itertools.zip_longest(*orders)
-    return list({each.name: each for row in rows for each in row if each is not None}.values())
-
-
-def by_promise(candidates: Sequence[Candidate], ms: Mapping[str, float]) -> list[Candidate]:
-    """The most promising candidates first; the second is of another family if there is one.
-
-    The order is by `expected_top1`, then the slowest first.
-    """
-
-    def promise(each: Candidate) -> tuple[float, float, str]:
-        return -expected_top1(each), -ms[each.name], each.name
-
-    order = sorted(candidates, key=promise)
-    other = next((each for each in order if each.family != order[0].family), None)
-    if other is not None:
-        order.remove(other)
-        order.insert(1, other)
-    return order
 
 
 @dataclass(frozen=True, kw_only=True)

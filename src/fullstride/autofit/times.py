@@ -12,8 +12,19 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from fullstride.autofit.budget import INPUT, NOISE, CandidateTime, FitJob, limit_ms, within_budget
-from fullstride.autofit.candidates import MOST_TRIED, Candidate, shortlists
+from fullstride.autofit.budget import (
+    COMPARED,
+    INPUT,
+    NOISE,
+    CandidateTime,
+    FitJob,
+    Rows,
+    form,
+    is_worth_timing,
+    limit_ms,
+    within_budget,
+)
+from fullstride.autofit.candidates import MOST_TRIED, Candidate, in_order, shortlists
 from fullstride.deploy.choose_form import (
     Label,
     UntrainedFiles,
@@ -47,72 +58,19 @@ from fullstride.tasks.task import Task
 QUICK_RATIO = 4.0
 QUICK = replace(ONLINE, rounds=3, warmup_s=0.1, round_s=0.05)
 
-COMPARED = 2  # least measured networks that give the ratio of two forms for a similar network
-SIMILAR = 4.0  # largest ratio of the times of similar networks; small ones mostly wait
-# Divisor of the smallest ratio of two forms, for another network. OpenVINO's int8 files took 0.84
-# and 1.10 times as long as ONNX Runtime's for ResNet-RS-50 at 160 and 224 pixels.
-MARGIN = 1.5
 REPORTED = 2.0  # times the budget: candidates up to here are reported, for a larger budget
-ACCURACY: dict[Precision, int] = {"int8": 0, "bf16": 1, "fp16": 1, "fp32": 2}  # more is better
-
-Rows = tuple[CandidateTime, ...]
 
 
-def may_win(
-    label: Label, own: Sequence[CandidateTime], others: Sequence[Rows], longest_ms: float
-) -> bool:
-    """Whether a form without a time may be the form that a fit would ship.
-
-    `own` has the times of the network, and `others` the times of the same model with other widths,
-    depths and resolutions. Each form with a time bounds the time of the new form from below: its
-    fastest rounds, times the smallest ratio of the two forms in `COMPARED` or more of `others` with
-    similar times, divided by `MARGIN`. Relative speeds depend on the kind of network and on its
-    size, so other models do not count. The largest bound holds.
-
-    The form cannot win if the bound is above `longest_ms`, or above the slowest rounds of a form of
-    the network that is at least as accurate: fp32, then bf16 and fp16, then int8.
-    """
-    measured = [row for row in own if row.ms is not None]
-    least_ms = 0.0
-    for row in measured:
-        ratios = similar_ratios(label, row, others)
-        if len(ratios) >= COMPARED:
-            least_ms = max(least_ms, (row.low or row.ms or 0.0) * min(ratios) / MARGIN)
-    if least_ms > longest_ms:
-        return False
-    as_accurate = [row for row in measured if ACCURACY[row.precision] >= ACCURACY[label[1]]]
-    return all((row.high or row.ms or 0.0) >= least_ms for row in as_accurate)
-
-
-def similar_ratios(label: Label, row: CandidateTime, others: Sequence[Rows]) -> set[float]:
-    """The ratios of times in `label` to times in the form of `row`, for networks of similar times.
-
-    Networks that differ in the resize policy alone have the same times, and count once.
-    """
-    ratios = set[float]()
-    for rows in others:
-        ms = {form(each): each.ms for each in rows}
-        goal, base = ms.get(label), ms.get(form(row))
-        if goal and base and row.ms and 1 / SIMILAR <= base / row.ms <= SIMILAR:
-            ratios.add(goal / base)
-    return ratios
-
-
-def form(time: CandidateTime) -> Label:
-    return time.format, time.precision
-
-
-def has_all(job: FitJob, rows: Rows, others: Sequence[Rows]) -> bool:
+def has_all(job: FitJob, rows: Rows, model: str, by_model: Mapping[str, Sequence[Rows]]) -> bool:
     """Whether the stored times of a candidate, maybe for another budget, are enough for this."""
     quick = probe_label(job.labels)
-    ms, budget_ms = (
-        next((row.ms for row in rows if form(row) == quick), None),
-        job.budget.ms_per_image,
-    )
+    ms = next((row.ms for row in rows if form(row) == quick), None)
+    budget_ms = job.budget.ms_per_image
     if ms is None or ms > QUICK_RATIO * budget_ms or budget_ms <= rows[0].budget_ms:
         return True
     missing = {*job.labels} - {form(row) for row in rows}
-    return not any(may_win(label, rows, others, REPORTED * budget_ms) for label in missing)
+    longest_ms = REPORTED * budget_ms
+    return not any(is_worth_timing(each, rows, model, by_model, longest_ms) for each in missing)
 
 
 def time_one(
@@ -121,16 +79,17 @@ def time_one(
     scratch: Path,
     earlier: UntrainedFiles | None,
     labels: Sequence[Label],
-    others: Sequence[Rows],
+    by_model: Mapping[str, Sequence[Rows]],
 ) -> tuple[Rows, UntrainedFiles | None]:
     """Times per form, the probe form first, and the files; None if the network cannot be built.
 
     The probe form of `labels` is timed alone, and no other form if it takes more than `QUICK_RATIO`
     times the budget. The other precisions of the format follow, which share the graph, and then
-    other formats, if they `may_win` by the times of `others`. All files are timed in turn at the
-    end.
+    other formats, if they `may_win` by the times of the same model in `by_model`, and are not
+    `is_slow` by all of its times. All files are timed in turn at the end.
     """
     quick, batch = probe_label(labels), job.budget.batch
+    has_similar = len(by_model.get(candidate.model, ())) >= COMPARED
     # percentiles other than the median need about a hundred calls
     protocol = MEDIANS if job.settings.percentile == 50 else ONLINE
     models, failures = dict[Label, ExportedModel](), dict[Label, str]()
@@ -147,13 +106,13 @@ def time_one(
                 failures[label] = last_line(error).replace(f"{scratch}/", "")
 
     def promising(same_format: bool) -> list[Label]:
-        longest_ms, own = REPORTED * job.budget.ms_per_image, [*rows.values()]
+        longest_ms, own = REPORTED * job.budget.ms_per_image, tuple(rows.values())
         return [
             label
             for label in labels
             if label != quick
             and (label[0] == quick[0]) is same_format
-            and may_win(label, own, others, longest_ms)
+            and is_worth_timing(label, own, candidate.model, by_model, longest_ms)
         ]
 
     try:
@@ -163,11 +122,11 @@ def time_one(
         limit_ms = QUICK_RATIO * job.budget.ms_per_image
         if quick in failures or cast(float, rows[quick].ms) <= limit_ms:
             write(files, promising(True))
-            if len(others) >= COMPARED:  # these times decide on other formats
+            if has_similar:  # these times decide on other formats
                 rows = timed(candidate, models, job, protocol)
             before = len(models)
             write(files, promising(False))
-            if len(models) > before or len(others) < COMPARED:
+            if len(models) > before or not has_similar:
                 rows = timed(candidate, models, job, protocol)
     except OSError:  # such as a full disk, which is not the candidate's fault
         raise
@@ -328,14 +287,17 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
 # The time for measuring candidates: a share of the hours, or without a limit about a minute, so
 # that a plan takes a few minutes.
 SHARE_OF_LIMIT, MEASURING_S = 0.2, 60.0
-FEWEST_TRIED = 6
+FEWEST_TRIED, FEWEST_TIMED = 6, 3  # on the shortlist, and of it where measuring takes long
 ALL_FORMS = 5.0  # times the seconds of the first form: 23 and 4 for networks of timm on two cores
+
+
+def measuring_s(limit_hours: float | None) -> float:
+    return MEASURING_S if limit_hours is None else SHARE_OF_LIMIT * 3600 * limit_hours
 
 
 def most_tried(limit_hours: float | None, first_form_s: float) -> int:
     """How many candidates are tried, if one takes `first_form_s` in its first form."""
-    limit_s = MEASURING_S if limit_hours is None else SHARE_OF_LIMIT * 3600 * limit_hours
-    most = limit_s / max(ALL_FORMS * first_form_s, 1e-9)
+    most = measuring_s(limit_hours) / max(ALL_FORMS * first_form_s, 1e-9)
     return round(min(max(most, FEWEST_TRIED), MOST_TRIED))
 
 
@@ -426,13 +388,14 @@ Graphs = dict[tuple[Any, ...], UntrainedFiles]  # by `network`; the files hold t
 
 def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, None, Rows]:
     """Measure all candidates, or if there are many a shortlist by estimated times."""
+    begin, until = time.perf_counter(), math.inf
     times, by_model, graphs = dict[str, Rows](), dict[str, list[Rows]](), Graphs()
     chosen = candidates
     if len(candidates) > MOST_TRIED:
         ms = rough_ms(job, candidates)
         few = anchors(candidates, ms, QUICK_RATIO * job.budget.ms_per_image)
         middle = few[len(few) // 2 :][:1]
-        times |= yield from measured_in_turn(middle, job, {}, {})
+        times |= yield from measured_in_turn(middle, job, by_model, {})
         others = [each for each in few if each not in middle]
         times |= yield from measured_in_turn(others, job, {}, {}, quick=True)
         quick = {name: rows[0].ms for name, rows in times.items() if rows[0].ms is not None}
@@ -440,16 +403,24 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         ms = {name: share * value for name, value in corrected(ms, quick).items()}
         seconds = [times[each.name][0].first_s for each in others]
         most = most_tried(job.settings.limit_hours, statistics.median(seconds or [0.0]))
-        chosen = shortlists(candidates, ms, job.budgets, most)
+        chosen = in_order(shortlists(candidates, ms, job.budgets, most), ms, job.budgets)
+        until = begin + measuring_s(job.settings.limit_hours)
         reason = f"by estimates {len(chosen)} others are more promising"
         more = "" if most == MOST_TRIED else "; more --minutes try more"
         yield f"{len(chosen)} of {len(candidates)} candidates are tried: {PROMISING}{more}"
         for each in candidates:
             rows = times.get(each.name) or (unmeasured(each, job),)
             times[each.name] = tuple(replace(row, left_out=reason) for row in rows)
-    times |= yield from measured_in_turn(chosen, job, by_model, graphs)
+    done = yield from measured_in_turn(chosen, job, by_model, graphs, until=until)
+    times |= done
+    if left := [each for each in chosen if each.name not in done]:
+        yield f"{len(left)} of them are not tried, as the time for measuring is over"
+        for each in left:
+            times[each.name] = (replace(unmeasured(each, job), left_out="no time to measure it"),)
     near = [
-        each for each in chosen if any(is_near(times[each.name], budget) for budget in job.budgets)
+        each
+        for each in chosen
+        if each.name in done and any(is_near(done[each.name], one) for one in job.budgets)
     ]
     if near:
         yield f"{len(near)} near the budget are measured again, as noise may have slowed them"
@@ -488,10 +459,12 @@ def measured_in_turn(
     *,
     quick: bool = False,
     again: bool = False,
+    until: float = math.inf,
 ) -> Generator[str, None, dict[str, Rows]]:
-    """Name -> times, stored or measured.
+    """Name -> times, stored or measured, until the time `until` of `time.perf_counter`.
 
-    Candidates of the same network at different resolutions follow each other, to share a graph.
+    At least `FEWEST_TIMED` are measured, in the order of `candidates`, but those of the same
+    network at different resolutions follow each other, to share a graph.
     The times of `candidates` are added to `by_model`, the times of each model, and files near the
     budget to `graphs`. If `quick`, only the first form is timed. If `again`, forms that noise may
     have put beyond the budget are measured again, and each keeps its shortest time.
@@ -499,15 +472,18 @@ def measured_in_turn(
     folder, times = job.folder / "times", dict[str, Rows]()
     same: dict[tuple, Rows] = {}  # by network and input size
     earlier: tuple[tuple, UntrainedFiles | None] = ((), None)
-    order = sorted(candidates, key=lambda each: (*network(each), each.resolution))
+    places = {network(each): -number for number, each in enumerate(reversed(candidates))}
+    order = sorted(candidates, key=lambda each: (places[network(each)], each.resolution))
     with scratch_folder(folder / "files") as scratch:  # also removes a killed process's files
         for number, candidate in enumerate(order, start=1):
+            if len(times) >= FEWEST_TIMED and time.perf_counter() > until:
+                break
             place = *network(candidate), candidate.resolution
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
             stored = read_times(path) if path.exists() else ()
             others, labels = by_model.setdefault(candidate.model, []), job.labels
             due = again and stored and stored[0].measurements < 2
-            if stored and not due and (quick or has_all(job, stored, others)):
+            if stored and not due and (quick or has_all(job, stored, candidate.model, by_model)):
                 times[candidate.name] = same[place] = stored
                 others.append(stored)
                 yield f"{candidate.name}: {title}, as measured before"
@@ -519,9 +495,10 @@ def measured_in_turn(
                 rows = tuple(replace(row, candidate=candidate.name) for row in same[place])
             else:
                 if again:
-                    others, labels = [], [form(row) for row in near_forms(stored, job.budget)]
+                    labels = [form(row) for row in near_forms(stored, job.budget)]
                 labels = [probe_label(labels)] if quick else labels
-                rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)
+                known = {} if again else by_model
+                rows, files = time_one(candidate, job, scratch, earlier[1], labels, known)
                 earlier = earlier[0], files or earlier[1]
                 if files and not quick and any(is_near(rows, each) for each in job.budgets):
                     graphs[earlier[0]] = files

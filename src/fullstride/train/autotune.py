@@ -8,6 +8,7 @@ networks of this package have a fused form, and a CPU only runs eager steps.
 import copy
 import hashlib
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -43,6 +44,7 @@ from fullstride.train.recipes.recipe import Recipe
 SECONDS = 1.0  # of measuring each efficiency
 BLOCK_S = 0.25  # per sample, unless a step takes longer
 MIN_SAMPLES = 3
+CPU_SHARE = 0.5  # of the machine's free memory; batches, gradients and other programs take some
 # Fields of a recipe that may affect which efficiency is fastest.
 CACHE_KEY_FIELDS = (
     "batch_size", "precision", "channels_last", "grad_accum_steps", "optimizer", "drop_path",
@@ -179,16 +181,18 @@ def choose_passes(
 ) -> Recipe:
     """Replace `grad_accum_steps` 0 by the fewest passes that are predicted to fit.
 
-    1 on a CPU. `net` has its training form, with eager plain modules; the efficiency auto counts as
-    plain. All processes use the same number. `memory_bytes`: by default the device's free memory.
-    Raises ValueError if not even the smallest part of a batch fits.
+    `net` has its training form, with eager plain modules; the efficiency auto counts as plain. All
+    processes use the same number. `memory_bytes`: by default the free memory of a GPU, or
+    `CPU_SHARE` of the machine's; where the system does not say it, all fits. Raises ValueError if
+    not even the smallest part of a batch fits.
     """
     device = torch.device(device)
     if recipe.grad_accum_steps:
         return recipe
-    if device.type == "cpu" and memory_bytes is None:
+    if memory_bytes is None:
+        memory_bytes = budget_bytes(None, device) * (CPU_SHARE if device.type == "cpu" else 1.0)
+    if math.isinf(memory_bytes):
         return replace(recipe, grad_accum_steps=1)
-    memory_bytes = budget_bytes(None, device) if memory_bytes is None else memory_bytes
     prediction = predict(
         net,
         memory_bytes,

@@ -269,6 +269,9 @@ def long_side(images: Images) -> float:
 
 MEASURE_S = 1.5  # for timing steps, and scores
 WARM_UP_S = 3.0  # limit for starting workers and choosing kernels
+# On a CPU, a step of more than PART images is timed by PART of them if these take SLOW_S: then the
+# layers take nearly all of the time, and it is in proportion to the images.
+PART, SLOW_S = 16, 1.0
 # In training: steps that start workers and choose kernels, then bounds of the timed steps.
 UNTIMED_STEPS, TIMED_STEPS, TIMED_S, MOST_TIMED_S = 3, 20, 10.0, 30.0
 
@@ -469,20 +472,32 @@ def time_run(run: PreparedRun, begin: float) -> RunTimes:
 
 
 def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
-    """Measure the seconds of a step, with its wait for images, and of the first step."""
+    """Measure the seconds of a step, with its wait for images, and of the first step.
+
+    Slow steps on a CPU are timed by `PART` of their images, which takes less memory, too.
+    """
     # timing starts once the batches that workers prepared during their start are used up
-    untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
+    in_parts = learner.device.type == "cpu" and not run.resolved.unlabelled_batch
+    untimed, total = 1 + in_parts + 2 * run.workers, max(1, learner.divergence.total)
+    part, seconds, first = slice(PART if in_parts else None), list[float](), 1
     keeping = keep_freed_memory(learner.device)  # as training does
     with keeping, learner.numerics(), closing(endless(run.batches, 0)) as batches:
-        ends, first = [time.perf_counter()], 1  # times between steps, and the first timed step
+        start = begin = timed = time.perf_counter()
         for number, (x, targets, indices) in enumerate(batches):
-            learner.step(x, targets, number % total, indices).item()  # waits for the device
-            ends.append(time.perf_counter())
-            if number < untimed and ends[number] - ends[0] <= WARM_UP_S:
-                first = number + 1
-            elif ends[-1] - ends[first] >= MEASURE_S:
+            loaded, some = time.perf_counter(), indices[part]
+            # the loss waits for the device
+            learner.step(x[part], targets[part], number % total, some).item()
+            end = time.perf_counter()
+            if number == 0 and end - loaded < SLOW_S:
+                part = slice(None)
+            share = len(x) / len(x[part])  # 1 for a first step that was quick
+            seconds.append(loaded - begin + share * (end - loaded))
+            begin = end
+            if number < untimed and begin - start <= WARM_UP_S:
+                first, timed = number + 1, begin
+            elif begin - timed >= MEASURE_S:
                 break
-    return (ends[-1] - ends[first]) / (len(ends) - 1 - first), ends[1] - ends[0]
+    return statistics.mean(seconds[first:]), seconds[0]
 
 
 @torch.inference_mode()

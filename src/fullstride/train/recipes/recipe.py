@@ -289,7 +289,7 @@ class Recipe(Augmentation, Hyperparameters):
     int8_maps: bool = False
     # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged
     pad_channels: bool = False
-    # forward and backward passes per optimizer step; 0: the fewest that fit into a GPU's memory
+    # forward and backward passes per optimizer step; 0: the fewest that fit into memory
     grad_accum_steps: Count = 1
     # batch-norm statistics over the images of all processes, not of each process
     sync_bn: bool = False
