@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from fullstride.measure.tracer import Net, Place, copy_with, followed, on_meta, unfit_image
 from fullstride.measure.workload import Precision
@@ -93,6 +94,8 @@ def activation_bytes(
 ) -> ActivationBytes:
     """Count the saved tensors of an eager training step of `net` with the loss.
 
+    The loss is the cross-entropy over the last axis of each output, as a head may have several.
+
     Args:
         net: A network, or the function that builds it.
         resolution: Pixels per side.
@@ -153,9 +156,13 @@ def saved_storages(
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
             autocast(device, precision),
         ):
-            logits = net(images)
+            outputs = [
+                leaf for leaf in tree_leaves(net(images)) if getattr(leaf, "requires_grad", False)
+            ]
             location.append(Place("loss", "", None))
-            F.cross_entropy(logits.float(), torch.zeros(batch, dtype=torch.long, device=device))
+            for rows in (leaf.float().reshape(-1, leaf.shape[-1]) for leaf in outputs):
+                targets = torch.zeros(len(rows), dtype=torch.long, device=device)
+                F.cross_entropy(rows, targets)
     return [entry for entry, _ in storages.values()]
 
 
