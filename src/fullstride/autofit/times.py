@@ -420,7 +420,7 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
     near = [
         each
         for each in chosen
-        if each.name in done and any(is_near(done[each.name], one) for one in job.budgets)
+        if each.name in done and any(is_near(done[each.name], budget) for budget in job.budgets)
     ]
     if near:
         yield f"{len(near)} near the budget are measured again, as noise may have slowed them"
