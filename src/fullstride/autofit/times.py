@@ -411,16 +411,16 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         for each in candidates:
             rows = times.get(each.name) or (unmeasured(each, job),)
             times[each.name] = tuple(replace(row, left_out=reason) for row in rows)
-    done = yield from measured_in_turn(chosen, job, by_model, graphs, until=until)
-    times |= done
-    if left := [each for each in chosen if each.name not in done]:
+    in_time = yield from measured_in_turn(chosen, job, by_model, graphs, until=until)
+    times |= in_time
+    if left := [each for each in chosen if each.name not in in_time]:
         yield f"{len(left)} of them are not tried, as the time for measuring is over"
         for each in left:
             times[each.name] = (replace(unmeasured(each, job), left_out="no time to measure it"),)
     near = [
         each
         for each in chosen
-        if each.name in done and any(is_near(done[each.name], budget) for budget in job.budgets)
+        if any(is_near(in_time.get(each.name, ()), budget) for budget in job.budgets)
     ]
     if near:
         yield f"{len(near)} near the budget are measured again, as noise may have slowed them"
@@ -463,8 +463,8 @@ def measured_in_turn(
 ) -> Generator[str, None, dict[str, Rows]]:
     """Name -> times, stored or measured, until the time `until` of `time.perf_counter`.
 
-    At least `FEWEST_TIMED` are measured, in the order of `candidates`, but those of the same
-    network at different resolutions follow each other, to share a graph.
+    At least `FEWEST_TIMED` are measured, in the order of `candidates`. Candidates of the same
+    network at other resolutions follow each other, to share a graph.
     The times of `candidates` are added to `by_model`, the times of each model, and files near the
     budget to `graphs`. If `quick`, only the first form is timed. If `again`, forms that noise may
     have put beyond the budget are measured again, and each keeps its shortest time.
@@ -481,11 +481,11 @@ def measured_in_turn(
             place = *network(candidate), candidate.resolution
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
             stored = read_times(path) if path.exists() else ()
-            others, labels = by_model.setdefault(candidate.model, []), job.labels
+            same_model, labels = by_model.setdefault(candidate.model, []), job.labels
             due = again and stored and stored[0].measurements < 2
             if stored and not due and (quick or has_all(job, stored, candidate.model, by_model)):
                 times[candidate.name] = same[place] = stored
-                others.append(stored)
+                same_model.append(stored)
                 yield f"{candidate.name}: {title}, as measured before"
                 continue
             start = time.perf_counter()
@@ -497,8 +497,8 @@ def measured_in_turn(
                 if again:
                     labels = [form(row) for row in near_forms(stored, job.budget)]
                 labels = [probe_label(labels)] if quick else labels
-                known = {} if again else by_model
-                rows, files = time_one(candidate, job, scratch, earlier[1], labels, known)
+                others = {} if again else by_model
+                rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)
                 earlier = earlier[0], files or earlier[1]
                 if files and not quick and any(is_near(rows, each) for each in job.budgets):
                     graphs[earlier[0]] = files
@@ -511,7 +511,7 @@ def measured_in_turn(
             with atomic_write(path, CANDIDATE_TIMES) as temporary:
                 temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1))
             times[candidate.name] = same[place] = rows
-            others.append(rows)
+            same_model.append(rows)
             yield f"{candidate.name}: {title}, {summary(rows)}, after {seconds:.1f} s"
     return times
 
