@@ -54,13 +54,16 @@ def test_a_package_computes_what_pytorch_computes_and_names_its_operations(writt
         model.run(np.zeros((1, 16, 16, 3), np.uint8))
 
 
-def test_core_ml_sees_an_image_and_a_classifier_with_its_licence(written):
+def description(path):
     with base.quiet(""):
         from coremltools.models.utils import load_spec
+    return load_spec(str(path)).description
 
+
+def test_core_ml_sees_an_image_and_a_classifier_with_its_licence(written):
     files = {str(each.relative_to(written.path)) for each in written.path.rglob("*")}
     assert files - {"Data", coreml.DATA, f"{coreml.DATA}/weights"} == {*coreml.FILES}
-    about = load_spec(str(written.path)).description
+    about = description(written.path)
     (image,) = about.input
     assert (image.type.imageType.width, image.type.imageType.height) == (40, 40)
     assert image.type.WhichOneof("Type") == "imageType"
@@ -93,13 +96,16 @@ def test_half_of_the_bits_are_nearly_the_same_and_the_next_export_replaces_the_p
 ):
     bundle, path = make_bundle("genet_tiny", GRAY), tmp_path / "net.mlpackage"
     images = ComparisonImages(pictures)
-    for precision in ("fp32", "fp16"):
+    for precision, kind in (("fp32", "pixels"), ("fp16", "pixels"), ("fp16", "normalised")):
         options = ExportOptions(
-            format="coreml", input_kind="pixels", precision=precision, force=precision == "fp16"
+            format="coreml", input_kind=kind, precision=precision, force=precision == "fp16"
         )
         result = export(bundle, path, images, options)
-    assert 0 < result.comparison.relative_difference < 0.02
+        assert precision == "fp32" or 0 < result.comparison.relative_difference < 0.02
     assert open_file(path).metadata.precision == "fp16"
+    about = description(path)
+    for (array,) in (about.input, about.output):
+        assert array.type.multiArrayType.dataType == array.type.multiArrayType.FLOAT32
 
 
 def test_clips_and_maps_are_those_of_pytorch_and_others_are_refused_in_one_line(tmp_path):

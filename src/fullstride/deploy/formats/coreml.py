@@ -65,9 +65,10 @@ def convert(job: ExportJob, path: str) -> Any:
 
     job = mobile.of_one_image(job)
     module, x = job.module(), torch.from_numpy(job.example)
-    options: dict[str, Any] = {}
+    # By default arrays would be float16 in fp16.
+    options: dict[str, Any] = {"outputs": [ct.TensorType(dtype=np.float32)]}
     if job.normalised:
-        options["inputs"] = [ct.TensorType(SOURCE, x.shape)]
+        options["inputs"] = [ct.TensorType(SOURCE, x.shape, dtype=np.float32)]
     elif job.metadata.preprocessing.frames:
         raise ValueError("Core ML takes no clips of pixels: leave --with-preprocessing out")
     else:
