@@ -5,7 +5,8 @@
 Four networks, one image a call, one thread. All files of a network are timed in turn inside of each
 round, and ratios are of the same round. Weights are random, with batch statistics of photographs.
 Files are compared with PyTorch on other photographs than those that int8 takes its ranges from.
-Formats that are not installed are left out. Networks of --only are added to the file, or replaced.
+Formats that are not installed are left out. Networks of --only are added to the file, and of those
+in it only rows of --formats are replaced; files of other rows are timed again if they are there.
 `--step convert` writes the files alone, and `--step time` times those that are in the folder.
 `--only` without a name writes the table alone, with `--page` into a page, at its two comments.
 """
@@ -65,11 +66,10 @@ def main() -> None:
     results = json.loads(args.out.read_text())["networks"] if args.out.exists() else {}
     torch.set_num_threads(1)
     for name in args.only:
-        folder, files = args.files / name.replace("/", "_"), {}
+        folder = args.files / name.replace("/", "_")
+        files = results[name]["files"] if name in results else {}
         if args.step != "time":
-            files = convert(name, args.formats, folder)
-        elif name in results:
-            files = results[name]["files"]
+            files |= convert(name, args.formats, folder)
         if args.step != "convert":
             measure(name, files, folder, args.rounds)
         results[name] = {"environment": asdict(Environment.here("cpu")), "files": files}
@@ -126,7 +126,7 @@ def measure(name: str, files: dict[str, dict[str, Any]], folder: Path, rounds: i
     nets = {
         label: ExportedModule(open_file(folder / row["file"], threads=1, trust=True))
         for label, row in files.items()
-        if "file" in row
+        if "file" in row and (folder / row["file"]).exists()
     }
     protocol = replace(THROUGHPUT, batch=1, resolution=NETWORKS[name], rounds=rounds)
     for row in bench(nets, protocol, options=BenchOptions(threads=1, reference=REFERENCE)):
@@ -138,7 +138,8 @@ def random_bundle(name: str) -> Bundle:
     torch.manual_seed(0)
     pre = Preprocessing(resolution=NETWORKS[name], crop=1.0)
     net = zoo.create(name)
-    pixels = np.stack([np.asarray(each) for each in photographs("train", 8, pre.resolution)])
+    # Of few pictures statistics would be of these alone, and others' activations would grow.
+    pixels = np.stack([np.asarray(each) for each in photographs("train", PICTURES, pre.resolution)])
     with_typical_statistics(net, to_input(torch.from_numpy(pixels), pre))
     with torch.inference_mode():
         (classes,) = net(torch.zeros(1, 3, pre.resolution, pre.resolution)).shape[1:]
@@ -176,7 +177,7 @@ def table(results: dict[str, Any]) -> str:
 
 def cell(row: dict[str, Any] | None) -> str:
     if row is None or "ratio" not in row:
-        return "-" if row is None else "not written"
+        return "-" if row is None else "not written" if "error" in row else "not timed"
     same, seconds = row["same_class_percent"], row["cpu_seconds"]
     return f"{row['ratio']:.2f} ({same:.0f} %, {row['megabytes']:.0f} MB, {seconds:.0f} s)"
 
