@@ -27,8 +27,7 @@ import numpy as np
 
 from fullstride.io.writing import atomic_write, json_output, read_regular
 from fullstride.measure.environment import Environment
-from fullstride.search.structures.additive import fit
-from fullstride.search.structures.proposals import first_design, next_structures
+from fullstride.search.structures.proposals import first_design, fit, next_structures
 from fullstride.search.structures.space import Place, Space
 
 OUTPUT = json_output("results of a benchmark", "environment", "rows")

@@ -1,4 +1,4 @@
-"""structures/additive.py: the posterior is the textbook's, and its intervals cover what is true."""
+"""The posterior of the additive model is the textbook's, and its intervals cover what is true."""
 
 from functools import partial
 
@@ -7,8 +7,7 @@ import pytest
 from scipy import stats
 
 from fullstride.nets import zoo
-from fullstride.search.structures.additive import AdditiveModel, fit, fit_paper
-from fullstride.search.structures.proposals import first_design
+from fullstride.search.structures.proposals import AdditiveModel, first_design, fit, fit_paper
 from fullstride.search.structures.space import NetSpace, Place, Space, net_space
 
 REPETITIONS = 200

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fullstride.nets import zoo
-from fullstride.search.structures.additive import fit
-from fullstride.search.structures.proposals import first_design, next_structures, select
+from fullstride.search.structures.proposals import first_design, fit, next_structures, select
 from fullstride.search.structures.space import Place, Space, net_space, values
 
 CHOICES = (6, 9, 8, 7, 5)

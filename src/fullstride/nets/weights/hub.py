@@ -166,11 +166,10 @@ def is_offline() -> bool:
 
 def is_reachable(seconds: float = 5.0) -> bool:
     """Whether the hub answers within `seconds`, also through a proxy."""
-    from huggingface_hub.constants import ENDPOINT, is_offline_mode
+    from huggingface_hub.constants import ENDPOINT
 
-    if is_offline_mode() or is_offline():
-        return False
     try:
+        check_online()
         with urlopen(f"{ENDPOINT}/api/models/timm/resnet18.a1_in1k", timeout=seconds):
             return True
     except (OSError, HTTPException):

@@ -18,8 +18,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.search.block_tuning import PAPER_TUNING, tuning_recipe, write_spec
 from fullstride.search.llr.times import LatencyTables, find_label, fit_profile, measure_specs
 from fullstride.search.settings import Method, SearchSettings
-from fullstride.search.structures.additive import Slope
-from fullstride.search.structures.proposals import Design, fastest, first_design
+from fullstride.search.structures.proposals import Design, Slope, fastest, first_design
 from fullstride.search.structures.space import NetSpace, net_space
 from fullstride.study.driver import Results, StudyJob
 from fullstride.study.trials import Work

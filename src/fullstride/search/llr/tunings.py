@@ -34,8 +34,13 @@ from fullstride.search.llr.plan import (
     measure_structures,
     profile_of,
 )
-from fullstride.search.structures.additive import AdditiveModel, fit, fit_paper
-from fullstride.search.structures.proposals import next_structures, select
+from fullstride.search.structures.proposals import (
+    AdditiveModel,
+    fit,
+    fit_paper,
+    next_structures,
+    select,
+)
 from fullstride.study.driver import Results, run_stage
 from fullstride.study.trials import Failure, Trial, Work
 from fullstride.train.scoring import score_bundle
