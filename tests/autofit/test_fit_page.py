@@ -110,7 +110,7 @@ RESULTS = FitResults(
         left_out={},
         epochs=3,
         rungs=(Rung(number=1, epochs=1, candidates=2, keep=1),),
-        epoch_s={SMALL.name: 1.0, LARGE.name: 2.0},
+        times={},
         train_s=60.0,
         ship_s=30.0,
     ),

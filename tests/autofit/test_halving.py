@@ -14,6 +14,7 @@ import pytest
 import torch
 from forks import Fork
 from generators import drain
+from slow_machine import Machine
 
 from fullstride.autofit import plan as fit_plan
 from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
@@ -24,6 +25,7 @@ from fullstride.autofit.halving import (
     RungScore,
     Teaching,
     delete_losers,
+    in_time,
     rank,
     run_halving,
     survivors,
@@ -257,7 +259,7 @@ PLAN = FitPlan(
         Rung(number=2, epochs=2, candidates=2, keep=2),
         Rung(number=3, epochs=4, candidates=2, keep=2),
     ),
-    epoch_s=dict.fromkeys(MS, 1.0),
+    times={name: TrainingTime(candidate=name, steps=3, step_s=1 / 3) for name in MS},
     train_s=10.0,
     ship_s=1.0,
 )
@@ -351,8 +353,8 @@ def probed(whole, data, tmp_path_factory):
         Rung(number=2, epochs=2, candidates=1, keep=1),
     )
     names = tuple(each.name for each in candidates)
-    changes = dict(candidates=names, epoch_s=dict.fromkeys(names, 1.0))
-    plan = replace(PLAN, rungs=rungs, epochs=2, **changes)
+    times = {name: TrainingTime(candidate=name, steps=3, step_s=1.0) for name in names}
+    plan = replace(PLAN, rungs=rungs, epochs=2, candidates=names, times=times)
     choice = RecipeChoice("scratch", {"epochs": 2, "batch_size": 16, "lr": 1e-9})
     folder = tmp_path_factory.mktemp("probed") / "whole"
     arguments = plan, times_of(candidates, dict(zip(names, (1.0, 2.0), strict=True)))
@@ -554,7 +556,7 @@ def test_the_training_of_less_promising_candidates_is_estimated_by_their_times(
     assert plan.candidates == tuple(each.name for each in many)  # the slowest first
     scored_s = (0.5, 0.5, *(0.5 * side / 56 for side in sides[2:]))
     for each, score_s in zip(many, scored_s, strict=True):
-        assert plan.epoch_s[each.name] == pytest.approx(4 * each.resolution / 48 + score_s)
+        assert plan.times[each.name].epoch_s == pytest.approx(4 * each.resolution / 48 + score_s)
 
 
 @pytest.mark.slow
@@ -635,3 +637,63 @@ def test_a_teacher_trains_the_best_finalist_once_more(whole, data, tmp_path, mon
 def test_without_a_candidate_beyond_the_budget_there_is_no_teacher(whole, data, tmp_path):
     steps = teach(job_of(tmp_path, data), PLAN, whole[1], FOUND, 1e6)
     assert drain(steps) == ([], Teaching(reason="no candidate is beyond the budget"))
+
+
+def plan_for(seconds):
+    """The plan of 36, 24 and 48 steps of 1 s, and 6 s for files, within `seconds`."""
+    times = {name: TrainingTime(candidate=name, steps=12, step_s=1.0) for name in MS}
+    return replace(PLAN, times=times, train_s=108.0, ship_s=6.0, left_s=seconds)
+
+
+def scores_of(plan, factor):
+    """The scores of the first two rungs, whose trainings took `factor` times the planned time."""
+    return [
+        RungScore(candidate=name, rung=number, epochs=number, scores={}, seconds=12.0 * factor)
+        for number, names in ((1, (*MS,)), (2, (*MS,)[:2]))
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(
+    ("factor", "limit_s", "names", "left_s"),
+    [
+        (1.0, None, 2, None),
+        (1.0, 114.0, 2, 114 - 60 - 6),
+        (0.5, 114.0, 2, 114 - 30 - 6),
+        (1.05, 114.0, 2, 114 - 1.05 * 66),
+        (1.3, 114.0, 1, 114 - 1.3 * (60 + 3)),
+        (3.0, 114.0, 1, 0),
+    ],
+)
+def test_trainings_that_are_slower_than_planned_leave_out_the_last_of_the_ranking(
+    data, tmp_path, factor, limit_s, names, left_s
+):
+    job, plan = job_of(tmp_path, data), plan_for(limit_s)
+    two = (*MS,)[:2]
+    kept, seconds = in_time(job, plan, 2, two, scores_of(plan, factor))
+    assert kept == two[:names]
+    assert seconds == pytest.approx(left_s)
+    several = replace(job, settings=FitSettings(budget_ms=(5, 2)))
+    assert in_time(several, plan, 2, two, scores_of(plan, factor))[0] == two
+
+
+def test_a_fit_keeps_its_time_on_a_machine_whose_speed_halves_and_goes_on_alike(
+    data, tmp_path, monkeypatch
+):
+    choice = RecipeChoice("scratch", {"epochs": 4, "batch_size": 4})
+    job, plan = job_of(tmp_path / "fit", data, recipe=choice), plan_for(114.0)
+    with monkeypatch.context() as patch:
+        machine = Machine(patch, lambda step: 1.0 if step < 36 else 2.0)
+        lines, outcome = drain(run_halving(job, plan, FOUND))
+    assert 0.8 * 114 <= machine.now + 2 * 3 <= 1.2 * 114
+    assert sum("left out" in line for line in lines) == 1
+    assert len(outcome.finalists) == 1
+    assert drain(run_halving(job, plan, FOUND))[1] == outcome
+    bundle = Bundle.load(job.folder / "trials" / outcome.finalists[0] / "bundle")
+    assert "of 4 epochs by a time limit" in bundle.source
+    steady = job_of(tmp_path / "steady", data, recipe=choice)
+    with monkeypatch.context() as patch:
+        machine = Machine(patch, lambda step: 1.0)
+        lines, outcome = drain(run_halving(steady, plan_for(130.0), FOUND))
+    assert machine.now == 108
+    assert not any("left out" in line for line in lines)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from slow_machine import Machine
 
 from fullstride.measure.budget import deadline_s, time_limit_s
 from fullstride.nets.bundle import Bundle
 from fullstride.train import timing
-from fullstride.train.loop import Trainer
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
@@ -64,28 +64,25 @@ def test_hours_and_minutes_add_up():
         time_limit_s(None, 0)
 
 
-class Machine:
-    """A clock that only training moves on, by seconds that depend on the number of the step."""
-
-    def __init__(self, monkeypatch, step_s):
-        self.now, self.steps, self.rates = 0.0, 0, []
-        step = Trainer.step
-
-        def timed(trainer, x, targets, number, indices=None):
-            loss = step(trainer, x, targets, number, indices)
-            self.now += step_s(self.steps) * (x.shape[-1] / 16) ** 2
-            self.steps += 1
-            self.rates.append(trainer.optimizer.param_groups[0]["lr"])
-            return loss
-
-        monkeypatch.setattr(Trainer, "step", timed)
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+SHORT = Recipe(
+    epochs=15,
+    batch_size=16,
+    lr=0.01,
+    resolution=16,
+    hflip_prob=0.0,
+    warmup_epochs=1,
+    score_every_epochs=10,
+)
 
 
-def rows_within(folder, data, deadline, choice=LONG, stop=None):
+def state(folder):
+    state = load_checkpoint(folder)
+    assert state is not None
+    return state
+
+
+def rows_within(folder, data, deadline, recipe=SHORT, stop=None):
     """The rows of a training of 15 epochs of 4 steps, which has until `deadline`."""
-    changes = dict(epochs=15, warmup_epochs=1, score_every_epochs=10)
-    recipe = replace(choice.source, **changes)
     named, rows = NamedRecipe(recipe, deadline=deadline), []
     trained = train(folder, "genet_tiny", data, named)
     for row in trained:
@@ -108,7 +105,7 @@ def test_a_run_ends_in_time_on_a_machine_that_becomes_slow(
     assert machine.rates[-1] < 0.02 * max(machine.rates)
     falls = [a - b for a, b in zip(machine.rates, machine.rates[1:], strict=False)]
     assert max(falls) < 4 * max(machine.rates) / machine.steps
-    turns = load_checkpoint(tmp_path / "run")["turns"]
+    turns = state(tmp_path / "run")["turns"]
     lines = [line for line in capsys.readouterr().err.splitlines() if "to keep the time" in line]
     assert len(lines) == len(turns)
     assert bool(turns) == (machine.steps < 60)
@@ -142,11 +139,11 @@ def test_without_a_time_and_on_a_steady_machine_the_rates_are_those_of_the_recip
 def test_a_run_that_goes_on_repeats_the_schedule_that_the_clock_has_made(
     few_digits, tmp_path, monkeypatch, stop
 ):
-    growing = RecipeChoice(replace(LONG.source, grow_from=8))
+    growing = replace(SHORT, grow_from=8)
     with monkeypatch.context() as patch:
         machine = Machine(patch, lambda step: 1.0 if step < 12 else 3.0)
         whole = rows_within(tmp_path / "whole", few_digits, 62.0, growing)
-        turns = load_checkpoint(tmp_path / "whole")["turns"]
+        turns = state(tmp_path / "whole")["turns"]
         assert len(turns) == 1
         assert turns[0][0] < 4 * 7
     with monkeypatch.context() as patch:
@@ -155,7 +152,7 @@ def test_a_run_that_goes_on_repeats_the_schedule_that_the_clock_has_made(
     rows = rows_within(tmp_path / "cut", few_digits, None, growing)
     assert [row["lr"] for row in rows] == [row["lr"] for row in whole]
     assert [row["loss"] for row in rows] == [row["loss"] for row in whole]
-    states = [load_checkpoint(tmp_path / name) for name in ("whole", "cut")]
+    states = [state(tmp_path / name) for name in ("whole", "cut")]
     assert states[0]["turns"] == states[1]["turns"]
     for name in ("net", "average"):
         for one, other in zip(states[0][name].values(), states[1][name].values(), strict=True):

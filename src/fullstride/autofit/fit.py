@@ -21,6 +21,7 @@ from fullstride.autofit.halving import (
     Teaching,
     delete_losers,
     run_halving,
+    slowness,
     teach,
     with_student,
 )
@@ -146,7 +147,8 @@ def plan_trainings(job: FitJob, done: Results) -> Work:
 def teach_best(job: FitJob, done: Results) -> Work:
     plan, hours = done["plan"], job.settings.limit_hours
     assert hours is not None
-    left_s = 3600 * hours - seconds_of(job.folder, (*BEFORE_PLAN, "plan")) - plan.total_s
+    spent_s = seconds_of(job.folder, (*BEFORE_PLAN, "plan", "training"))
+    left_s = 3600 * hours - spent_s - slowness(plan, done["training"].scores) * plan.ship_s
     return teach(chosen_images(job, done), plan, done["training"], done["budget"], left_s)
 
 

@@ -15,6 +15,7 @@ from fullstride.autofit.plan import (
     candidate_recipe,
     measure_training,
     stored_time,
+    training_seconds,
 )
 from fullstride.data.dataset import DataSet
 from fullstride.io.writing import bytes_of, remove
@@ -26,6 +27,7 @@ from fullstride.train.prepare import SCORING_SHARE
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.run_folder import BUNDLE
 from fullstride.train.scoring import quality
+from fullstride.train.timing import LATE
 
 TRIALS = "trials"  # in the folder of a fit, with a run folder for each candidate
 CHECKPOINT_S = 60.0  # between two checkpoints of a long epoch
@@ -52,14 +54,19 @@ class RungTraining:
     stop: int | None  # the epoch at the end of the rung; None: the end of the training
     epochs: int  # of the whole training
     options: RunOptions
+    seconds: float | None  # of the rung, if it is the last; None: no limit
 
 
 def rung_trial(
-    job: FitJob, plan: FitPlan, candidate: Candidate, rung: Rung, time: TrainingTime | None = None
+    job: FitJob,
+    plan: FitPlan,
+    candidate: Candidate,
+    rung: Rung,
+    time: TrainingTime,
+    seconds: float | None = None,
 ) -> Trial:
-    """The trial of a candidate in a rung, see `train_rung`; `time` defaults to the plan's."""
-    epoch_s = time.epoch_s if time else plan.epoch_s[candidate.name]
-    steps = time.steps if time else plan.steps.get(candidate.name, 0)
+    """The trial of a candidate in a rung, see `train_rung`."""
+    epoch_s, steps = time.epoch_s, time.steps
     is_long = epoch_s > 2 * CHECKPOINT_S and steps
     training = RungTraining(
         candidate=candidate,
@@ -71,6 +78,7 @@ def rung_trial(
         options=job.options_of(
             candidate, max(1, round(steps * CHECKPOINT_S / epoch_s)) if is_long else 0
         ),
+        seconds=seconds if rung.epochs == plan.epochs else None,
     )
     return Trial(
         folder=job.folder / TRIALS / candidate.name,
@@ -89,6 +97,8 @@ def train_rung(
     begin, candidate, data = time.perf_counter(), training.candidate, training.data
     options = replace(training.options, device=device)
     named = candidate_recipe(candidate, data, training.choice, options, training.epochs, folder)
+    if training.seconds is not None:
+        named = replace(named, deadline=begin + training.seconds)
     arguments = folder, candidate.model, data, named, options
     run, result, reached = yield from train_and_score(candidate.name, arguments, training.stop)
     metric = run.metric.text(result.scores[run.metric.name])
@@ -153,6 +163,9 @@ def run_halving(
     3. The finalists are the first of the last rung, at most three, by the same two rules.
     4. With several budgets, the rules hold for each budget and the candidates within it.
 
+    On a machine that is slower than planned, the last of the ranking are left out, see `in_time`,
+    and the trainings of the last rung share the time that is left.
+
     After a stop, the same call resumes: scores in `rungs/K/NAME.json` are read, no step that has a
     checkpoint is repeated, and the outcome has the same bits.
 
@@ -163,9 +176,14 @@ def run_halving(
     ties = list[tuple[str, str, float]]()
     metric = job.metric
     for rung in plan.rungs:
+        before, (names, left_s) = names, in_time(job, plan, rung.number - 1, names, scores)
+        if late := before[len(names) :]:
+            yield f"left out, as the trainings are slower than planned: {', '.join(late)}"
+        if late and len(names) == 1 and rung is not plan.rungs[-1]:
+            continue  # nothing is left to choose
         yield f"rung {rung.number} of {len(plan.rungs)}: {len(names)} {rung.end}"
         here, failed = yield from run_rung(
-            job, plan, rung, [candidate_times.by_name[each] for each in names]
+            job, plan, rung, [candidate_times.by_name[each] for each in names], left_s
         )
         failures |= failed
         scores += here
@@ -177,16 +195,79 @@ def run_halving(
                 chosen |= {*survivors(inside, rung.keep, families, each.in_float)}
         names = tuple(name for name in ranked if name in chosen)
         yield f"rung {rung.number}: {', '.join(names)}"
+    finalists, _ = in_time(job, plan, len(plan.rungs), names, scores)
+    if late := names[len(finalists) :]:
+        yield f"not exported, as the trainings were slower than planned: {', '.join(late)}"
     return Outcome(
-        scores=tuple(scores), finalists=names, ties=tuple(dict.fromkeys(ties)), failures=failures
+        scores=tuple(scores),
+        finalists=finalists,
+        ties=tuple(dict.fromkeys(ties)),
+        failures=failures,
     )
 
 
+def in_time(
+    job: FitJob, plan: FitPlan, done: int, names: tuple[str, ...], scores: Sequence[RungScore]
+) -> tuple[tuple[str, ...], float | None]:
+    """The first of `names` that the time left is enough for, and the seconds left for training.
+
+    They train in the rungs after `done` rungs, and are exported. All this is expected to be slower
+    than planned by as much as the last trainings. The seconds that were used are in the scores, so
+    that a resumed fit decides the same. Without a limit, and with several budgets, which need their
+    own candidates, all stay.
+    """
+    if plan.left_s is None:
+        return names, None
+    devices, slower = len(job.devices), slowness(plan, scores)
+    left_s = plan.left_s - sum(each.seconds for each in scores) / devices
+    rest, shipped = plan.rungs[done:], plan.rungs[-1].keep
+    before = plan.rungs[done - 1].epochs if done else 0
+
+    def ship_s(count: int) -> float:
+        return slower * plan.ship_s * min(count, shipped) / shipped
+
+    def is_late(count: int) -> bool:
+        rungs = [replace(each, candidates=min(each.candidates, count)) for each in rest]
+        times = [plan.times[name] for name in names[:count]]
+        needed_s = slower * training_seconds(rungs, times, devices, before)
+        return needed_s + ship_s(count) > LATE * left_s
+
+    count = len(names)
+    while count > 1 and len(job.budgets) == 1 and is_late(count):
+        count -= 1
+    return names[:count], max(0.0, left_s - ship_s(count))
+
+
+def slowness(plan: FitPlan, scores: Sequence[RungScore]) -> float:
+    """Seconds of the trainings in the last rung / planned seconds, at least 1; 1 for probes."""
+    last = max((each.rung for each in scores), default=0)
+    before = {each.candidate: each.epochs for each in scores if each.rung < last}
+    used_s = planned_s = 0.0
+    for each in scores:
+        epochs = each.epochs - before.get(each.candidate, 0)
+        if each.rung == last and epochs > 0:
+            used_s += each.seconds
+            planned_s += plan.times[each.candidate].seconds(epochs)
+    return max(1.0, used_s / planned_s) if planned_s else 1.0
+
+
 def run_rung(
-    job: FitJob, plan: FitPlan, rung: Rung, candidates: Sequence[Candidate]
+    job: FitJob,
+    plan: FitPlan,
+    rung: Rung,
+    candidates: Sequence[Candidate],
+    left_s: float | None = None,
 ) -> Generator[str, None, tuple[list[RungScore], dict[str, str]]]:
-    """The scores of candidates, and name -> reason of failures. Raises ValueError if all fail."""
-    trials = [rung_trial(job, plan, each, rung) for each in candidates]
+    """The scores of candidates, and name -> reason of failures. Raises ValueError if all fail.
+
+    In the last rung they share `left_s` by the times of their epochs.
+    """
+    all_s = sum(plan.times[each.name].epoch_s for each in candidates)
+    trials = []
+    for each in candidates:
+        time = plan.times[each.name]
+        seconds = left_s and left_s * min(1.0, len(job.devices) * time.epoch_s / all_s)
+        trials.append(rung_trial(job, plan, each, rung, time, seconds))
     results = yield from job.run(RUNG, trials)
     failed = {
         each.name: result.failure
@@ -305,6 +386,7 @@ def teach(
     path = (job.folder / TRIALS / teacher.name / BUNDLE).resolve()
     student = replace(best, teacher=str(path))
     own = replace(own, step_s=own.step_s + SCORING_SHARE * time.step_s)
+    both_s = time.seconds(plan.epochs) + own.seconds(plan.epochs)
     scores: list[RungScore] = []
     metric = job.metric
     before = next(each for each in reversed(outcome.scores) if each.candidate == best.name)
@@ -313,7 +395,8 @@ def teach(
     ):
         yield f"{role}: {each.name}"
         rung = Rung(number=number, epochs=plan.epochs, candidates=1, keep=1)
-        (result,) = yield from job.run(RUNG, [rung_trial(job, plan, each, rung, taken)])
+        seconds = left_s * taken.seconds(plan.epochs) / both_s
+        (result,) = yield from job.run(RUNG, [rung_trial(job, plan, each, rung, taken, seconds)])
         reason = ""
         if isinstance(result, Failure):
             reason = f"{each.name} has failed: {result.failure}"

@@ -5,7 +5,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -196,11 +196,11 @@ class FitPlan:
     left_out: Mapping[str, str]  # name -> why a candidate within the budget is not trained
     epochs: int  # of the finalists
     rungs: tuple[Rung, ...]
-    epoch_s: Mapping[str, float]  # name -> seconds of an epoch with its validation
+    times: Mapping[str, TrainingTime]  # by name
     train_s: float  # if the slowest candidates survive
     ship_s: float
     all_s: float = 0.0  # of training every candidate to the end, for comparison
-    steps: Mapping[str, int] = field(default_factory=dict)  # name -> steps of an epoch
+    left_s: float | None = None  # of the hours, to train and to ship; None: no limit
 
     @property
     def total_s(self) -> float:
@@ -260,7 +260,8 @@ def make_plan(
     can_probe = case.can_probe and all(each.candidate.weights for each in costs)
     how = Means(devices=len(job.devices), can_probe=can_probe, budgets=len(job.budgets))
     plan = plan_within(costs, left_s - measured_s, hours, how)
-    return replace(plan, left_out={**left_out, **plan.left_out})
+    limit_s = None if hours is None else left_s - measured_s
+    return replace(plan, left_out={**left_out, **plan.left_out}, left_s=limit_s)
 
 
 def measure_all(
@@ -377,11 +378,10 @@ def plan_of(costs: Sequence[TrialCost], epochs: int, how: Means = ALONE) -> FitP
         left_out={},
         epochs=epochs,
         rungs=rungs,
-        epoch_s={name: each.epoch_s for name, each in times.items()},
+        times=times,
         train_s=training_seconds(rungs, [*times.values()], how.devices),
         ship_s=sum(sorted((each.ship_s for each in costs), reverse=True)[:finalists]),
         all_s=sum(each.seconds(epochs) for each in times.values()) / how.devices,
-        steps={name: each.steps for name, each in times.items()},
     )
 
 
@@ -469,10 +469,13 @@ def rungs_of(ends: Sequence[int], counts: Sequence[int]) -> tuple[Rung, ...]:
 
 
 def training_seconds(
-    rungs: Sequence[Rung], times: Sequence[TrainingTime], devices: int = 1
+    rungs: Sequence[Rung], times: Sequence[TrainingTime], devices: int = 1, before: int = 0
 ) -> float:
-    """Seconds of all rungs on `devices` devices, if the slowest candidates survive."""
-    total, before = 0.0, 0
+    """Seconds of all rungs on `devices` devices, if the slowest candidates survive.
+
+    The candidates are trained for the epochs `before` already.
+    """
+    total = 0.0
     slowest = sorted(times, key=lambda each: each.epoch_s, reverse=True)
     for rung in rungs:
         parts = [each.seconds(rung.epochs - before) for each in slowest[: rung.candidates]]

@@ -257,21 +257,23 @@ class PreparedRun:
             return self
         return replace(self, start=(state["epochs"], state["index"]), turns=state["turns"])
 
-    def seconds_left(self, step_s: float, epoch: int, step: float) -> tuple[float, float]:
+    def seconds_left(
+        self, step_s: float, epoch: int, step: float, image_s: float | None = None
+    ) -> tuple[float, float]:
         """The time from a step of an epoch (from 0) to the last step, and then to the end.
 
-        The step takes `step_s`, and scoring an image a third of its share of a step at the whole
-        resolution.
+        The step takes `step_s`. Scoring an image takes `image_s`, by default a third of its share
+        of a step at the whole resolution.
         """
         epochs, work = math.ceil(self.resolved.epochs), self.work
         left = sum(work[: self.steps // self.steps_per_epoch]) * self.steps_per_epoch
         left += work[-1] * (self.steps % self.steps_per_epoch)
         left -= sum(work[:epoch]) * self.steps_per_epoch + work[epoch] * step
         scores = math.ceil((epochs - epoch) / self.resolved.score_every_epochs)
-        image, val = SCORING_SHARE / self.resolved.batch_size, len(self.data.val)
-        left += image * scores * val
-        end = image * (val + len(self.data.test))
-        return left * step_s / work[epoch], end * step_s / work[epoch]
+        whole_s, val = step_s / work[epoch], len(self.data.val)
+        if image_s is None:
+            image_s = SCORING_SHARE * whole_s / self.resolved.batch_size
+        return left * whole_s + scores * val * image_s, (val + len(self.data.test)) * image_s
 
     def score(self, net: Backbone, images: Images, task: Task | None = None) -> Evaluation:
         """Evaluate `net` on `images`; `task` defaults to the run's task."""

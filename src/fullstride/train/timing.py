@@ -322,9 +322,16 @@ class Pace:
         self.end_s = run.deadline if run.deadline is not None and has_limit else math.inf
         self.window_s = max(MEASURE_S, WINDOW * (self.end_s - time.perf_counter()))
         self.untimed, self.work, self.seconds, self.before = UNTIMED_STEPS, 0.0, 0.0, 0.0
+        self.last: float | None = None  # time of the last call
+        self.scores, self.scores_s = 0, 0.0
 
     def __call__(self, course: Course, done: int, step_s: float) -> Course | None:
-        chosen, self.untimed = course, self.untimed - 1
+        chosen, self.untimed, now = course, self.untimed - 1, time.perf_counter()
+        epochs, index = divmod(done - 1, self.run.steps_per_epoch)
+        if self.last is not None and index == 0:
+            self.scores += epochs % self.run.resolved.score_every_epochs == 0
+            self.scores_s += now - self.last - step_s
+        self.last = now
         if self.untimed < 0:
             epoch = course.at(done - 1) // self.run.steps_per_epoch
             self.work += self.run.work[int(epoch)]
@@ -340,8 +347,10 @@ class Pace:
         """The course that ends in time, if a step at the whole resolution takes `step_s`."""
         epoch, step = divmod(course.at(done), self.run.steps_per_epoch)
         now_s = step_s * self.run.work[int(epoch)]
-        whole_s, scores_s = self.run.seconds_left(now_s, int(epoch), step)
-        left_s = self.end_s - time.perf_counter() - scores_s
+        images = self.scores * len(self.run.data.val)
+        image_s = self.scores_s / images if images else None
+        whole_s, end_s = self.run.seconds_left(now_s, int(epoch), step, image_s)
+        left_s = self.end_s - time.perf_counter() - end_s
         slower = whole_s / course.stride / max(left_s, 1e-9)
         most = course.whole - course.at(done)
         steps = max(1, int(min(most, (course.end - done) / slower)))
