@@ -37,6 +37,7 @@ from fullstride.autofit.candidates import (
     list_candidates,
     shortlist,
 )
+from fullstride.autofit.fit import compare_with_budget
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.times import (
     FEWEST_TIMED,
@@ -426,6 +427,40 @@ def test_where_nothing_fits_the_fastest_and_its_budget_are_named():
         assert fits(both, times).affordable
     assert "\n" not in str(error.value)
     assert fits(both, times, Budget(ms_per_image=1.4)).affordable == (both[0],)
+
+
+@pytest.mark.parametrize(
+    ("load", "high", "words"),
+    [
+        (11.2, 1.2, "the machine is busy (a load of 11.2 on 2 cores), so run it again when it is"),
+        (
+            1.9,
+            1.6,
+            "the machine is busy (the same call took 1.10 to 1.60 ms), so run it again when",
+        ),
+        (1.9, 1.2, ""),
+    ],
+)
+def test_on_a_busy_machine_nothing_fits_until_it_is_measured_again(
+    tmp_path, monkeypatch, load, high, words
+):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    job = FitJob(folder=tmp_path, data=DIGITS, settings=FitSettings(budget_ms=1.0))
+    files = [tmp_path / "times.json", tmp_path / "times" / "a.json", tmp_path / "data.json"]
+    for path in files:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    times = (fixed(1.234, "genet_tiny-32", low=1.1, high=high),)
+    done = {"candidates": tuple(candidates(32)), "times": times}
+    with pytest.raises(ValueError, match=r"^nothing fits .* use --budget-ms 1\.4 or more") as error:
+        drain(compare_with_budget(job, done))
+    assert words in str(error.value)
+    assert ("busy" in str(error.value)) == bool(words)
+    assert [path.exists() for path in files] == [not words, not words, True]
+    target = replace(job, settings=FitSettings(budget_ms=0.01, target="rtx4090"))
+    with pytest.raises(ValueError, match=r"^nothing fits [^;]*; use --budget-ms"):
+        drain(compare_with_budget(target, done))
 
 
 def fits(candidates, times, budget=MS, *, maybe=False):

@@ -1,6 +1,7 @@
 """Compares the times of the candidates of a fit with its budget."""
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from fullstride.io.console import printable
 from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget, is_elsewhere
+from fullstride.measure.protocols import BUSY
 from fullstride.report import scatter
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.scatter import BANDS, TimedCandidate
@@ -134,6 +136,7 @@ class FitJob(StudyJob):
 # with 1.65 times the time were seen on a virtual machine. Files beyond a budget by less are
 # measured again.
 NOISE = 1.5
+BUSY_LOAD = 1.5  # processes that want a core / cores: a measurement wants all cores itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +190,19 @@ def fastest_ms(times: Iterable[CandidateTime]) -> dict[str, float]:
     return {name: each.ms for name, each in fastest_of(times).items() if each.ms is not None}
 
 
+def why_busy(times: Iterable[CandidateTime]) -> str:
+    """How other programs may have slowed the times measured just now on this machine, or ""."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    count = os.cpu_count() or 1
+    if load > BUSY_LOAD * count:
+        return f"the machine is busy (a load of {load:.1f} on {count} cores)"
+    fastest = min(fastest_of(times).values(), key=lambda each: each.ms or math.inf, default=None)
+    if fastest and fastest.low and fastest.high and fastest.high > (1 + BUSY) * fastest.low:
+        rounds = f"{three_digits(fastest.low)} to {three_digits(fastest.high)} ms"
+        return f"the machine is busy (the same call took {rounds})"
+    return ""
+
+
 def time_in_words(time: CandidateTime) -> str:
     assert time.ms is not None
     ms, where = three_digits(time.ms), " ".join(filter(None, (time.format, time.precision)))
@@ -214,6 +230,7 @@ class CandidateTimes:
     times: tuple[CandidateTime, ...]
     budget: Budget
     maybe: bool = False  # see `limit_ms`
+    busy: str = ""  # why measured times may be too long, see `why_busy`
 
     def within(self, share: float = 1.0) -> tuple[CandidateTime, ...]:
         """The times within a share of the budget, the shortest first."""
@@ -266,10 +283,11 @@ class CandidateTimes:
         name = min(limits, key=lambda name: limits[name][0])
         needed_ms, fastest = limits[name]
         side = self.by_name[name].resolution
+        again = f"{self.busy}, so run it again when it is quiet, or " if self.busy else ""
         raise ValueError(
             f"nothing fits {self.budget}: the fastest is {name} at {side} x {side} pixels with "
-            f"{time_in_words(fastest)}; use --budget-ms {rounded_up(needed_ms)} or more, smaller "
-            "--resolutions or other --candidates"
+            f"{time_in_words(fastest)}; {again}use --budget-ms {rounded_up(needed_ms)} or more, "
+            "smaller --resolutions or other --candidates"
         )
 
 

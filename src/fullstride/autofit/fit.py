@@ -13,6 +13,7 @@ from fullstride.autofit.budget import (
     budget_figure,
     budget_note,
     budget_table,
+    why_busy,
 )
 from fullstride.autofit.candidates import Candidate, Pictures, fits_of, list_candidates
 from fullstride.autofit.data_report import DataReport, inspect, report_lines, without_duplicates
@@ -125,15 +126,26 @@ def list_networks(job: FitJob, done: Results) -> Work:
 
 
 def compare_with_budget(job: FitJob, done: Results) -> Generator[str, None, CandidateTimes]:
-    """The candidates with their times, and a plot of these. Raises ValueError if none fits."""
+    """The candidates with their times, and a plot of these.
+
+    Raises ValueError if none fits. If the machine is busy, the next call measures again.
+    """
+    is_here = job.profile is None and job.target is None
     candidate_times = CandidateTimes(
         candidates=done["candidates"],
         times=done["times"],
         budget=job.budget,
         maybe=job.settings.maybe,
+        busy=why_busy(done["times"]) if is_here else "",
     )
-    for budget in job.budgets:
-        assert candidate_times.of(budget).affordable
+    try:
+        for budget in job.budgets:
+            assert candidate_times.of(budget).affordable
+    except ValueError:
+        if candidate_times.busy:
+            for path in (*job.folder.glob("times/*.json"), *job.folder.glob("times.json")):
+                path.unlink()
+        raise
     save_png(budget_figure(candidate_times), job.folder / BOUGHT)
     yield from ()
     return candidate_times
