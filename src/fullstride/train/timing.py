@@ -305,7 +305,7 @@ class TimedBatches:
 
 # The pace of training is compared with the time left after each WINDOW of the time, and the course
 # is changed if the rest would take LATE times the time left, by the faster of the last two windows:
-# a short disturbance changes nothing. Our own numbers.
+# a short disturbance changes nothing, nor less than WINDOW of the steps. Our own numbers.
 WINDOW, LATE = 1 / 20, 1.2
 
 
@@ -347,14 +347,18 @@ class Pace:
         """The course that ends in time, if a step at the whole resolution takes `step_s`."""
         epoch, step = divmod(course.at(done), self.run.steps_per_epoch)
         now_s = step_s * self.run.work[int(epoch)]
-        images = self.scores * len(self.run.data.val)
+        images = self.scores * len(self.run.data.val)  # scored so far
         image_s = self.scores_s / images if images else None
         whole_s, end_s = self.run.seconds_left(now_s, int(epoch), step, image_s)
+        data, end_images = self.run.data, 0
+        if self.run.recipe.measures_statistics:
+            end_images = min(len(data.train), final_weights.STATISTICS_IMAGES) + len(data.val)
+        end_s *= 1 + end_images / max(1, len(data.val) + len(data.test))
         left_s = self.end_s - time.perf_counter() - end_s
         slower = whole_s / course.stride / max(left_s, 1e-9)
         most = course.whole - course.at(done)
         steps = max(1, int(min(most, (course.end - done) / slower)))
-        if 1 / LATE <= slower <= LATE or steps == course.end - done:
+        if 1 / LATE <= slower <= LATE or abs(done + steps - course.end) < WINDOW * course.end:
             return course
         before, now = (end / self.run.steps_per_epoch for end in (course.end, done + steps))
         print_note(
