@@ -195,7 +195,8 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     changes = {field: getattr(call.keywords["recipe"], field) for field in given_fields(arguments)}
     if task:
         values = call.keywords.pop("task_options")
-        options = {option: getattr(values, option) for option in given_options(arguments, task)}
+        given = names_after(TASK_OPTION, arguments)
+        options = {name: value for name, value in vars(values).items() if name in given}
         task.read_options(options)
         changes |= {"task_options": options} if options else {}
     return partial(call, recipe=RecipeChoice(source, changes))
@@ -282,9 +283,7 @@ def print_help(name: str, arguments: Sequence[str]) -> None:
 class HelpFlags:
     """Shows the values of text flags in the parser's help, and hides flags from it.
 
-    Args:
-        command: The name of the command.
-        usual: The names of parameters and fields to describe beside required ones; None for all.
+    Beside required ones, `usual` parameters and fields are described; None for all.
     """
 
     def __init__(self, command: str, usual: Sequence[str] | None):
@@ -363,7 +362,9 @@ def deferred(
         parameters.append(options.replace(annotation=kind))
     bind.__dict__["__signature__"] = signature(bind).replace(parameters=parameters)
     bind.__annotations__ = {each.name: each.annotation for each in parameters}
-    bind.__doc__ = joined_lines(command.__doc__ or "")
+    # each paragraph and argument in one line, which the parser breaks
+    lines = cleandoc(command.__doc__ or "")
+    bind.__doc__ = re.sub(r"(?<!\n)\n(?!\n| {4}\w+: )\s*", " ", lines)
     return bind
 
 
@@ -372,11 +373,6 @@ def optional(hint: Any) -> Any:
     metadata = getattr(hint, "__metadata__", ())
     either = (hint.__origin__ if metadata else hint) | None
     return Annotated[either, *metadata] if metadata else either
-
-
-def joined_lines(docstring: str) -> str:
-    """Join each paragraph and argument of a docstring to one line, which the parser breaks."""
-    return re.sub(r"(?<!\n)\n(?!\n| {4}\w+: )\s*", " ", cleandoc(docstring))
 
 
 # The recipe of a command line.
@@ -411,12 +407,6 @@ def given_fields(words: Sequence[str]) -> list[str]:
     flags = {word.partition("=")[0].replace("_", "-") for word in words}
     names = names_after("--recipe.", words) | {SHORT_FLAGS[flag] for flag in flags & {*SHORT_FLAGS}}
     return [field.name for field in fields(Recipe) if field.name in names]
-
-
-def given_options(words: Sequence[str], task: "Task") -> list[str]:
-    """The options of a task that flags among `words` set."""
-    names = names_after(TASK_OPTION, words)
-    return [field.name for field in fields(task.options) if field.name in names]
 
 
 def names_after(prefix: str, words: Sequence[str]) -> set[str]:

@@ -222,10 +222,10 @@ def test_the_profile_says_which_clock_and_one_without_its_own_estimates_is_not_w
     with pytest.raises(ValueError, match="when the machine is quiet"):
         list(save_profiles(slow, plan(), {"eager": (MADE, "")}, out, "here"))
     assert not out.exists()
-    (written,) = save_profiles(samples, plan(), {"eager": (MADE, "")}, out, "here")
-    fit = load_profile(written.path).inference
+    ((path, calibration),) = save_profiles(samples, plan(), {"eager": (MADE, "")}, out, "here")
+    fit = load_profile(path).inference
     assert fit.low <= 1 <= fit.high
-    assert fit == written.calibration.profile.inference
+    assert fit == calibration.profile.inference
 
 
 def test_the_spread_of_the_rounds_widens_the_interval_and_both_clocks_are_in_the_profile(samples):

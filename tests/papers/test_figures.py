@@ -30,6 +30,7 @@ from fullstride.papers.figures import (
     where,
 )
 from fullstride.papers.suite import read_bench
+from fullstride.report import plots
 
 V100, RTX = load_profile("v100-fp16"), load_profile("rtx3090")
 
@@ -266,7 +267,7 @@ def test_the_legend_the_table_and_the_page_name_every_way_a_number_was_come_by(t
 def test_what_opens_on_the_page_lies_on_its_mark():
     plan = PLANS["genet-5"]
     drawn = scatter(plan, list(dots(plan, [], Bench())))
-    figures.png(drawn)  # another size does not move it
+    plots.png(drawn.figure, 98)  # another size does not move it
     html = page([drawn])
     width, height = map(float, re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', html).groups())
     marks = [
@@ -331,7 +332,7 @@ def test_a_figure_that_fails_leaves_what_stood_there(tmp_path, monkeypatch):
     def broken(_):
         raise ValueError("no room")
 
-    monkeypatch.setattr(figures, "png", broken)
+    monkeypatch.setattr(plots, "png", broken)
     assert run(["study", "figures", "--only", "tresnet-5", "--out", str(tmp_path)]) == 2
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
         ("tresnet-5.png", "old")

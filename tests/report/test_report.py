@@ -10,6 +10,7 @@ from PIL import Image
 from fullstride.report import plots
 from fullstride.report.console_tables import count, ms, percent, wilson
 from fullstride.report.page import Content, Entry, Prediction, picture, render, write
+from fullstride.report.plots import png
 from fullstride.tasks.classify import Classify
 
 HOSTILE = '<script>alert("x")</script> $\\frac{1}{0}$ & \'_'
@@ -254,7 +255,7 @@ def test_pictures_of_every_shape_are_embedded_and_only_tiny_ones_are_enlarged_sh
 
 
 def test_the_plot_for_a_readme_is_a_png():
-    assert picture([TRAINED, UNTRAINED]).startswith(b"\x89PNG")
+    assert png(picture([TRAINED, UNTRAINED])).startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="no network to plot"):
         picture([Entry(**{**vars(TRAINED), "ms_p50": None})])
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -141,7 +142,7 @@ def calibrate(
     if times_out:
         files.save_times(times_out, samples, plan)
     for fitted in files.save_profiles(samples, plan, peaks, out, name):
-        print(*fitted_profile_lines(fitted), sep="\n", flush=True)
+        print(*fitted_profile_lines(*fitted), sep="\n", flush=True)
 
 
 def calibration(
@@ -153,8 +154,8 @@ def calibration(
 
     if target is None:
         plan = files.default_plan(choose_device(device), **vars(options))
-        parts = files.measure_by_batch(plan)
-        return plan, ((f"{runtime}, batch {batch}", rows) for runtime, batch, rows in parts)
+        parts = groupby(files.measure(plan), lambda row: f"{row.runtime}, batch {row.batch}")
+        return plan, ((words, [*rows]) for words, rows in parts)
     from fullstride.deploy.elsewhere import plan_there, timings_there
 
     own = {"device": device != "auto", "layout": options.layout != "nchw"}
@@ -239,13 +240,11 @@ def choose(
         out: A PNG file for a plot.
     """
     from fullstride.latency import select
-    from fullstride.measure.budget import find_budget
+    from fullstride.measure.budget import required_budget
     from fullstride.report import console_lines, console_tables
 
     check_output(out, PLOT)
-    budget = find_budget(budget_ms, images_per_s, call_batch)
-    if budget is None:
-        raise ValueError("no budget: give --budget-ms or --images-per-s")
+    budget = required_budget(budget_ms, images_per_s, call_batch)
     selection = options.choose(profile, budget)
     device = selection.profile
     if selection.left_out:

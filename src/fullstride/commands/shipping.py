@@ -367,8 +367,8 @@ def report(
         data: The images, if none of the models is a run; by default the first run's images.
         trust: Also open files of the formats pt2 and aoti, which are programs.
     """
-    from fullstride.io.writing import PAGE, PLOT, atomic_write, check_output
-    from fullstride.report import page
+    from fullstride.io.writing import PAGE, PLOT, check_output
+    from fullstride.report import page, plots
     from fullstride.report.gather import gather
 
     if not runs:
@@ -378,8 +378,7 @@ def report(
     content = gather(runs, bench, data=data, trust=trust)
     page.write(out, page.render(content))
     if picture:
-        with atomic_write(picture, PLOT) as beside:
-            beside.write_bytes(page.picture(content.entries))
+        plots.save_png(page.picture(content.entries), picture)
     print(out.resolve())
 
 

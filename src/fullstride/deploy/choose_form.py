@@ -97,17 +97,20 @@ def most_accurate(
     """Return the name and bundle with the best test score within the budget; the fastest of ties.
 
     If a bundle has no test score, all are compared by validation scores. A tie is an equal score.
-    Times come from earlier measurements (`times`) or from `ms_per_image`, only if there is a budget
-    or a tie; `progress` is called with a line about them. Raises ValueError, with the times, if no
+    Times come from earlier measurements (`times`) or from `measure_bundle`, if there is a budget or
+    a tie; `progress` is called with a line about them. Raises ValueError, with the times, if no
     bundle fits, and if one of several has no score or other classes.
     """
-    check_same_classes(bundles)
+    first = next(iter(bundles.values()))
+    for bundle in bundles.values():
+        if first.task != bundle.task or permutation(first.classes, bundle.classes) is None:
+            raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
     metric = common_metric(bundles.values())
     batch = budget.batch if budget else 1
 
     @cache
     def ms(name: str) -> float:
-        return times[name] if times else ms_per_image(bundles[name], batch)
+        return times[name] if times else call_time(measure_bundle(bundles[name], batch)).ms
 
     names = [*bundles]
     if budget is not None:
@@ -147,11 +150,6 @@ def measure_bundle(bundle: Bundle, batch: int = 1) -> Measurement:
     return row
 
 
-def ms_per_image(bundle: Bundle, batch: int = 1) -> float:
-    """The median time of a call in `measure_bundle`, divided by its images."""
-    return call_time(measure_bundle(bundle, batch)).ms
-
-
 def earlier_times(path: Path, bundles: Mapping[str, Bundle], batch: int = 1) -> dict[str, float]:
     """Read the times of `bundles`, by path, from a file of `fullstride bench --out`.
 
@@ -174,14 +172,6 @@ def earlier_times(path: Path, bundles: Mapping[str, Bundle], batch: int = 1) -> 
 
 def in_words(ms: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f} ms" for name, value in ms.items())
-
-
-def check_same_classes(bundles: Mapping[str, Bundle]) -> None:
-    """Raise ValueError if a bundle has another task or other classes than the first."""
-    first = next(iter(bundles.values()))
-    for bundle in bundles.values():
-        if first.task != bundle.task or permutation(first.classes, bundle.classes) is None:
-            raise ValueError(f"{', '.join(bundles)} have different classes: export each alone")
 
 
 def fastest(
@@ -296,7 +286,9 @@ def runnable(
     pairs: list[tuple[str, Precision]] = []
     for name in dict.fromkeys(formats) or data_formats():
         for precision in FORMATS[name].precisions:
-            if precision in precisions if precisions else precision in own_precisions(name):
+            # without a choice, no fp16 that would be computed in fp32
+            is_half = name not in ("openvino", "ncnn") and torch.cuda.is_available()
+            if precision in precisions if precisions else precision != "fp16" or is_half:
                 pairs.append((name, precision))
     if not pairs:
         names = ", ".join(formats or data_formats())
@@ -342,12 +334,6 @@ def data_formats() -> list[str]:
     return [name for name in CANDIDATES if not FORMATS[name].runs_code and runs_here(name)]
 
 
-def own_precisions(name: str) -> list[Precision]:
-    """The precisions that a format computes in here, without fp16 if it would be fp32."""
-    halves = name not in ("openvino", "ncnn") and torch.cuda.is_available()
-    return [each for each in FORMATS[name].precisions if each != "fp16" or halves]
-
-
 def latencies(
     paths: Mapping[str, Path],
     bundle: Bundle,
@@ -366,22 +352,18 @@ def latencies(
 
 
 def measure_files(
-    models: Mapping[str, ExportedModel],
-    protocol: Protocol,
-    threads: int | None = None,
-    target: Target | None = None,
+    models: Mapping[str, ExportedModel], protocol: Protocol, target: Target | None = None
 ) -> list[Measurement]:
     """Measure opened files with the same number of input channels in turn in every round.
 
-    Each file is measured at its own resolution. `target`: another machine to measure on, where
-    `threads` defaults to all cores.
+    Each file is measured at its own resolution. `target`: another machine to measure on.
     """
     if target is not None:
-        return measure_there(models, protocol, target, threads)
+        return measure_there(models, protocol, target)
     channels = next(iter(models.values())).preprocessing.channels
     modules = {label: ExportedModule(model) for label, model in models.items()}
     sides = {label: model.preprocessing.resolution for label, model in models.items()}
-    options = BenchOptions(in_channels=channels, threads=threads, resolutions=sides)
+    options = BenchOptions(in_channels=channels, resolutions=sides)
     return bench(modules, protocol, options=options)
 
 
@@ -407,17 +389,12 @@ def run_there(target: Target, model: ExportedModel, batch: int) -> None:
 
 
 def measure_there(
-    models: Mapping[str, ExportedModel], protocol: Protocol, target: Target, threads: int | None
+    models: Mapping[str, ExportedModel], protocol: Protocol, target: Target
 ) -> list[Measurement]:
-    """`measure_files` on another machine, which waits after each call, even for throughput."""
+    """`measure_files` on all cores of another machine, which waits after each call."""
     files = [timed_file(name, model, protocol.batch) for name, model in models.items()]
-    times = target.measure(
-        files,
-        rounds=protocol.rounds,
-        round_s=protocol.round_s,
-        warmup_s=protocol.warmup_s,
-        threads=threads,
-    )
+    how = {key: getattr(protocol, key) for key in ("rounds", "round_s", "warmup_s")}
+    times = target.measure(files, **how)
     if reason := times.environment.held_back_by:
         print_note(f"{target.where} was held back while it measured: {reason}")
     versions, threads = target.describe().runtimes, times.environment.threads

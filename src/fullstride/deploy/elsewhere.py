@@ -268,7 +268,13 @@ def choose_there(
     the choice is made again, until no doubt is left or `MOST` are measured. Times are stored at
     once for later calls.
     """
-    rough = profile_there(target)
+    there = target.describe()
+    rough = replace(  # relative times on processors
+        CPU,
+        name=target.name,
+        device=f"{there.processor}, {there.cores} threads",
+        machine=replace(CPU.machine, runtime="onnx"),
+    )
     everything = choose(rough, replace(budget, ms_per_image=UNLIMITED_MS))
     with files_there(target, batch=budget.batch) as files:
         times = TimesThere(files=files, task=task, classes=classes)
@@ -288,17 +294,6 @@ def choose_there(
             due = selection.choice.to_measure
             if not due or not left:
                 return selection
-
-
-def profile_there(target: Target) -> Profile:
-    """A profile of rough relative times on processors."""
-    there = target.describe()
-    return replace(
-        CPU,
-        name=target.name,
-        device=f"{there.processor}, {there.cores} threads",
-        machine=replace(CPU.machine, runtime="onnx"),
-    )
 
 
 def corrected_by(

@@ -115,13 +115,14 @@ class ExportedModel:
         Raises ValueError if the file does not accept images of this shape, or the outputs do not
         match the metadata.
         """
-        shape = tuple(images.shape)
+        shape, pre = tuple(images.shape), self.preprocessing
         try:
             outputs = self.infer(images)
         except Exception as error:  # each runtime has its own types
+            frames = f"{pre.frames} frames of " if pre.frames else ""
             raise ValueError(
-                f"{self.path} does not take inputs of {shape}: it was exported for "
-                f"{self.exported_for} ({type(error).__name__})"
+                f"{self.path} does not take inputs of {shape}: it was exported for {frames}"
+                f"{pre.resolution} x {pre.resolution} pixels ({type(error).__name__})"
             ) from error
         sizes = self.metadata.output_shape
         if not has_shape(outputs, (len(images), *sizes)):
@@ -135,12 +136,6 @@ class ExportedModel:
     @property
     def name(self) -> str:
         return self.metadata.name
-
-    @property
-    def exported_for(self) -> str:
-        pre = self.preprocessing
-        frames = f"{pre.frames} frames of " if pre.frames else ""
-        return f"{frames}{pre.resolution} x {pre.resolution} pixels"
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,9 +31,9 @@ class Folding:
     skipped: Mapping[str, str]  # remaining batch norm -> the reason
 
 
-def fold_batch_norm(net: nn.Module, images: Tensor | None = None) -> nn.Module:
+def fold_batch_norm(net: nn.Module) -> nn.Module:
     """Fold batch norms; return the network of `folding`."""
-    return folding(net, images).net
+    return folding(net).net
 
 
 @torch.no_grad()
@@ -89,14 +90,8 @@ def check(outputs: list[Tensor], expected: list[Tensor]) -> None:
 
 def absorb(layer: Any, norm: Any) -> nn.Module:
     """Fold `norm` into the weights of `layer`; return its substitute: its activation, if any."""
-    scale = (norm.running_var + norm.eps).rsqrt()
-    shift = -norm.running_mean * scale
-    if norm.weight is not None:
-        scale, shift = scale * norm.weight, shift * norm.weight + norm.bias
-    if layer.bias is not None:
-        shift += layer.bias * scale
-    layer.weight = nn.Parameter(layer.weight * scale.view(-1, *(1,) * (layer.weight.dim() - 1)))
-    layer.bias = nn.Parameter(shift)
+    statistics = norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+    layer.weight, layer.bias = fuse_conv_bn_weights(layer.weight, layer.bias, *statistics)
     return nn.Sequential(norm.drop, norm.act) if hasattr(norm, "act") else nn.Identity()
 
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -81,14 +82,11 @@ def input_ranges(net: nn.Module, images: Tensor) -> dict[str, Range]:
     """The input range of each called quantizable layer for `images` (N, C, H, W)."""
     limits: dict[str, Range] = {}
 
-    def observe(path: str) -> Callable[..., None]:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            limits[path] = limits.get(path, Range()).including(inputs[0])
+    def observe(path: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        limits[path] = limits.get(path, Range()).including(inputs[0])
 
-        return hook
-
-    layers = quantizable_layers(net)
-    hooks = [layer.register_forward_pre_hook(observe(path)) for path, layer in layers.items()]
+    layers = quantizable_layers(net).items()
+    hooks = [layer.register_forward_pre_hook(partial(observe, path)) for path, layer in layers]
     try:
         outputs(net, images)
     finally:
@@ -141,10 +139,11 @@ def int8_loss(net: nn.Module, images: Tensor, expected: Tensor) -> float:
 def int8_inputs(net: nn.Module, limits: Mapping[str, Range]) -> Iterator[None]:
     """Round the inputs of the layers in `limits` within the block."""
 
-    def hook(path: str) -> Callable[..., Tensor]:
-        return lambda _, inputs: fake_quantize(inputs[0], limits[path])
+    def hook(path: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        return fake_quantize(inputs[0], limits[path])
 
-    hooks = [net.get_submodule(path).register_forward_pre_hook(hook(path)) for path in limits]
+    layers = ((path, net.get_submodule(path)) for path in limits)
+    hooks = [layer.register_forward_pre_hook(partial(hook, path)) for path, layer in layers]
     try:
         yield
     finally:

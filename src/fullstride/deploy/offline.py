@@ -323,7 +323,12 @@ def write_outputs(
     if kind == "pseudo_labels":
         if not task.single_label:
             raise ValueError(f"a teacher for pseudo-labels has classes, not the task {task.name}")
-        columns = partial(pseudo_label_columns, top=top)
+
+        def columns(outputs: Tensor) -> Mapping[str, Any]:
+            indices, values = most_probable_classes(outputs, top)
+            half = values.numpy().astype(np.float16)
+            return {"classes": indices.numpy().astype(np.int32), "probabilities": half}
+
     else:
         if task.has_places:
             raise ValueError(
@@ -333,14 +338,6 @@ def write_outputs(
         columns = partial(task.columns, classes=model.classes, top=top)
     key = store_key(model, data, out, top, settings, kind)
     return PredictionJob(model, data, columns, key, settings, watch).write(out)
-
-
-def pseudo_label_columns(probabilities_nk: Tensor, top: int) -> dict[str, np.ndarray]:
-    indices, values = most_probable_classes(probabilities_nk, top)
-    return {
-        "classes": indices.numpy().astype(np.int32),
-        "probabilities": values.numpy().astype(np.float16),
-    }
 
 
 def store_key(

@@ -3,11 +3,11 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -118,12 +118,16 @@ def predict(
     """
     pre, task = model.preprocessing, task_of(model)
     top = max(CLASSES, task.most_objects) if top is None else top
-    pictures, many = _listed(pictures, pre), views_of(views, pre, clip_starts) if views else None
+    is_one = isinstance(pictures, (str, os.PathLike, Image.Image))
+    if isinstance(pictures, np.ndarray):
+        is_one = pictures.ndim < (5 if pre.frames else 4)
+    listed: list[Any] = [pictures] if is_one else list(pictures)  # pyright: ignore[reportArgumentType]
+    many = views_of(views, pre, clip_starts) if views else None
     count = many.clips * many.crops if many else 1  # views per picture
     batch = min(batch, task.scoring_batch, most_in_batch(pre))
     step = max(1, batch // count)
-    for start in range(0, len(pictures), step):
-        group, reasons, sizes = pictures[start : start + step], {}, {}
+    for start in range(0, len(listed), step):
+        group, reasons, sizes = listed[start : start + step], {}, {}
         if pre.frames:
             shown = _readable_clips(group, many or ClipTestView(pre), reasons, sizes)
         else:
@@ -158,14 +162,6 @@ def with_min_score(model: Model, min_score: float) -> Model:
 def most_in_batch(pre: Preprocessing) -> int:
     """The number of inputs with `MAX_BATCH_PIXELS` together."""
     return max(1, MAX_BATCH_PIXELS // (pre.resolution**2 * max(1, pre.frames)))
-
-
-def _listed(pictures: Any, pre: Preprocessing) -> list[Picture]:
-    """A list of the pictures, or videos for a network of clips; a single one becomes a list."""
-    is_one = isinstance(pictures, (str, os.PathLike, Image.Image))
-    if isinstance(pictures, np.ndarray):
-        is_one = pictures.ndim < (5 if pre.frames else 4)
-    return [pictures] if is_one else list(pictures)
 
 
 def _readable(
@@ -465,11 +461,6 @@ def check_folder(flag: str, task: Any, has_any: bool, folder: Path) -> None:
     check_output(folder / "picture.png", PICTURE)
 
 
-class ImagePaths(NamedTuple):
-    paths: list[Path]
-    ignored: Mapping[str, int]  # number of other files in folders by reason
-
-
 def open_model(word: str, *, trust: bool = False, options: LoadOptions = BY_DEFAULT) -> Model:
     """Open an exported file, or a bundle: a run, a file of weights or a name with released weights.
 
@@ -487,20 +478,17 @@ def open_model(word: str, *, trust: bool = False, options: LoadOptions = BY_DEFA
     return open_file(word, trust=trust)
 
 
-def find_images(
-    words: Sequence[str], listed: Iterable[str] | None = None, kind: FileKind = IMAGES
-) -> ImagePaths:
-    """Find files; a folder stands for its files in sorted order, and - for the lines of `listed`.
+def find_images(words: Sequence[str], kind: FileKind = IMAGES) -> tuple[list[Path], dict[str, int]]:
+    """Find files; a folder stands for its files in sorted order, and - for lines of standard input.
 
-    For videos, a folder of frames is one video. `listed` is standard input by default. Raises
-    ValueError if nothing is found.
+    For videos, a folder of frames is one video. Also returns the numbers of other files in folders
+    by reason. Raises ValueError if nothing is found.
     """
     paths, ignored = [], Counter()
     for word in words:
         path = Path(word)
         if word == "-":
-            lines = sys.stdin if listed is None else listed
-            paths += [Path(line.rstrip("\n")) for line in lines if line.strip()]
+            paths += [Path(line.rstrip("\n")) for line in sys.stdin if line.strip()]
         elif path.is_dir() and not (kind.frames and frames_size(path)):
             inside = [name for name, _ in find_files(path, kind)]
             ignored.update(count_unused(path, {*inside}, kind))
@@ -513,4 +501,4 @@ def find_images(
             f"no {kind.name}{where}{first_reason(ignored)}: name files or folders of "
             f"{' '.join(kind.suffixes)} after the run"
         )
-    return ImagePaths(paths, dict(ignored))
+    return paths, dict(ignored)

@@ -61,16 +61,9 @@ def stream(
     least another `every_s` later. Frames are decoded once, in order, and one window is in memory at
     the network's resolution. A video shorter than a window has one row, for a clip that repeats it.
 
-    Args:
-        model: A bundle of a network of clips, or an exported file.
-        video: The path of a file, or frames with increasing times, such as a camera's.
-        every_s: Seconds of video between rows.
-        top: The number of classes per row.
-        device: Where a bundle computes; an exported file has its own device.
-        tta: With flip, the mean of the probabilities of a window and its mirror image.
-
-    Raises UnreadableImage at the place where the video is broken, and ValueError for a network of
-    images.
+    `video` is the path of a file, or frames with increasing times, such as a camera's. A row has
+    `top` classes. `device` and `tta` are as in `predict`. Raises UnreadableImage at the place where
+    the video is broken, and ValueError for a network of images.
     """
     pre, task = model.preprocessing, task_of(model)
     if not pre.frames:

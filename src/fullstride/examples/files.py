@@ -69,16 +69,9 @@ def write_scenes(
     are line numbers of masks/classes.txt, with 0 for "background". The kind "floor" also has
     depth/SPLIT/00000.png with 16-bit depths in millimetres, 0 where there is none.
 
-    Args:
-        folder: The output folder; an earlier data set of scenes there is replaced.
-        counts: Scenes by split, of "train", "val" and "test".
-        side: Pixels a side.
-        seed: Another seed gives other scenes of the same digits and photographs.
-        kind: "digits" before a photograph, or "floor": digits that stand on a floor.
-        look: How many digits, how large and how clear.
-        one_class: Whether all digits have the class "digit".
-
-    Raises ValueError in one line, also without the extra `examples`.
+    `kind` is "digits" before a photograph, or "floor" for digits that stand on a floor. Another
+    `seed` gives other scenes of the same digits and photographs. An earlier data set of scenes in
+    the folder is replaced. Raises ValueError in one line, also without the extra `examples`.
     """
     check_scenes(counts, side)
     if kind not in KINDS:
@@ -136,28 +129,24 @@ def _write_split(
     (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
 
 
-def _save(path: Path, pixels: np.ndarray) -> None:
+def _save(path: Path, pixels: np.ndarray, **options: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path)
+    Image.fromarray(pixels).save(path, **options)
 
 
 def _annotation(scene: Scene, number: int) -> dict[str, Any]:
     """The COCO annotation of digit `number`, from 1, with a mask of uncompressed run lengths."""
     visible = scene.mask == number
+    runs = [(value, len([*run])) for value, run in groupby(visible.T.ravel().tolist())]
+    counts = [0] * bool(runs[0][0]) + [length for _, length in runs]  # of zeros, then of ones, ...
     left, top, right, bottom = scene.boxes[number - 1].tolist()
     return {
         "category_id": int(scene.labels[number - 1]) + 1,
         "bbox": [left, top, right - left, bottom - top],
         "area": int(visible.sum()),
         "iscrowd": 0,
-        "segmentation": {"counts": run_lengths(visible), "size": [*visible.shape]},
+        "segmentation": {"counts": counts, "size": [*visible.shape]},
     }
-
-
-def run_lengths(mask: np.ndarray) -> list[int]:
-    """The lengths of alternating runs of zeros and ones down the columns of a mask (H, W)."""
-    runs = [(value, len([*run])) for value, run in groupby(mask.T.ravel().tolist())]
-    return [0] * bool(runs and runs[0][0]) + [length for _, length in runs]
 
 
 # ---- clips of motion: folders of frames, or videos, by class
@@ -189,17 +178,9 @@ def write_motion(
 ) -> None:
     """Write a data set for the task video: clips of four directions of motion.
 
-    A clip is a folder of frames, SPLIT/CLASS/00000/000.png and so on.
-
-    Args:
-        folder: The output folder; an earlier data set of clips there is replaced.
-        counts: Clips by split, of "train", "val" and "test".
-        side: Pixels a side.
-        seed: Another seed gives other clips of the same digits and photographs.
-        frames: Frames per clip.
-        as_videos: Whether clips are lossy H.264 files SPLIT/CLASS/00000.mp4 instead.
-
-    Raises ValueError in one line, also without the extras `examples` and, for videos, `video`.
+    A clip is a folder of frames, SPLIT/CLASS/00000/000.png and so on, or with `as_videos` a lossy
+    H.264 file SPLIT/CLASS/00000.mp4. See `write_scenes` for the arguments. Raises ValueError in one
+    line, also without the extras `examples` and, for videos, `video`.
     """
     check_scenes(counts, side)
     if not MIN_FRAMES <= frames <= MAX_FRAMES:
@@ -208,28 +189,25 @@ def write_motion(
         check_decoder()
         if side % 2:
             raise ValueError(f"videos of {side} pixels a side: H.264 needs an even number")
-    write = _write_video if as_videos else _write_frames
     with atomic_write(folder, MOTION_OUTPUT) as temporary:
         for split, count in counts.items():
             for number in range(count):
                 clip = split_clip(number, side, seed, split, frames)
-                place = temporary / split / clip.direction
-                place.mkdir(parents=True, exist_ok=True)
-                write(place / f"{number:05}", clip.pixels)
+                place = temporary / split / clip.direction / f"{number:05}"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if as_videos:
+                    _write_video(place.with_suffix(".mp4"), clip.pixels)
+                    continue
+                for index, frame in enumerate(clip.pixels):
+                    _save(place / f"{index:03}.png", frame, compress_level=1)
         content = {"directions": [*STEPS], "frames": frames, "seed": seed}
         (temporary / MOTION_DESCRIPTION).write_text(json.dumps(content))
-
-
-def _write_frames(folder: Path, pixels: np.ndarray) -> None:
-    folder.mkdir()
-    for number, frame in enumerate(pixels):
-        Image.fromarray(frame).save(folder / f"{number:03}.png", compress_level=1)
 
 
 def _write_video(path: Path, pixels: np.ndarray) -> None:
     import av  # an optional extra
 
-    with av.open(str(path) + ".mp4", "w") as container:
+    with av.open(path, "w") as container:
         stream = container.add_stream("libx264", rate=RATE, options={"crf": "10"})
         stream.height, stream.width = pixels.shape[1:3]
         stream.pix_fmt = "yuv420p"

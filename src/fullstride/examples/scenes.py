@@ -216,18 +216,14 @@ def _place(
             if abs(sprite.colour.mean() - behind.mean()) < MIN_CONTRAST:
                 continue
             after, mask = compose(background, [*sprites, sprite])
-            if _all_visible(mask, [*sprites, sprite]):
+            if all(
+                (mask[each.place] == number).sum() >= MIN_VISIBLE * (each.alpha > 0.5).sum()
+                for number, each in enumerate([*sprites, sprite], 1)
+            ):
                 sprites.append(sprite)
                 image = after
                 break
     return sprites
-
-
-def _all_visible(mask: np.ndarray, sprites: Sequence[Sprite]) -> bool:
-    return all(
-        (mask[each.place] == number).sum() >= MIN_VISIBLE * (each.alpha > 0.5).sum()
-        for number, each in enumerate(sprites, 1)
-    )
 
 
 def _lay_floor(

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal, get_args
@@ -93,7 +92,7 @@ class Plan:
         runtimes = [*self.there.versions] if self.there else RUNTIMES
         for runtime in self.runtimes:
             if runtime not in runtimes:
-                names = ", ".join(word_of(each) for each in runtimes)
+                names = ", ".join(each.removeprefix("cuda ") for each in runtimes)
                 raise ValueError(f"no runtime {runtime!r} here: choose from {names}")
             if runtime == "cuda graph" and self.device.type != "cuda":
                 raise ValueError(
@@ -309,15 +308,19 @@ def origin(timings: Sequence[Timing], plan: Plan) -> dict[str, Any]:
     environment = plan.environment
     batches = ", ".join(str(batch) for batch in sorted({timing.batch for timing in timings}))
     gpu = f", CUDA {environment.cuda}, driver {environment.driver}" if environment.cuda else ""
-    software = f"torch {environment.torch}{gpu}"
+    software, clocks = f"torch {environment.torch}{gpu}", None
     if plan.there:
         software = f"{timings[0].runtime} {plan.there.versions[timings[0].runtime]}"
+    else:
+        by_cpu = sum(timing.clock == "cpu" for timing in timings)
+        ratio = round(float(np.median([timing.wall_s / timing.cpu_s for timing in timings])), 3)
+        clocks = Clocks(wall=len(timings) - by_cpu, cpu=by_cpu, wall_per_cpu=ratio)
     return {
         "networks": len({timing.network for timing in timings if timing.family != WHOLE}),
         "source": f"{CALIBRATED}, batch {batches}, {plan.resolution} pixels a side",
         "software": software,
         "date": environment.date[:10],
-        "clocks": None if plan.there else clocks_of(timings),
+        "clocks": clocks,
     }
 
 
@@ -327,9 +330,12 @@ def calibrated_profile(
     """The profile of this device with a fit; `tests` names the networks that gave its error."""
     environment, is_cpu = plan.environment, plan.device.type == "cpu"
     conditions = "files of uint8 pixels in turn, with a wait after each call"
-    if inference.clocks:
-        waits = "calls are queued, as if a next batch always waited"
-        conditions = f"{clock_line(inference.clocks)}; {waits}"
+    if clocks := inference.clocks:
+        conditions = "wall time of rounds without other work on its core"
+        if clocks.cpu:
+            conditions += f", and CPU time for {clocks.cpu} of {clocks.wall + clocks.cpu} times, "
+            conditions += "which had too few such rounds"
+        conditions += "; calls are queued, as if a next batch always waited"
     return Profile(
         name=name,
         device=environment.device + (f", {environment.threads} threads" if is_cpu else ""),
@@ -358,21 +364,6 @@ def widen(low: float, high: float, spread: float) -> tuple[float, float]:
     return math.exp(middle - wider), math.exp(middle + wider)
 
 
-def clocks_of(timings: Sequence[Timing]) -> Clocks:
-    by_cpu = sum(timing.clock == "cpu" for timing in timings)
-    ratio = np.median([timing.wall_s / timing.cpu_s for timing in timings])
-    return Clocks(wall=len(timings) - by_cpu, cpu=by_cpu, wall_per_cpu=round(float(ratio), 3))
-
-
-def clock_line(clocks: Clocks) -> str:
-    """Say which clock gave the times."""
-    wall = "wall time of rounds without other work on its core"
-    if not clocks.cpu:
-        return wall
-    count = clocks.wall + clocks.cpu
-    return f"{wall}, and CPU time for {clocks.cpu} of {count} times, which had too few such rounds"
-
-
 def names_for(runtime: Runtime, device: torch.device) -> tuple[str, ...]:
     """The numbers to fit: host time only for GPUs without a graph, and no copies of images."""
     host = device.type == "cuda" and runtime != "cuda graph"
@@ -383,27 +374,10 @@ def names_for(runtime: Runtime, device: torch.device) -> tuple[str, ...]:
 
 TIMES = json_output("the times of a calibration", "environment", "times")
 MAX_BIAS = 1.1  # between a profile's estimates and the nearer end of their interval
+# The runtimes by their names in `--runtimes`.
 RUNTIME_OF_WORD: dict[str, Runtime] = {
-    "eager": "eager",
-    "graph": "cuda graph",
-    "compiled": "compiled",
-    **{each: each for each in FILES},
+    each.removeprefix("cuda "): each for each in (*RUNTIMES, *FILES)
 }
-
-
-def word_of(runtime: str) -> str:
-    """The runtime's name in `--runtimes`."""
-    return next((word for word, each in RUNTIME_OF_WORD.items() if each == runtime), runtime)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FittedProfile:
-    """A profile that was written to `path`."""
-
-    path: Path
-    machine: Machine
-    sheet: str  # source of the peaks
-    calibration: Calibration
 
 
 def default_plan(
@@ -419,12 +393,10 @@ def default_plan(
 ) -> Plan:
     """A plan whose empty arguments have defaults for a GPU, a CPU or another machine."""
     gpu = device.type == "cuda"
-    names = tuple(dict.fromkeys(runtimes)) or (tuple(map(word_of, RUNTIMES)) if gpu else ("eager",))
-    if there and not runtimes:
-        names = tuple(there.versions)
+    usual = [*there.versions] if there else [*RUNTIME_OF_WORD][: len(RUNTIMES) if gpu else 1]
     return Plan(
         device=device,
-        runtimes=tuple(RUNTIME_OF_WORD[name] for name in names),
+        runtimes=tuple(RUNTIME_OF_WORD[name] for name in dict.fromkeys(runtimes or usual)),
         batches=tuple(dict.fromkeys(batches)) or ((1, 8, 64, 256) if gpu else (1, 8)),
         resolution=(224 if gpu else 128) if resolution is None else resolution,
         precision=find_precision(precision or ("fp16" if gpu else "fp32")),
@@ -436,8 +408,6 @@ def default_plan(
 
 def profile_paths(plan: Plan, out: Path) -> dict[Runtime, Path]:
     """The file of each runtime's profile: `out`, for several with the runtime in its name."""
-    if len(plan.runtimes) == 1:
-        return {plan.runtimes[0]: out}
     return {each: out.with_stem(out.stem + name_suffix(plan, each)) for each in plan.runtimes}
 
 
@@ -494,20 +464,12 @@ def highest_rates(samples: Sequence[Timing], plan: Plan) -> tuple[Machine, str]:
     return replace(unit, peak_tflops=tflops, bandwidth_gb_s=gb_s), source
 
 
-def measure_by_batch(plan: Plan) -> Iterator[tuple[str, int, list[Timing]]]:
-    """Yield runtime, batch size and times as soon as that batch size is done."""
-    for (runtime, batch), rows in groupby(measure(plan), lambda row: (row.runtime, row.batch)):
-        yield runtime, batch, list(rows)
-
-
 def noise_line(samples: Sequence[Timing], plan: Plan) -> str:
     """Say how much a network's rounds differ, and on this machine how many were quiet."""
     noise = f"a network's rounds spread by {median_spread(samples):.0%}, in the median: above 5 %"
-    line = f"{noise} the machine was not quiet"
-    if plan.there:
-        return line
     share = sum(sample.quiet for sample in samples) / len(samples)
-    return f"{line}; {share:.0%} of all rounds were quiet"
+    quiet = "" if plan.there else f"; {share:.0%} of all rounds were quiet"
+    return f"{noise} the machine was not quiet{quiet}"
 
 
 def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
@@ -541,7 +503,7 @@ def save_profiles(
     peaks: Mapping[Runtime, tuple[Machine, str]],
     out: Path,
     name: str,
-) -> Iterator[FittedProfile]:
+) -> Iterator[tuple[Path, Calibration]]:
     """Fit and write a profile for each runtime; several profiles have their own names and paths.
 
     Raises ValueError at the end for a runtime with too few times, or with all measured times on one
@@ -558,6 +520,6 @@ def save_profiles(
             failures.append(f"no profile for {runtime}: {error}")
             continue
         save_profile(calibration.profile, paths[runtime])
-        yield FittedProfile(path=paths[runtime], machine=peak, sheet=sheet, calibration=calibration)
+        yield paths[runtime], calibration
     if failures:
         raise ValueError("; ".join(failures))

@@ -57,13 +57,6 @@ def unfitted(
     ]
 
 
-def outside_fit(names: frozenset[str]) -> list[str]:
-    """Describe the operators, by ATen's names, that no fitted network had."""
-    return [
-        words for start, words in OUTSIDE.items() if any(name.startswith(start) for name in names)
-    ]
-
-
 Bound = Literal["host launches", "device launches", "arithmetic", "memory"]
 
 
@@ -135,7 +128,8 @@ def estimates(
         host_bound = seconds.host_s[i] > seconds.device_s[i]
         bound: Bound = "host launches" if host_bound else causes[int(np.argmax(shares))]
         reasons = unfitted(networks[i], fit.numbers, microbenchmarks=fit.calibrated)
-        if names and (outside := outside_fit(names[i])):
+        ran = names[i] if names else ()
+        if outside := [OUTSIDE[s] for s in OUTSIDE if any(name.startswith(s) for name in ran)]:
             # products of activations belong to boxes
             reasons = [each for each in reasons if each != "attention"] + outside
         assumed = fit.full_batches and bound in ("host launches", "device launches")

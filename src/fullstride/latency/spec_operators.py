@@ -41,16 +41,6 @@ from fullstride.nets.timm_wrapper import TimmSpec
 Part = tuple[tuple, tuple]
 
 
-def operators_by_name(name: str, resolution: int | None = None) -> tuple[Operators, int]:
-    """Operators and pixels a side of a zoo name, `timm/NAME`, or the folder of a run or bundle.
-
-    `resolution` defaults to the network's own. Raises ValueError in one line.
-    """
-    spec: Any = zoo.find_spec(name)
-    side = spec.resolution if resolution is None else resolution
-    return operators_of(spec, side), side
-
-
 def operators_with_names(
     network: zoo.NamedNetwork, resolution: int, *, training: bool = False
 ) -> tuple[Operators, frozenset[str]]:

@@ -96,14 +96,8 @@ def activation_bytes(
 
     The loss is the cross-entropy over the last axis of each output, as a head may have several.
 
-    Args:
-        net: A network, or the function that builds it.
-        resolution: Pixels per side.
-        precision: The precision of autocast.
-        in_channels: Channels of an image.
-        device: Which device's autocast rules apply. A GPU need not be present.
-
-    Raises ValueError for images that the network does not accept.
+    The rules of autocast to `precision` are those of `device`; a GPU need not be present. Raises
+    ValueError for images that the network does not accept.
     """
     # On the meta device, because a fused network reads its weights in training mode.
     net = on_meta(net).train()

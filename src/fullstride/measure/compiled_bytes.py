@@ -36,7 +36,12 @@ class CountingPartitioner(RecomputePartitioner):
         forward, backward = cut(gm, joint_inputs, **settings)
         outputs: Any = forward.graph.output_node().args[0]
         self.bytes_per_image = sum(map(size_bytes, outputs[settings["num_fwd_outputs"] :])) // BATCH
-        recomputed = [node for node in backward.graph.nodes if is_convolution(node)]
+        operators = torch._ops.OpOverload
+        recomputed = [
+            node
+            for node in backward.graph.nodes
+            if isinstance(node.target, operators) and node.target._schema.name in CONVOLUTIONS
+        ]
         assert not recomputed, f"computed twice: {recomputed}"
         raise Counted
 
@@ -49,12 +54,6 @@ def size_bytes(node: Node) -> int:
     value = node.meta["val"]
     of_batch = isinstance(value, Tensor) and value.dim() > 0 and len(value) == BATCH
     return value.numel() * value.element_size() if of_batch else 0
-
-
-def is_convolution(node: Node) -> bool:
-    return (
-        isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in CONVOLUTIONS
-    )
 
 
 def compiled_bytes(

@@ -125,13 +125,6 @@ class NetworkCost:
         moved = sum(row.moved_bytes for row in self.stages)
         return StageCost("total", self.whole.params, self.whole.macs, self.whole.activations, moved)
 
-    @property
-    def saved_by_stage(self) -> dict[str, int]:
-        """Bytes; {} where they were not asked for."""
-        if self.saved is None:
-            return {}
-        return {**self.saved.by_stage, self.sum.stage: self.saved.bytes_per_image}
-
 
 def network_cost(
     network: str | zoo.NamedNetwork,

@@ -61,12 +61,7 @@ def check_fits(net: nn.Module, image: Tensor, batch: int) -> None:
     Linux grants memory that it does not have and kills the process later; a GPU raises an error.
     The estimate is the images and three times the largest layer's input and output, within
     20 % of the peak of TResNet-M and -tiny, GENet-normal, ResNet-50 and ResNet-RS-50 on a CPU with
-    torch 2.15.
-
-    Args:
-        net: A network in evaluation mode.
-        image: One image, (1, C, H, W).
-        batch: Images.
+    torch 2.15. `net` is in evaluation mode, and `image` is (1, C, H, W).
     """
     if image.device.type != "cpu":
         return

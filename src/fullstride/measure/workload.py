@@ -83,15 +83,6 @@ class Step:
     network to the precision. Training is a complete step: forward and loss, under autocast for the
     16-bit precisions, backward, with a gradient scaler for float16, SGD with momentum, and
     gradients set to None.
-
-    Args:
-        net: A network, which is not changed.
-        work: What a call computes.
-        batch: Images.
-        resolution: Pixels per side.
-        device: Where to compute.
-        in_channels: Channels of an image.
-        options: How to compute.
     """
 
     def __init__(

@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fullstride.io.writing import PAGE, PLOT, atomic_write, check_output
+from fullstride.io.writing import PAGE, PLOT, check_output
+from fullstride.latency.devices import named_work
 from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
-from fullstride.latency.spec_operators import operators_by_name
 from fullstride.measure.operators import Operators
 from fullstride.papers.block_study import (
     INTERVALS,
@@ -30,7 +30,8 @@ from fullstride.papers.block_study import (
     stacks,
     study,
 )
-from fullstride.papers.suite import QUANTITIES, TRAINING, Bench, Timed, read_bench
+from fullstride.papers.lines import QUANTITIES
+from fullstride.papers.suite import OF_MS, Bench, Timed, read_bench
 from fullstride.report import plots
 from fullstride.report.console_tables import three_digits
 from fullstride.report.page import render_template, write
@@ -46,7 +47,7 @@ GENET_PLACE = "V100 in fp16 at batch 64"
 class Plan:
     title: str
     paper: str
-    quantity: str  # of x, one of QUANTITIES
+    quantity: str  # of x, one of OF_MS
     tables: tuple[str, ...] = ()  # of speed.csv; GENet's figures use latency_v100_fp16.csv
     y: Literal["top-1", "MACs"] = "top-1"
     note: str = ""
@@ -138,7 +139,7 @@ class Dot:
 
 @cache
 def operators(name: str, resolution: int) -> Operators:
-    return operators_by_name(name, resolution)[0]
+    return named_work(name, resolution).operators
 
 
 def lines(plan: Plan) -> list[Line]:
@@ -218,7 +219,7 @@ def dots(plan: Plan, profiles: Sequence[Profile], bench: Bench) -> Iterator[Dot]
             yield Dot(line, *heights[line], timed.value, "measured", timed.place, timed.way)
         elif line.zoo and line.resolution:
             rest[line] = operators(line.zoo, line.resolution)
-    training, convert = plan.quantity in TRAINING, QUANTITIES[plan.quantity]
+    training, convert = QUANTITIES[plan.quantity][1] == "training", OF_MS[plan.quantity]
     able = (profile for profile in profiles if profile.training or not training)
     profile = next(able, None)
     if not profile or not rest:
@@ -314,8 +315,8 @@ def write_figures(
             drawn.append(scatter(plan, shown))
             counts = Counter(dot.how for dot in shown)
         path = out / f"{key}.png"
-        with atomic_write(path, PLOT) as beside:
-            beside.write_bytes(png(drawn[-1]))
+        figure = drawn[-1].figure
+        plots.save_png(figure, path, dpi=round(PIXELS / figure.get_figwidth()))
         yield path, ", ".join(f"{count} {how}" for how, count in counts.items())
     write(file, page(drawn))
     yield file, "all figures"
@@ -382,10 +383,6 @@ def legends(axes: Axes, dots: Sequence[Dot], colours: Mapping[str, str]) -> None
         look: Any = {"marker": SHAPES[how], "ms": 7, "color": plots.INK, "ls": ""}
         marks.append(Line2D([], [], fillstyle="none" if how == "estimated" else "full", **look))
     plots.draw_legend(axes, marks, [*hows], loc="upper center", bbox_to_anchor=(0.5, -0.1))
-
-
-def png(drawn: Drawn) -> bytes:
-    return plots.png(drawn.figure, dpi=round(PIXELS / drawn.figure.get_figwidth()))
 
 
 def words(dot: Dot, plan: Plan) -> tuple[str, ...]:

@@ -96,12 +96,6 @@ def find_network(name: str, *, pretrained: bool = False) -> tuple[nn.Module, str
     return zoo.create(name), "fresh, so that ranks are by chance"
 
 
-def surplus_linear_layers(net: nn.Module, rows: Sequence[LayerRank]) -> int:
-    """The number of linear layers if it exceeds the number of convolutions, else 0."""
-    linear = sum(type(module).__name__ == "Linear" for module in net.modules())
-    return linear if linear > len(rows) else 0
-
-
 def ranks(net: nn.Module, threshold: float = THRESHOLD) -> list[LayerRank]:
     """One row per convolution, in the network's order. Batch norms are not folded.
 

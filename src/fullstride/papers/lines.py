@@ -14,7 +14,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from itertools import product
 from typing import Any, Literal
 
@@ -35,7 +34,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, timm_spec
 from fullstride.nets.weights.hub import HUB
 from fullstride.nets.zoo import spec
-from fullstride.tables import PRINTED, Speed, speeds
+from fullstride.tables import PRINTED, speeds
 
 REFERENCE = "timm/resnet50"  # in every contest that is not quick
 QUICK_BATCH = {"cuda": 128, "cpu": 8}
@@ -320,7 +319,7 @@ QUANTITIES: dict[str, tuple[str, str, Callable[[Measurement], float | None]]] = 
     "training images/s": ("tresnet", "training", lambda one: one.images_per_s),
     "inference images/s": ("tresnet", "inference", lambda one: one.images_per_s),
     "largest batch": ("tresnet", "training", lambda one: one.largest_batch),
-    "ms per image": ("genet", "inference", lambda one: one.ms_per_image),
+    "ms per image": ("genet", "inference", lambda one: one.ms_per_image or 1e3 / one.images_per_s),
     "seconds per 128 images": ("resnet_rs", "training", lambda one: 128 / one.images_per_s),
 }
 
@@ -344,7 +343,8 @@ def number_of(line: Line, row: Row, kind: Kind, quantity: str) -> Number | None:
     one = row.find(kind, work)
     if one is None or (value := value_of(one)) is None:
         return None
-    speed = printed_speeds().get((line.table, line.name, line.resolution, quantity))
+    key = line.table, line.name, line.resolution, quantity
+    speed = next((s for s in speeds() if (s.table, s.line, s.resolution, s.quantity) == key), None)
     has_ratio = quantity != "largest batch"
     return Number(
         table=line.table,
@@ -366,11 +366,6 @@ def number_of(line: Line, row: Row, kind: Kind, quantity: str) -> Number | None:
         memory_gib=one.memory_gib,
         held_back_by=one.environment.held_back_by,
     )
-
-
-@cache
-def printed_speeds() -> dict[tuple[str, str, int, str], Speed]:
-    return {(row.table, row.line, row.resolution, row.quantity): row for row in speeds()}
 
 
 def failures(planned: dict[Line, list[Contest]], rows: dict[Contest, Row]) -> list[str]:

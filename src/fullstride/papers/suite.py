@@ -26,6 +26,7 @@ from fullstride.measure.workload import Precision
 from fullstride.nets.efficiency import short_precision
 from fullstride.papers.block_study import BlockTime
 from fullstride.papers.lines import (
+    QUANTITIES,
     QUICK_LINES,
     TIMM,
     TITLE,
@@ -200,20 +201,11 @@ def check_alive(device: torch.device) -> None:
 
 LARGEST_BATCH = 64  # of the protocol genet, as in GENet's figures
 # Quantities by their names in speed.csv, as functions of ms per image.
-QUANTITIES: dict[str, Callable[[float], float]] = {
+OF_MS: dict[str, Callable[[float], float]] = {
     "training images/s": lambda ms: 1e3 / ms,
     "inference images/s": lambda ms: 1e3 / ms,
     "seconds per 128 images": lambda ms: 0.128 * ms,
     "ms per image": lambda ms: ms,
-}
-TRAINING = ("training images/s", "seconds per 128 images")
-# The quantities that a protocol measures, by its name and work.
-MEASURES = {
-    ("tresnet", "training"): ("training images/s",),
-    ("tresnet", "inference"): ("inference images/s",),
-    ("throughput", "inference"): ("inference images/s", "ms per image"),
-    ("genet", "inference"): ("ms per image",),
-    ("resnet_rs", "training"): ("seconds per 128 images",),
 }
 
 
@@ -315,7 +307,7 @@ def own_name(name: str) -> str:
 def of_suite(file: SuiteFile) -> Iterator[Timed]:
     device = file.environment.device
     for row in file.numbers:
-        if row.quantity in QUANTITIES and row.line in PRINTED:
+        if row.quantity in OF_MS and row.line in PRINTED:
             way = f"{row.network} on {device}, {short_precision(row.precision)}, {row.layout}, "
             way += row.made
             yield Timed(
@@ -336,12 +328,14 @@ def of_measurement(one: Measurement) -> Iterator[Timed]:
     device, runtime = one.environment.device, one.runtime or mode(one.compiled)
     way = f"{one.name} on {device}, {short_precision(one.precision)}, {one.layout}, {runtime}"
     way += f", batch {protocol.batch}, protocol {protocol.name}"
-    for quantity in MEASURES.get((protocol.name, protocol.work), ()):
-        yield Timed(
-            zoo=own_name(one.name),
-            resolution=protocol.resolution,
-            quantity=quantity,
-            value=QUANTITIES[quantity](one.ms_per_image or 1e3 / one.images_per_s),
-            place=f"{device}, batch {protocol.batch}",
-            way=way,
-        )
+    for quantity, (name, work, value_of) in QUANTITIES.items():
+        # throughput measures all quantities of inference
+        if quantity in OF_MS and work == protocol.work and protocol.name in (name, "throughput"):
+            yield Timed(
+                zoo=own_name(one.name),
+                resolution=protocol.resolution,
+                quantity=quantity,
+                value=value_of(one) or 0.0,
+                place=f"{device}, batch {protocol.batch}",
+                way=way,
+            )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fullstride.deploy.offline import Summary
-    from fullstride.latency.calibrate import FittedProfile
+    from fullstride.latency.calibrate import Calibration
     from fullstride.latency.devices import NamedEstimate
     from fullstride.latency.network_times import Estimate
     from fullstride.latency.profiles import Profile
@@ -73,9 +73,10 @@ def saved_lines(cost: "NetworkCost", by_layer: bool) -> list[str]:
 
 def stage_lines(cost: "NetworkCost") -> list[str]:
     """A line of plain text for each stage and for their sum."""
-    training = cost.saved is not None
-    line = ("{:20} {:>13} {:>16} {:>13} {:>9}" + " {:>9}" * training).format
-    saved = cost.saved_by_stage
+    saved: dict[str, int] = {}
+    if cost.saved is not None:
+        saved = {**cost.saved.by_stage, cost.sum.stage: cost.saved.bytes_per_image}
+    line = ("{:20} {:>13} {:>16} {:>13} {:>9}" + " {:>9}" * bool(saved)).format
     lines = [line("stage", "parameters", "MACs", "activations", "MB moved", "MB saved")]
     for row in [*cost.stages, cost.sum]:
         counts = (f"{count:,}" for count in (row.params, row.macs, row.activations))
@@ -171,14 +172,14 @@ def profile_line(profile: "Profile", training: bool = False) -> str:
     return f"{profile.name} ({', '.join(filter(None, device))}): {error}{source}{note}"
 
 
-def fitted_profile_lines(fitted: "FittedProfile") -> list[str]:
+def fitted_profile_lines(path: "Path", result: "Calibration") -> list[str]:
     """A new profile: peaks of the device, and errors of microbenchmarks and whole networks."""
-    machine, result = fitted.machine, fitted.calibration
+    machine = result.profile.machine
     families = ", ".join(f"{family} {error:g}" for family, error in result.by_family.items())
     ratios = ", ".join(f"{network} {ratio:.2f}" for network, ratio in result.whole.items())
     lines = [
-        f"{fitted.path}: {machine.peak_tflops:g} TFLOPS, {machine.bandwidth_gb_s:g} GB/s, "
-        f"{fitted.sheet}",
+        f"{path}: {machine.peak_tflops:g} TFLOPS, {machine.bandwidth_gb_s:g} GB/s, "
+        f"{result.profile.sheet}",
         f"  {result.times} times fitted; {result.left_out:g} % off for microbenchmarks of a "
         f"family left out:",
         f"  {families}",

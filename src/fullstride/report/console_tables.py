@@ -78,14 +78,12 @@ def class_columns(rows: "Sequence[ClassScore]") -> list[str]:
 
 
 def class_cells(row: "ClassScore") -> list[str]:
-    values = (getattr(row, each.name) for each in fields(row))
-    return [_cell(value) for value in values]
+    def cell(value: str | float | None) -> str:
+        if value is None or isinstance(value, str):
+            return value or "-"
+        return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
-
-def _cell(value: str | float | None) -> str:
-    if value is None or isinstance(value, str):
-        return value or "-"
-    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+    return [cell(getattr(row, each.name)) for each in fields(row)]
 
 
 MOST_CLASSES = 100  # rows in the table of pseudo-labels

@@ -34,7 +34,7 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Content, Entry, Prediction, data_title, most_accurate
 from fullstride.tasks import common_metric, find_task
-from fullstride.tasks.task import ClassScore, Metric, Score
+from fullstride.tasks.task import Metric, Score
 from fullstride.train.run_folder import BUNDLE, RUN_CONFIG, final_scores, read_config, read_log
 from fullstride.train.scoring import matching_data
 
@@ -75,7 +75,10 @@ def gather(
     if find_task(model.task).single_label:
         predictions, score = examples(model, images)
     else:
-        by_class, baseline = rows_and_note(model, getattr(images, images.score_split))
+        evaluation = evaluate(model, getattr(images, images.score_split))
+        rows_of_classes = evaluation.score.by_class(model.classes)
+        by_class = [replace(row, name=printable(row.name)) for row in rows_of_classes]
+        baseline = find_task(model.task).baseline_note(evaluation.scores)
     shown = best.name if predictions else ""
     return Content(
         title=printable(f"fullstride on {data_title(images)}"),
@@ -235,14 +238,6 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], Score]:
         for i in (*wrong, *right[spread])
     ]
     return shown, score
-
-
-def rows_and_note(model: Model, images: Images) -> tuple[Sequence[ClassScore], str]:
-    """The scores of a model by class, if its task has them, and its `baseline_note`."""
-    evaluation = evaluate(model, images)
-    rows = evaluation.score.by_class(model.classes)
-    rows = [replace(row, name=printable(row.name)) for row in rows]
-    return rows, find_task(model.task).baseline_note(evaluation.scores)
 
 
 def notes(

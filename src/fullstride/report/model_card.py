@@ -94,6 +94,12 @@ def model_card(
         ("trained", ", ".join(str(each) for each in trained if each) or "unknown"),
         ("files", ", ".join(files)),
     ]
+    rows = []
+    for split, metric, values in scores(bundle):
+        between = score_interval(metric, values)
+        limits = f"{between[0]:.2f} to {between[1]:.2f}" if between else ""
+        images = f"{values['images']:,}" if "images" in values else ""
+        rows.append((split, images, metric.text(values[metric.name]), limits))
     header = ModelCardData(**header_fields(bundle)).to_yaml()
     parts = [
         f"---\n{header}\n---",
@@ -103,7 +109,7 @@ def model_card(
         "## Scores",
         markdown_table(
             ("split", "images", "score", "95 % interval"),
-            [score_row(*each) for each in scores(bundle)],
+            rows,
         ),
     ]
     if times:
@@ -154,13 +160,6 @@ def scores(bundle: Bundle) -> list[tuple[str, Metric, Mapping[str, Any]]]:
         for metric in metrics
         if metric.name in values
     ]
-
-
-def score_row(split: str, metric: Metric, values: Mapping[str, Any]) -> tuple[str, ...]:
-    between = score_interval(metric, values)
-    limits = f"{between[0]:.2f} to {between[1]:.2f}" if between else ""
-    images = f"{values['images']:,}" if "images" in values else ""
-    return split, images, metric.text(values[metric.name]), limits
 
 
 def time_row(row: Measurement) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fullstride.data.dataset import DataSet
@@ -206,10 +207,10 @@ def write(path: str | Path, html: str) -> None:
         beside.write_bytes(html.encode("utf-8", "xmlcharrefreplace"))
 
 
-def picture(entries: Sequence[Entry]) -> bytes:
-    """The plot of accuracy against latency as PNG, for a README."""
+def picture(entries: Sequence[Entry]) -> Figure:
+    """The plot of accuracy against latency, for a README."""
     points, data = plot_points(entries)
-    return plots.png(plots.score_latency_figure(points, entries[0].metric, data))
+    return plots.score_latency_figure(points, entries[0].metric, data)
 
 
 def with_distinct_names(entries: Sequence[Entry]) -> list[Entry]:

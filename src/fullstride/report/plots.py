@@ -285,9 +285,9 @@ def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Met
     return figure
 
 
-def save_png(figure: Figure, path: Path) -> None:
+def save_png(figure: Figure, path: Path, dpi: int = 150) -> None:
     with atomic_write(path, PLOT) as beside:
-        beside.write_bytes(png(figure))
+        beside.write_bytes(png(figure, dpi))
 
 
 def png(figure: Figure, dpi: int = 150) -> bytes:

@@ -81,7 +81,11 @@ class TrainingProgress:
         if not self.bar.shown:
             return
         if run_folder.should_stop_early(self.rows, recipe, self.metric):
-            self.bar.print(stopped_early_line(recipe))
+            epochs = recipe.early_stop_patience
+            self.bar.print(
+                f"no better validation score in {epochs} epochs: training stops, with the best "
+                "weights"
+            )
         if self.watch_stall and self.watch_stall.note:
             self.bar.print(f"stalled  {self.watch_stall.note}")
         split, bundle = data.score_split, folder / run_folder.BUNDLE
@@ -282,11 +286,6 @@ def epoch_line(row: Mapping[str, Any], metric: "Metric") -> str:
     )
 
 
-def stopped_early_line(recipe: Recipe) -> str:
-    epochs = recipe.early_stop_patience
-    return f"no better validation score in {epochs} epochs: training stops, with the best weights"
-
-
 # ---- how test images differ from validation images if the test score is lower
 
 MOST_IMAGES = 500  # of a split, evenly spaced, to compare
@@ -303,11 +302,8 @@ def shift_lines(
     better network for them. There are no lines if the test is as good or too small to tell, without
     a validation split or test, and for tasks without one class per image.
 
-    Args:
-        run: The folder of the run, with the bundle and its scores.
-        data: The data of the run, with the test images.
-        test: Test scores of a file of the network; None: the run's.
-        device: Where to compute embeddings.
+    `run` is the folder of the run, with the bundle and its scores; `test` are test scores of a
+    file of the network, by default the run's; `device` computes embeddings.
     """
     bundle = read_metadata(run / run_folder.BUNDLE)
     if not task_of(bundle).single_label or "val" not in bundle.scores or not len(data.test):

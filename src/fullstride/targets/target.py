@@ -114,12 +114,8 @@ class TimedFile:
     dtype: str
 
     def request(self) -> dict[str, Any]:
-        shape, parts = [*self.shape], ("format", "precision", "dtype")
-        return {
-            "name": self.key,
-            "shape": shape,
-            **{name: getattr(self, name) for name in parts},
-        }
+        parts = {name: getattr(self, name) for name in ("format", "precision", "dtype")}
+        return {"name": self.key, "shape": [*self.shape], **parts}
 
     @cached_property
     def key(self) -> str:
@@ -343,7 +339,10 @@ class Target:
         except ConnectionError:
             self.close()
             raise
-        answer = parsed(received)
+        try:
+            answer = json.loads(received)
+        except (ValueError, RecursionError):
+            answer = None
         if not isinstance(answer, dict):
             self.close()
             raise ConnectionError(
@@ -382,7 +381,9 @@ class Target:
                             selector.unregister(stdin)
                         continue
                     received += self._read(stdout.fileno())
-                    start = answer_start(received) if is_first else 0
+                    start = 0
+                    if is_first and not received.startswith(b"{"):  # after text printed by a login
+                        start = received.find(b"\n{") + 1 or len(received)
                     if received.endswith(b"\n") and start < len(received):
                         return bytes(received[start:])
                     if len(received) > limit:
@@ -453,19 +454,6 @@ def runner_text() -> bytes:
     return b"".join(texts).replace(b"from fullstride.targets.sessions import OPEN, PACKAGES\n", b"")
 
 
-def parsed(line: bytes) -> Any:
-    """Parse a line of JSON; None for anything else."""
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def answer_start(received: bytearray) -> int:
-    """The start of the first line that may be an answer, after text printed by a login."""
-    return 0 if received.startswith(b"{") else received.find(b"\n{") + 1 or len(received)
-
-
 def advice(line: str) -> str:
     if "Host key verification failed" in line:
         return " (connect once by ssh, and accept its key)"
@@ -478,18 +466,13 @@ def advice(line: str) -> str:
     return ""
 
 
-def held_back(before: State, after: State) -> str | None:
-    """Say by how much the clock fell under load; None if it did not."""
-    first, last = before.clock_mhz, after.clock_mhz
-    if first is None or last is None or last >= SLOWER * first:
-        return None
-    return f"the clock fell from {first:,.0f} MHz: {after}"
-
-
 def environment_of(
     description: Description, before: State, after: State, threads: int | None
 ) -> Environment:
     """The environment of a measurement on the target, without PyTorch."""
+    first, last, reason = before.clock_mhz, after.clock_mhz, None
+    if first is not None and last is not None and last < SLOWER * first:
+        reason = f"the clock fell from {first:,.0f} MHz: {after}"
     return Environment(
         device=description.processor,
         threads=threads or description.cores,
@@ -504,7 +487,7 @@ def environment_of(
         clock_mhz=after.clock_mhz,
         clock_max_mhz=after.clock_max_mhz,
         temperature_c=after.temperature_c,
-        held_back_by=held_back(before, after),
+        held_back_by=reason,
     )
 
 

@@ -50,7 +50,9 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     check_xml(file)
     try:
         model = core().read_model(file)
-        strings = read_strings(model)
+        keys = [each.name for each in fields(Metadata)]
+        keys = [key for key in keys if model.has_rt_info([SECTION, key])]
+        strings = {key: model.get_rt_info([SECTION, key]).astype(str) for key in keys}
     except Exception as error:
         raise unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
@@ -88,15 +90,6 @@ def check_xml(path: Path) -> None:
         raise unreadable_file(path, error) from None
     if root.tag != "net" or not root.get("version", "").isdigit():
         raise ValueError(f"{path} has no graph of OpenVINO: its first element is {root.tag[:40]!r}")
-
-
-def read_strings(model: Any) -> dict[str, str]:
-    keys = (each.name for each in fields(Metadata))
-    return {
-        key: model.get_rt_info([SECTION, key]).astype(str)
-        for key in keys
-        if model.has_rt_info([SECTION, key])
-    }
 
 
 @cache
