@@ -186,7 +186,7 @@ def test_a_repository_of_models_without_one_is_refused(tmp_path):
 
 def test_figures_are_not_written_over_a_file(tmp_path):
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(ValueError, match="is a file: give a folder"):
+    with pytest.raises(ValueError, match="out is a file: give a path in a folder"):
         list(figures.write_figures((), (), (), tmp_path / "out"))
     assert (tmp_path / "out").read_text() == "mine"
 

@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 import torch
 from torch import nn
+from write_networks import derive
 
 from fullstride import cli
 from fullstride.latency.spec_operators import operators_of
@@ -23,7 +24,6 @@ from fullstride.measure.bench import (
     measure_all,
     timed_batch,
 )
-from fullstride.measure.cost import derive
 from fullstride.measure.environment import (
     Environment,
     choose_device,

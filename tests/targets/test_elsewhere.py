@@ -87,8 +87,8 @@ def test_the_form_of_an_export_is_chosen_by_times_there(there, tmp_path, measure
     ms = {"onnx fp32": 9.0, "openvino fp32": 4.0, "ncnn fp32": 6.0}
     measure = choose_form.measure_there
 
-    def scaled(models, protocol, target, threads):
-        rows = measure(models, protocol, target, threads)
+    def scaled(models, protocol, target):
+        rows = measure(models, protocol, target)
         return [replace(row, samples=(ms[row.name],) * len(row.samples)) for row in rows]
 
     monkeypatch.setattr(choose_form, "measure_there", scaled)

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -154,8 +153,7 @@ def calibration(
 
     if target is None:
         plan = files.default_plan(choose_device(device), **vars(options))
-        parts = groupby(files.measure(plan), lambda row: f"{row.runtime}, batch {row.batch}")
-        return plan, ((words, [*rows]) for words, rows in parts)
+        return plan, files.measure_by_batch(plan)
     from fullstride.deploy.elsewhere import plan_there, timings_there
 
     own = {"device": device != "auto", "layout": options.layout != "nchw"}

@@ -97,8 +97,8 @@ def most_accurate(
     """Return the name and bundle with the best test score within the budget; the fastest of ties.
 
     If a bundle has no test score, all are compared by validation scores. A tie is an equal score.
-    Times come from earlier measurements (`times`) or from `measure_bundle`, if there is a budget or
-    a tie; `progress` is called with a line about them. Raises ValueError, with the times, if no
+    Times come from earlier measurements (`times`) or from `ms_per_image`, only if there is a budget
+    or a tie; `progress` is called with a line about them. Raises ValueError, with the times, if no
     bundle fits, and if one of several has no score or other classes.
     """
     first = next(iter(bundles.values()))
@@ -110,7 +110,7 @@ def most_accurate(
 
     @cache
     def ms(name: str) -> float:
-        return times[name] if times else call_time(measure_bundle(bundles[name], batch)).ms
+        return times[name] if times else ms_per_image(bundles[name], batch)
 
     names = [*bundles]
     if budget is not None:
@@ -148,6 +148,11 @@ def measure_bundle(bundle: Bundle, batch: int = 1) -> Measurement:
         {bundle.name: bundle.net}, protocol, options=BenchOptions(in_channels=pre.channels)
     )
     return row
+
+
+def ms_per_image(bundle: Bundle, batch: int = 1) -> float:
+    """The median time of a call in `measure_bundle`, divided by its images."""
+    return call_time(measure_bundle(bundle, batch)).ms
 
 
 def earlier_times(path: Path, bundles: Mapping[str, Bundle], batch: int = 1) -> dict[str, float]:

@@ -249,7 +249,7 @@ class TimesThere:
             return words
         self.files.save({name: rows})
         self.ms[place] = fastest_ms(rows)
-        times = (f"{label_of('', label)} {ms_of(row):.3g} ms" for label, row in rows.items())
+        times = (f"{label_of('', label)} {call_time(row).ms:.3g} ms" for label, row in rows.items())
         return f"{name} at {place[1]} x {place[1]}: {', '.join(times)}"
 
 
@@ -310,12 +310,8 @@ def corrected_by(
     return corrected(rough, rows, own, most_off=math.inf) if rows else rough
 
 
-def ms_of(row: Measurement) -> float:
-    return call_time(row).ms
-
-
 def fastest_ms(rows: Rows) -> float:
-    return min(map(ms_of, rows.values()))
+    return min(call_time(row).ms for row in rows.values())
 
 
 def quieter(measure: Callable[[], Rows]) -> Rows:
@@ -378,7 +374,7 @@ def timings_of_group(
             times |= measured
         for each in group:
             for label, row in times[each.name].items():
-                seconds = row.protocol.batch * ms_of(row) / 1e3
+                seconds = row.protocol.batch * call_time(row).ms / 1e3
                 yield Timing(
                     network=each.name,
                     family=each.family,

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal, get_args
@@ -462,6 +463,12 @@ def highest_rates(samples: Sequence[Timing], plan: Plan) -> tuple[Machine, str]:
     )
     tflops, gb_s = (float(f"{rate:.4g}") for rate in rates)
     return replace(unit, peak_tflops=tflops, bandwidth_gb_s=gb_s), source
+
+
+def measure_by_batch(plan: Plan) -> Iterator[tuple[str, list[Timing]]]:
+    """Yield a runtime and batch size in words, and its times, as soon as they are complete."""
+    for words, rows in groupby(measure(plan), lambda row: f"{row.runtime}, batch {row.batch}"):
+        yield words, [*rows]
 
 
 def noise_line(samples: Sequence[Timing], plan: Plan) -> str:

@@ -53,13 +53,6 @@ class Microbenchmark:
     build: Callable[[], nn.Module]
 
 
-class ChannelNorm(nn.LayerNorm):
-    """Layer norm over channels: (N, C, H, W) -> (N, C, H, W)."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
 class ConcatInput(nn.Module):
     """Concatenates a layer's input and output: (N, C, H, W) -> (N, 2C, H, W)."""
 
@@ -130,6 +123,8 @@ def residual(
 
 def all_microbenchmarks() -> list[Microbenchmark]:
     """Some forty networks, with two or more families for each number of a profile, and WHOLE."""
+    from timm.layers.norm import LayerNorm2d
+
     networks: list[Microbenchmark] = []
 
     def add(
@@ -170,7 +165,7 @@ def all_microbenchmarks() -> list[Microbenchmark]:
     group_norm = partial(nn.GroupNorm, 8)
     add("group norms", "64", convolutions, 64, 4, 4, 1, norm=group_norm)
     add("group norms", "256", convolutions, 256, 16, 4, 3, norm=group_norm)
-    layer_norm = partial(ChannelNorm, 96), partial(nn.Conv2d, 96, 96, 1), nn.GELU
+    layer_norm = partial(LayerNorm2d, 96), partial(nn.Conv2d, 96, 96, 1), nn.GELU
     add("other norms", "layer 96", repeated, 96, 4, 3, *layer_norm)
     add("other norms", "batch 128", repeated, 128, 8, 4, partial(nn.BatchNorm2d, 128), nn.SiLU)
     add("elements", "64", repeated, 64, 4, 6, nn.SiLU, nn.Hardswish)

@@ -1,21 +1,11 @@
-"""Counts the parameters, multiply-adds and bytes of a named network in total and by stage.
+"""Counts the parameters, multiply-adds and bytes of a named network in total and by stage."""
 
-`python -m fullstride.measure.cost` updates the table of `fullstride zoo` after a change of a
-family: building and tracing all networks takes half a minute.
-"""
-
-import csv
-import io
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from fullstride import tables
-from fullstride.io.writing import Output, atomic_write, begins_with
 from fullstride.measure.activation_bytes import ActivationBytes, activation_bytes, stages
 from fullstride.measure.operators import OPERATOR_KINDS, PRODUCTS
 from fullstride.measure.tracer import (
@@ -34,13 +24,7 @@ from fullstride.measure.workload import Precision, in_training_form
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import PLAIN, TrainingForm, is_compiled
-from fullstride.nets.families import SPECS
-from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.weights.hub import HUB
-
-PATH = Path(tables.__file__).with_name(tables.NETWORKS)
-OUTPUT = Output("the table of networks", ".csv", begins_with(b"name,params,macs"))
 
 
 @dataclass(frozen=True)
@@ -186,28 +170,3 @@ def network_cost(
         saved=step,
         other_bytes=others,
     )
-
-
-def derive(names: Iterable[str] = SPECS) -> Iterator[tables.ListedNetwork]:
-    """Yield the table's rows of networks by name, each at its own resolution."""
-    for name in names:
-        spec = SPECS[name]
-        total = cost(partial(Network, spec), spec.resolution, spec.in_channels)
-        weights = f"timm/{HUB[name]}" if name in HUB else ""
-        size = spec.frames, spec.resolution
-        yield tables.ListedNetwork(name, total.params, total.macs, *size, weights)
-
-
-def main() -> None:
-    """Write the package's table of networks."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(tables.ListedNetwork._fields)
-    rows.writerows(derive())
-    with atomic_write(PATH, OUTPUT) as temporary:
-        temporary.write_text(text.getvalue())
-    print(PATH)
-
-
-if __name__ == "__main__":
-    main()

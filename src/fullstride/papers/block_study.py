@@ -212,8 +212,6 @@ class Method:
 
 def check_outputs(out: Path) -> None:
     """Raise ValueError, before anything is timed, if a study cannot be written into `out`."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: give a folder with --out")
     check_output(out / TIMES, OUTPUT)
     check_output(out / PLOT_NAME, PLOT)
 

@@ -297,8 +297,6 @@ def write_figures(
     Raises ValueError if `out` is a file.
     """
     measured = read_bench(bench, networks())
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: give a folder with --out")
     keys, file = keys or KEYS, out / "figures.html"
     for path in (out / f"{key}.png" for key in keys):
         check_output(path, PLOT)

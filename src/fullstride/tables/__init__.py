@@ -1,6 +1,6 @@
 """Published accuracies and speeds with their sources, and the names of all tables.
 
-`networks.csv` is what `fullstride zoo` lists, computed by `measure/cost.py`.
+`networks.csv` is what `fullstride zoo` lists, by `benchmarks/write_networks.py`.
 `pretrained.csv` has the ConvNets with weights on the Hugging Face hub, by timm's own measurements
 and configurations (`benchmarks/pretrained_table.py`). `accuracy.csv` is top-1 on ImageNet-1k,
 `accuracy_timm.csv` the top-1 of timm's networks as the three papers print it, `speed.csv` the

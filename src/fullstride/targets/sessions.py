@@ -35,11 +35,16 @@ def onnx_outputs(session: Any):
 def open_openvino(path: str, threads: int, precision: str):
     import openvino
 
+    return openvino_outputs(openvino.Core(), f"{path}/model.xml", threads, precision)
+
+
+def openvino_outputs(core: Any, model: Any, threads: int, precision: str):
+    """`model` is a graph or its path; the graph marks int8 layers."""
     hint = "bf16" if precision == "bf16" else "f32"
     options = {"INFERENCE_PRECISION_HINT": hint, "INFERENCE_NUM_THREADS": threads}
-    options["PERFORMANCE_HINT"] = "LATENCY"
-    model = openvino.Core().compile_model(f"{path}/model.xml", "CPU", options)
-    return lambda images: model([images])[0]
+    options["PERFORMANCE_HINT"] = "LATENCY"  # one call uses all threads at any batch size
+    compiled = core.compile_model(model, "CPU", options)
+    return lambda images: compiled([images])[0]
 
 
 def one_by_one(infer):

@@ -7,18 +7,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
-
 from fullstride.deploy.exported import ExportedModel, Metadata, Precision, check_graph_sizes
 from fullstride.deploy.formats import onnx
 from fullstride.deploy.formats.base import Format, missing_package, unreadable_file
 from fullstride.deploy.job import ExportJob
 from fullstride.io.writing import open_regular
+from fullstride.targets import sessions
 
 MODEL, WEIGHTS = "model.xml", "model.bin"
 SECTION = "fullstride"  # of the runtime information in the file
-# The type of computation; the graph marks int8 layers.
-HINTS: dict[Precision, str] = {"fp32": "f32", "bf16": "bf16", "fp16": "f32", "int8": "f32"}
 
 
 def write(job: ExportJob, folder: Path) -> None:
@@ -61,19 +58,10 @@ def open_file(path: Path, threads: int) -> ExportedModel:
         for each in (model.inputs[0], model.outputs[0])
     )
     check_graph_sizes(path, metadata, source, result)
-    options = {
-        "INFERENCE_PRECISION_HINT": HINTS[metadata.precision],
-        "INFERENCE_NUM_THREADS": threads,
-        "PERFORMANCE_HINT": "LATENCY",  # one call uses all threads at any batch size
-    }
     try:
-        compiled = core().compile_model(model, "CPU", options)
+        infer = sessions.openvino_outputs(core(), model, threads, metadata.precision)
     except Exception as error:
         raise unreadable_file(path, error) from None
-
-    def infer(images: np.ndarray) -> np.ndarray:
-        return compiled([images])[0]
-
     version = ov.__version__.split("-")[0]
     return ExportedModel(path, metadata, infer, f"OpenVINO {version}, {threads} threads")
 
@@ -125,5 +113,7 @@ def missing() -> str:
     return onnx.missing()
 
 
-PRECISIONS, FILES = tuple(HINTS), (MODEL, WEIGHTS)
-OPENVINO = Format("openvino", "", PRECISIONS, write, open_file, detect, missing, FILES)
+FILES = (MODEL, WEIGHTS)
+OPENVINO = Format(
+    "openvino", "", ("fp32", "bf16", "fp16", "int8"), write, open_file, detect, missing, FILES
+)
