@@ -14,7 +14,7 @@ from torch import nn
 from fullstride import tasks
 from fullstride.data.dataset import open_data
 from fullstride.data.transforms.crop import Augmentation
-from fullstride.deploy.formats import onnx, onnx_int8, openvino, torch_export, triton_server
+from fullstride.deploy.formats import onnx, openvino, torch_export, triton_server
 from fullstride.measure import bench as batch_sizes
 from fullstride.measure import bench_by_name
 from fullstride.measure.bench import BenchOptions, bench
@@ -136,7 +136,7 @@ def test_what_cannot_be_is_refused_in_one_line(call, message):
     ("package", "call"),
     [
         ("onnx", lambda: onnx.trace(None, torch.float32)),
-        ("onnxruntime.quantization", lambda: onnx_int8.quantize(None, None)),
+        ("onnxruntime.quantization", lambda: onnx.quantize(None, None)),
         ("openvino", openvino.openvino),
     ],
 )

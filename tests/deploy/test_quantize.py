@@ -17,7 +17,7 @@ from fullstride.data.loader import Batches, LoaderOptions, TestView
 from fullstride.deploy.exported import Metadata
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import onnx as onnx_format
-from fullstride.deploy.formats import onnx_int8, openvino
+from fullstride.deploy.formats import openvino
 from fullstride.deploy.int8 import (
     INT8_FINETUNE,
     Range,
@@ -154,7 +154,7 @@ def test_an_int8_file_predicts_as_the_network_does(format, job, net, tests, tmp_
 
 @pytest.fixture(scope="module")
 def graph(proto, job):
-    return Graph(onnx_int8.quantize(proto, job))
+    return Graph(onnx_format.quantize(proto, job))
 
 
 class Graph:
@@ -220,12 +220,12 @@ def test_what_follows_the_last_layer_is_in_float():
     images, y = (onnx.helper.make_tensor_value_info(each, 1, None) for each in ("images", "y"))
     scale = numbers(np.ones(2, np.float32), "scale")
     graph = onnx.helper.make_graph(nodes, "boxes", [images], [y], [*layers, scale])
-    names = onnx_int8.outside_network(onnx.helper.make_model(graph))
+    names = onnx_format.outside_network(onnx.helper.make_model(graph))
     assert names == ["cast", "norm", "scores", "suppress", "add"]
 
 
 def test_symmetric_files_round_activations_around_zero_and_leave_biases_in_float(proto, job, net):
-    graph = Graph(onnx_int8.quantize(proto, job, symmetric=True))
+    graph = Graph(onnx_format.quantize(proto, job, symmetric=True))
     for path, layer in quantizable_layers(net).items():
         node = graph.node(path)
         for name in node.input[:2]:
@@ -259,7 +259,7 @@ def test_beside_layer_norms_the_inputs_of_layers_alone_are_int8():
     )
     about = make_job(nn.Identity(), torch.zeros(4, 1, 8, 8))
     job = replace(about, calibration=(np.arange(6, dtype=np.uint8).reshape(2, 3),))
-    quantized = Graph(onnx_int8.quantize(proto, job))
+    quantized = Graph(onnx_format.quantize(proto, job))
     in_int8 = [node.name for node in quantized.nodes if quantized.numbers(node.input[0])]
     assert in_int8 == ["net.a", "net.b"]
 
@@ -274,7 +274,7 @@ def test_means_over_pixels_become_pools_that_give_the_same():
     proto = onnx.helper.make_model(
         onnx.helper.make_graph(nodes, "means", [x], y, [axes]), ir_version=10
     )
-    pooled = onnx_int8.means_to_pools(proto)
+    pooled = onnx_format.means_to_pools(proto)
     assert [node.op_type for node in pooled.graph.node] == ["GlobalAveragePool", "ReduceMean"]
     assert [node.op_type for node in proto.graph.node] == ["ReduceMean", "ReduceMean"]
     images = np.random.default_rng(0).standard_normal((2, 3, 4, 5), np.float32)
@@ -289,7 +289,7 @@ def test_means_over_pixels_become_pools_that_give_the_same():
 
 def test_layers_in_float_read_and_hold_float_in_an_onnx_file(hard_proto, hard_job):
     net = hard_job.net
-    graph = Graph(onnx_int8.quantize(hard_proto, with_float(hard_job, HARD, "stem.conv.conv")))
+    graph = Graph(onnx_format.quantize(hard_proto, with_float(hard_job, HARD, "stem.conv.conv")))
     for path, layer in quantizable_layers(net).items():
         node = graph.node(path)
         in_float = path in (HARD, "stem.conv.conv")
@@ -322,7 +322,7 @@ def test_an_openvino_file_holds_int8_but_for_layers_in_float(job):
 
 def test_a_layer_that_is_not_there_cannot_stay_in_float(proto, job):
     with pytest.raises(ValueError, match=r"^stem.act .* no such layer"):
-        onnx_int8.quantize(proto, with_float(job, "stem.act"))
+        onnx_format.quantize(proto, with_float(job, "stem.act"))
 
 
 def by_hand(

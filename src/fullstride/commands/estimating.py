@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import track
 from tyro.conf import arg
 
-from fullstride.commands.flags import Device, Layout, Models, ProfileFlags, refuse_flags
+from fullstride.commands.flags import Device, Layout, Models, ProfileFlags
 from fullstride.io.console import console, print_error
+from fullstride.io.records import refuse_flags
 from fullstride.io.writing import PLOT, check_output
 from fullstride.measure.budget import HERE
 

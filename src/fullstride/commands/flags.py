@@ -1,13 +1,13 @@
 """Defines flags that several commands share."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from fullstride.io.console import report_ignored
+from fullstride.io.records import refuse_flags
 from fullstride.nets.preprocessing import BY_DEFAULT, WHITE, LoadOptions
 
 if TYPE_CHECKING:
@@ -144,10 +144,3 @@ class SplitFlags:
         images = (task or find_task()).open_data(data, rule)
         report_ignored(images.ignored, images.notes)
         return images
-
-
-def refuse_flags(values: Mapping[str, Any], reason: str) -> None:
-    """Raise ValueError, with `reason`, for flags with a value."""
-    names = [f"--{name.replace('_', '-')}" for name, value in values.items() if value]
-    if names:
-        raise ValueError(f"{', '.join(names)} {reason}")

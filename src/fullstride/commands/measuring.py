@@ -8,16 +8,9 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.commands.flags import (
-    Device,
-    Efficiency,
-    Layout,
-    Model,
-    Models,
-    StepRecipe,
-    refuse_flags,
-)
+from fullstride.commands.flags import Device, Efficiency, Layout, Model, Models, StepRecipe
 from fullstride.io.console import console
+from fullstride.io.records import refuse_flags
 from fullstride.measure.settings import BenchSettings
 
 

@@ -6,7 +6,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fullstride.commands.flags import Images, OpenFlags, Run, Runs, refuse_flags
+from fullstride.commands.flags import Images, OpenFlags, Run, Runs
 from fullstride.deploy.settings import PART_IMAGES, ShipSettings
 from fullstride.io.console import (
     Bar,
@@ -16,7 +16,7 @@ from fullstride.io.console import (
     report_ignored,
     report_skipped,
 )
-from fullstride.io.records import PositiveInt, check_bounds
+from fullstride.io.records import PositiveInt, check_bounds, refuse_flags
 from fullstride.nets.preprocessing import LoadOptions
 
 if TYPE_CHECKING:

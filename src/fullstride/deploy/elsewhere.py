@@ -28,6 +28,7 @@ from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.deploy.formats import detect_format, open_as_modules
 from fullstride.deploy.formats.base import last_line
 from fullstride.io.console import print_note
+from fullstride.io.records import refuse_flags
 from fullstride.io.writing import remove, scratch_folder
 from fullstride.latency.calibrate import FILES, GROUP, Elsewhere, Plan, Timing, default_plan
 from fullstride.latency.device_sheets import MeasuredTime, corrected
@@ -204,10 +205,8 @@ def bench_there(
 def check_flags(settings: BenchSettings) -> None:
     """Raise ValueError, in one line, for a flag that does not apply to files on a target."""
     names = ("device", "layout", "compiled", "efficiency", "padded", "memory_gib", "reference")
-    flags = [each for each in names if getattr(settings, each) != getattr(BenchSettings(), each)]
-    if flags:
-        words = ", ".join(f"--{each.replace('_', '-')}" for each in flags)
-        raise ValueError(f"{words} with --target {settings.target}: leave it out")
+    own = {each: getattr(settings, each) != getattr(BenchSettings(), each) for each in names}
+    refuse_flags(own, f"with --target {settings.target}: leave it out")
     if others := sorted({*settings.protocol} - {*bench_by_name.DEFAULT_PROTOCOLS}):
         raise ValueError(f"--protocol {others[0]} is for networks here: use online or throughput")
 

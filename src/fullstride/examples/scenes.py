@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from scipy.ndimage import map_coordinates
+from scipy.ndimage import find_objects, map_coordinates
 
 from fullstride.data.dataset import open_data
 
@@ -255,15 +255,11 @@ def _scene(
     sprites: Sequence[Sprite],
     depth: np.ndarray | None = None,
 ) -> Scene:
-    boxes = [_box(mask == number) for number in range(1, len(sprites) + 1)]
+    places = find_objects(mask.astype(int), len(sprites)) if sprites else []
+    boxes = [(across.start, down.start, across.stop, down.stop) for down, across in places]
     boxes = np.reshape(boxes, (len(sprites), 4)).astype(int)
     labels = np.array([each.label for each in sprites], int)
     return Scene(image.astype(np.uint8), boxes, labels, mask, depth)
-
-
-def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    return columns[0], rows[0], columns[-1] + 1, rows[-1] + 1
 
 
 # ---- clips of four directions of motion that no frame tells apart

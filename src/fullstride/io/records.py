@@ -71,6 +71,13 @@ def check_range(name: str, value: Any, most: int) -> None:
         raise ValueError(f"{name} {value!r}: use a whole number from 1 to {most}")
 
 
+def refuse_flags(values: Mapping[str, Any], reason: str) -> None:
+    """Raise ValueError, with `reason`, for flags with a value."""
+    names = [f"--{name.replace('_', '-')}" for name, value in values.items() if value]
+    if names:
+        raise ValueError(f"{', '.join(names)} {reason}")
+
+
 def check_bounds(instance: Any, prefix: str = "") -> None:
     """Compare the fields of a dataclass with the `Bounds` in their types. For `__post_init__`.
 

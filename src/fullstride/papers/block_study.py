@@ -17,7 +17,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from fullstride.io.records import Positive, PositiveInt
+from fullstride.io.records import Positive, PositiveInt, refuse_flags
 from fullstride.io.writing import PLOT, atomic_write, check_output, json_output
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment, choose_device
@@ -230,12 +230,8 @@ def find_method(
     giving them with it raises ValueError.
     """
     if target:
-        options = {"rounds": rounds, "precision": precision, "layout": layout}
-        if ignored := [f"--{name}" for name, value in options.items() if value is not None]:
-            raise ValueError(
-                f"{', '.join(ignored)} with --target {target}: leave it out, the profile has its "
-                "own"
-            )
+        options = {"rounds": rounds is not None, "precision": precision, "layout": layout}
+        refuse_flags(options, f"with --target {target}: leave it out, the profile has its own")
         return estimating_method(target, 64 if batch is None else batch)
     place = choose_device(device)
     gpu = place.type == "cuda"

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import re
-import selectors
 import shlex
 import subprocess
 import tempfile
@@ -22,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
+from threading import Timer
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,7 +30,7 @@ import numpy as np
 from fullstride.io.records import Positive, Record, deletable, from_json
 from fullstride.io.writing import user_cache
 from fullstride.measure.environment import Environment, version
-from fullstride.measure.protocols import Measurement, read_measurements, save_measurements
+from fullstride.measure.protocols import Measurement, read_measurements, save_measurements, spread
 from fullstride.targets import runner, sessions
 
 # Reads the text of the runner from standard input, before the requests.
@@ -202,9 +202,7 @@ class Target:
         answer = self._again(lambda: self._ask("noise", FILE_S, **how))
         times = self._read_answer(dict[str, tuple[Milliseconds, ...]], answer.get("ms"))
         (samples,) = times.values()
-        medians = [np.median(part) for part in np.array_split(samples, rounds)]
-        p10, p50, p90 = np.percentile(medians, (10, 50, 90))
-        return float((p90 - p10) / p50)
+        return spread([float(np.median(part)) for part in np.array_split(samples, rounds)])
 
     def run(self, file: TimedFile, images: np.ndarray, threads: int | None = None) -> np.ndarray:
         """Run a batch of inputs on the target; return float32 outputs."""
@@ -295,7 +293,7 @@ class Target:
         pipe = subprocess.PIPE
         try:
             self.process = subprocess.Popen(
-                self.command, bufsize=0, stdin=pipe, stdout=pipe, stderr=self.errors
+                self.command, stdin=pipe, stdout=pipe, stderr=self.errors
             )
         except OSError as error:
             self.errors.close()
@@ -359,54 +357,39 @@ class Target:
             raise ConnectionError(str(error)) from None
 
     def _exchange(self, data: bytes, limit_s: float, *, is_first: bool) -> bytes:
-        """Write `data` and read a line, within the limit."""
-        assert self.process is not None
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        os.set_blocking(stdin.fileno(), False)
-        deadline, unwritten, received = time.monotonic() + limit_s, memoryview(data), bytearray()
+        """Write `data` and read a line, after the lines that a login may print before the first.
+
+        The process is killed at the limit.
+        """
+        process = self.process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         limit = MAX_GREETING_BYTES if is_first else MAX_ANSWER_BYTES
-        with selectors.DefaultSelector() as selector:
-            selector.register(stdin, selectors.EVENT_WRITE)
-            selector.register(stdout, selectors.EVENT_READ)
-            while True:
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    raise ConnectionError(f"{self.where} has not answered within {limit_s:.0f} s")
-                for key, _ in ready:
-                    if key.fileobj is stdin:
-                        unwritten = unwritten[self._write(unwritten) :]
-                        if not unwritten:
-                            selector.unregister(stdin)
-                        continue
-                    received += self._read(stdout.fileno())
-                    start = 0
-                    if is_first and not received.startswith(b"{"):  # after text printed by a login
-                        start = received.find(b"\n{") + 1 or len(received)
-                    if received.endswith(b"\n") and start < len(received):
-                        return bytes(received[start:])
-                    if len(received) > limit:
-                        raise ConnectionError(
-                            f"{self.where} answers {bytes(received[:40])!r}... and more than "
-                            f"{limit:,} bytes: there is no runner"
-                        )
-
-    def _write(self, data: memoryview) -> int:
-        assert self.process is not None
-        assert self.process.stdin is not None
+        received, end = b"", time.monotonic() + limit_s
+        kill = Timer(limit_s, process.kill)
+        kill.start()
         try:
-            return os.write(self.process.stdin.fileno(), data[: 2**16])
-        except BlockingIOError:
-            return 0
-        except BrokenPipeError:
-            raise self._ended() from None
-
-    def _read(self, stdout: int) -> bytes:
-        part = os.read(stdout, 2**16)
-        if not part:
-            raise self._ended()
-        return part
+            with suppress(BrokenPipeError):
+                process.stdin.write(data)
+                process.stdin.flush()
+            while (line := process.stdout.readline(limit + 1)).endswith(b"\n"):
+                if not is_first or line.startswith(b"{"):
+                    return line
+                received += line
+                if len(received) > limit:
+                    break
+        finally:
+            kill.cancel()
+        received += line
+        if len(received) > limit:
+            raise ConnectionError(
+                f"{self.where} answers {received[:40]!r}... and more than {limit:,} bytes: there "
+                "is no runner"
+            )
+        if time.monotonic() >= end:
+            raise ConnectionError(f"{self.where} has not answered within {limit_s:.0f} s")
+        raise self._ended()
 
     def _ended(self) -> LostConnectionError:
         """The error with the reason: the process's last line on standard error."""

@@ -15,7 +15,6 @@ import torch
 from fullstride.deploy.exported import ExportedModel, Infer
 from fullstride.deploy.formats import onnx
 from fullstride.deploy.formats.base import Format, missing_package, unreadable_file
-from fullstride.deploy.formats.onnx_int8 import quantize
 from fullstride.deploy.job import ExportJob
 
 MODEL, ENGINE = "model.onnx", "model.engine"
@@ -27,7 +26,7 @@ BATCHES = (1, 8, MAX_BATCH)  # smallest, optimised, largest
 def write(job: ExportJob, folder: Path) -> None:
     model = onnx.convert(job)
     if job.metadata.precision == "int8":
-        model = quantize(model, job, symmetric=True)
+        model = onnx.quantize(model, job, symmetric=True)
     folder.mkdir()
     onnx.save(model, job.metadata, folder / MODEL)
     if not engine_missing() and not job.dynamic_sides:
