@@ -24,12 +24,7 @@ from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export, make_reference
 from fullstride.deploy.exported import ExportedModule, Metadata
-from fullstride.deploy.formats import (
-    FORMATS,
-    detect_format,
-    open_file,
-    torch_export,
-)
+from fullstride.deploy.formats import FORMATS, detect_format, open_file, torch_export
 from fullstride.deploy.formats.torch_export import METADATA
 from fullstride.deploy.job import ExportJob, resize_and_crop
 from fullstride.deploy.predict import inputs, probabilities
@@ -546,8 +541,8 @@ def test_what_does_not_change_how_a_file_computes_is_refused_when_it_is_measured
 @pytest.mark.parametrize("word", ["none.onnx", "none.pt2", "folder/model.xml"])
 def test_a_file_that_is_not_there_is_not_taken_for_a_network(word, pictures, tmp_path):
     for command in (
-        lambda: commands.predict(word, (str(tmp_path),)),
-        lambda: commands.bench((word,)),
+        cli.parse(["predict", word, str(tmp_path)]),
+        cli.parse(["bench", word]),
     ):
         pictures[0].save(tmp_path / "a.png")
         with pytest.raises(FileNotFoundError, match=word):
@@ -560,11 +555,11 @@ def test_a_fit_and_its_file_in_another_format_lead_to_the_file_that_is_there(wri
     (tmp_path / "fit.json").touch()
     for word, message in (("model.onnx", "no file"), ("", "is a fit")):
         with pytest.raises(ValueError, match=message) as refused:
-            commands.predict(str(tmp_path / word), (str(tmp_path),))
+            cli.parse(["predict", str(tmp_path / word), str(tmp_path)])()
         assert str(refused.value).endswith(f" {there}")
     (tmp_path / "fit.json").unlink()  # a run, into whose folder a file was exported
     with pytest.raises(ValueError, match=r"no bundle\.json"):
-        commands.predict(str(tmp_path), (str(tmp_path),))
+        cli.parse(["predict", str(tmp_path), str(tmp_path)])()
 
 
 def test_batches_of_inputs_are_the_same_as_one_by_one(bundle, pictures):

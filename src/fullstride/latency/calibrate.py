@@ -409,6 +409,8 @@ def default_plan(
 
 def profile_paths(plan: Plan, out: Path) -> dict[Runtime, Path]:
     """The file of each runtime's profile: `out`, for several with the runtime in its name."""
+    if len(plan.runtimes) == 1:
+        return {plan.runtimes[0]: out}
     return {each: out.with_stem(out.stem + name_suffix(plan, each)) for each in plan.runtimes}
 
 
