@@ -35,7 +35,7 @@ import torch
 from fullstride import tables
 from fullstride.io.writing import Output, atomic_write, begins_with
 from fullstride.latency.devices import find_operators
-from fullstride.latency.spec_operators import operators_of
+from fullstride.latency.estimator import operators_of
 from fullstride.measure.operators import KIND, Operators
 from fullstride.nets.timm_wrapper import timm_spec
 from fullstride.nets.weights.hub import HUB

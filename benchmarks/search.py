@@ -39,9 +39,8 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.io.console import print_parts
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.latency.devices import load_profile
-from fullstride.latency.estimator import Estimator
+from fullstride.latency.estimator import Estimator, operators_of
 from fullstride.latency.profiles import Profile
-from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.budget import HERE
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
@@ -52,12 +51,7 @@ from fullstride.search.llr.study import SEARCH
 from fullstride.search.llr.times import find_label, measure_specs
 from fullstride.search.llr.tunings import model_of
 from fullstride.search.settings import SearchSettings
-from fullstride.study.driver import (
-    read_seconds,
-    run_stage,
-    run_study,
-    saved_stage,
-)
+from fullstride.study.driver import read_seconds, run_stage, run_study, saved_stage
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import local_devices
 from fullstride.train.recipes.choice import RecipeChoice

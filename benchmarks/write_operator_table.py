@@ -20,7 +20,7 @@ from timm.models import get_arch_pretrained_cfgs, list_models
 from fullstride import tables
 from fullstride.io.writing import Output, atomic_write, begins_with
 from fullstride.latency.devices import COUNT, PATH, TRAINING, key_of, operator_table
-from fullstride.latency.spec_operators import operators_of
+from fullstride.latency.estimator import operators_of
 from fullstride.measure.operators import Operators
 from fullstride.measure.tracer import on_meta
 from fullstride.nets import zoo

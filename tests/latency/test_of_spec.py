@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fullstride.latency.estimator import Estimator, estimate
+from fullstride.latency.estimator import Estimator, estimate, operators_of
 from fullstride.latency.profiles import Fit, Profile
 from fullstride.latency.roofline import Machine
-from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.operators import COLUMNS, Operators
 from fullstride.measure.tracer import traced
 from fullstride.nets.blocks import (

@@ -6,8 +6,8 @@ import pytest
 from fullstride import cli
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.latency.devices import load_profile
+from fullstride.latency.estimator import operators_by_name
 from fullstride.latency.network_times import estimates, unfitted
-from fullstride.latency.spec_operators import operators_by_name
 
 
 @pytest.mark.parametrize(

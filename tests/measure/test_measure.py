@@ -11,7 +11,7 @@ from torch import nn
 from write_networks import derive
 
 from fullstride import cli
-from fullstride.latency.spec_operators import operators_of
+from fullstride.latency.estimator import operators_of
 from fullstride.measure import bench as bench_module
 from fullstride.measure import bench_by_name
 from fullstride.measure import environment as environment_module

@@ -15,8 +15,7 @@ from fullstride.deploy.comparison import MAX_DIFFERENCE, ComparisonImages
 from fullstride.deploy.export import export
 from fullstride.deploy.fold_batch_norm import folding
 from fullstride.latency.devices import estimate_by_name, find_operators, load_profile
-from fullstride.latency.estimator import estimate
-from fullstride.latency.spec_operators import operators_of
+from fullstride.latency.estimator import estimate, operators_of
 from fullstride.measure.operators import KIND, Operators
 from fullstride.measure.tracer import traced
 from fullstride.measure.workload import Step

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fullstride.latency import spec_operators
+from fullstride.latency import estimator
 from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import Estimator
 from fullstride.nets import zoo
@@ -80,7 +80,7 @@ def test_a_million_structures_are_selected_within_a_minute_of_one_core():
 
 def test_a_network_that_cannot_be_walked_is_refused_in_one_line(monkeypatch):
     space = net_space(GENET)
-    monkeypatch.delitem(spec_operators.WALKS, "ConvStem")
+    monkeypatch.delitem(estimator.WALKS, "ConvStem")
     with pytest.raises(ValueError, match="ConvStem") as error:
         LatencyTables(space, load_profile("v100-fp16"))
     assert "\n" not in str(error.value)

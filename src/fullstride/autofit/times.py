@@ -38,9 +38,9 @@ from fullstride.deploy.formats.base import last_line
 from fullstride.io.records import deletable, from_json, read_json
 from fullstride.io.writing import atomic_write, json_output, remove, scratch_folder
 from fullstride.latency.devices import find_operators, profile_here
+from fullstride.latency.estimator import operators_with_names
 from fullstride.latency.network_times import Estimate, estimates
 from fullstride.latency.profiles import Profile
-from fullstride.latency.spec_operators import operators_with_names
 from fullstride.measure.budget import Budget
 from fullstride.measure.operators import Operators
 from fullstride.measure.protocols import BUSY, MEDIANS, ONLINE, Protocol, quiet_times

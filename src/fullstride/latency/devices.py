@@ -173,7 +173,7 @@ def named_work(
         from fullstride import tasks
 
         network = tasks.find_network(network)
-    from fullstride.latency.spec_operators import operators_with_names
+    from fullstride.latency.estimator import operators_with_names
 
     side = network.spec.resolution if resolution is None else resolution
     work = operators_with_names(network, side, training=training)

@@ -22,10 +22,9 @@ from fullstride.deploy.choose_form import (
 from fullstride.deploy.exported import ExportedModel
 from fullstride.io.writing import scratch_folder
 from fullstride.latency.devices import profile_here
-from fullstride.latency.estimator import Estimator
+from fullstride.latency.estimator import Estimator, Part, halved, operators_of, parts, stage_parts
 from fullstride.latency.profiles import Fit, Profile
 from fullstride.latency.roofline import Machine, Runtime, prepare, total_seconds
-from fullstride.latency.spec_operators import Part, halved, operators_of, parts, stage_parts
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment, choose_device
 from fullstride.measure.protocols import MEDIANS, CallTime, Measurement, quiet_times, shortest

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fullstride.latency.estimator import operators_of
 from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
-from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.budget import best, within
 from fullstride.nets import zoo
 from fullstride.search.block_tuning import (

@@ -14,8 +14,8 @@ import torch
 
 from fullstride.io.writing import lacks_memory
 from fullstride.latency.devices import load_profile
+from fullstride.latency.estimator import operators_of
 from fullstride.latency.network_times import estimates
-from fullstride.latency.spec_operators import operators_of
 from fullstride.measure.environment import choose_device
 from fullstride.measure.max_batch import FLOAT_BYTES, WORKSPACE_BYTES, budget_bytes
 from fullstride.measure.operators import Operators
