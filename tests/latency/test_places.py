@@ -6,8 +6,9 @@ import pytest
 from fullstride import cli
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.latency.devices import load_profile
-from fullstride.latency.estimator import operators_by_name
+from fullstride.latency.estimator import operators_of
 from fullstride.latency.network_times import estimates, unfitted
+from fullstride.nets import zoo
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_a_resolution_of_nothing_has_one_line(capsys):
     ],
 )
 def test_what_a_profile_was_not_fitted_on_is_named(name, strange):
-    operators, _ = operators_by_name(name, 224)
+    operators = operators_of(zoo.spec(name), 224)
     assert unfitted(operators, load_profile("v100-fp16").inference.numbers) == strange
     tables_of_timm = load_profile("rtx4090").inference.numbers
     assert unfitted(operators, tables_of_timm) == []
@@ -96,7 +97,7 @@ def test_the_estimate_of_a_transformer_by_a_profile_of_convnets_comes_with_a_war
 
 
 def estimated(name: str, profile: str, batch: int = 256):
-    (row,) = estimates([operators_by_name(name, 224)[0]], load_profile(profile), [batch])
+    (row,) = estimates([operators_of(zoo.spec(name), 224)], load_profile(profile), [batch])
     return row
 
 

@@ -456,6 +456,8 @@ def map_files(model: Model, folder: Path) -> PictureFolder:
 def check_folder(flag: str, task: Any, has_any: bool, folder: Path) -> None:
     if not has_any:
         raise ValueError(f"--{flag} {folder}: the task {task.name} has no places in pictures")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--{flag} {folder} is a file: give a folder")
     check_output(folder / "picture.png", PICTURE)
 
 
