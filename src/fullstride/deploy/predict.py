@@ -121,7 +121,8 @@ def predict(
     is_one = isinstance(pictures, (str, os.PathLike, Image.Image))
     if isinstance(pictures, np.ndarray):
         is_one = pictures.ndim < (5 if pre.frames else 4)
-    listed: list[Any] = [pictures] if is_one else list(pictures)  # pyright: ignore[reportArgumentType]
+    several: Any = [pictures] if is_one else pictures
+    listed: list[Any] = [*several]
     many = views_of(views, pre, clip_starts) if views else None
     count = many.clips * many.crops if many else 1  # views per picture
     batch = min(batch, task.scoring_batch, most_in_batch(pre))
