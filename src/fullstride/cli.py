@@ -195,8 +195,8 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     changes = {field: getattr(call.keywords["recipe"], field) for field in given_fields(arguments)}
     if task:
         values = call.keywords.pop("task_options")
-        given = names_after(TASK_OPTION, arguments)
-        options = {name: value for name, value in vars(values).items() if name in given}
+        names = names_after(TASK_OPTION, arguments)
+        options = {name: value for name, value in vars(values).items() if name in names}
         task.read_options(options)
         changes |= {"task_options": options} if options else {}
     return partial(call, recipe=RecipeChoice(source, changes))

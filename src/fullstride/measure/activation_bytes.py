@@ -96,7 +96,7 @@ def activation_bytes(
 
     The loss is the cross-entropy over the last axis of each output, as a head may have several.
 
-    The rules of autocast to `precision` are those of `device`; a GPU need not be present. Raises
+    `device` decides on the rules of autocast to `precision`; a GPU need not be present. Raises
     ValueError for images that the network does not accept.
     """
     # On the meta device, because a fused network reads its weights in training mode.
