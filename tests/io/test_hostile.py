@@ -200,7 +200,6 @@ OPENERS = {
     "deploy/formats/litert_converter.py": "what the package wrote for it",
     "deploy/formats/ncnn.py": "a graph that pnnx wrote in a temporary folder",
     "deploy/formats/tensorrt.py": "opened by `formats.open_file`, which checks",
-    "latency/operator_table.py": "a table of the package",
     "latency/devices.py": "profiles of the package",
     "measure/environment.py": "/proc and the checkout of the package",
     "measure/max_batch.py": "/proc",
