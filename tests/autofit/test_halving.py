@@ -509,8 +509,10 @@ def test_checkpoints_of_losers_are_deleted_and_the_outcome_stays(whole, data, tm
 # ---- measuring
 
 
-def test_a_plan_measures_each_candidate_once(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "MEASURE_S", 0.05)
+@pytest.mark.parametrize("measure_s", [0.05, 0.0])  # the first step alone takes longer than 0
+def test_a_plan_measures_each_candidate_once(measure_s, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "MEASURE_S", measure_s)
+    monkeypatch.setattr(timing, "WARM_UP_S", measure_s and timing.WARM_UP_S)
     both = CANDIDATES[1:]
     job, found = job_of(tmp_path, data), times_of(both, MS)
     lines, plan = drain(make_plan(job, found))

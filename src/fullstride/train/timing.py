@@ -508,7 +508,7 @@ def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
             begin = end
             if number < untimed and begin - start <= WARM_UP_S:
                 first, timed = number + 1, begin
-            elif begin - timed >= MEASURE_S:
+            elif number >= first and begin - timed >= MEASURE_S:
                 break
     return statistics.mean(seconds[first:]), seconds[0]
 
