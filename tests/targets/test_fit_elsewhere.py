@@ -3,10 +3,14 @@
 import json
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 from fullstride import cli
+from fullstride.deploy import choose_form, elsewhere
+from fullstride.deploy.formats import FORMATS, litert
+from fullstride.measure.protocols import ONLINE
 from fullstride.targets.target import MACHINE_FILE, Target, connect
 
 pytestmark = pytest.mark.slow
@@ -53,3 +57,23 @@ def test_another_machine_than_before_is_refused(command, tmp_path, capsys):
     line = capsys.readouterr().err
     assert "Cortex-A76" in line
     assert "another --out" in line
+
+
+@pytest.mark.parametrize("format", ["ncnn", "litert", "executorch"])
+def test_runtimes_of_phones_are_measured_elsewhere(format, command, tmp_path, monkeypatch, capsys):
+    if (format, "fp32") not in choose_form.available("fp32"):
+        pytest.skip(FORMATS[format].missing() or litert.converter_missing())
+    monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", format))
+    quick = replace(ONLINE, rounds=2, round_s=0.005, warmup_s=0.0)
+    monkeypatch.setattr(elsewhere, "MEDIANS", quick)
+    monkeypatch.setattr("fullstride.targets.target.user_cache", lambda: tmp_path / "cache")
+    table = tmp_path / "networks.csv"
+    table.write_text("model,img_size,top1\ngenet_tiny,32,70\n")
+    target = command[command.index("--target") + 1]
+    words = ["choose", "--from", str(table), "--budget-ms", "1000", "--target", target]
+    assert cli.run(words) == 0
+    assert f"{format} fp32 " in capsys.readouterr().err
+    assert cli.run([*command, "--formats", format]) == 0, capsys.readouterr().err
+    times = json.loads((tmp_path / "fit" / "ship" / "times.json").read_text())
+    assert times["environment"]["torch"] == ""
+    assert len(times["times"]) == 1 + ("int8" in FORMATS[format].precisions)

@@ -5,14 +5,20 @@ import hashlib
 import io
 import json
 import os
+import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 from test_target import file  # noqa: F401  a fixture
 
-from fullstride.targets import runner
+from fullstride.deploy.choose_form import timed_file, untrained_files
+from fullstride.nets import zoo
+from fullstride.nets.preprocessing import Preprocessing
+from fullstride.targets import runner, sessions
 from fullstride.targets.runner import Runner
+from fullstride.targets.target import Target
 
 QUICK = {"rounds": 2, "warmup_s": 0.0, "round_s": 0.001, "threads": 1}
 
@@ -104,3 +110,24 @@ def test_openvino_folders_are_opened_by_their_graph(tmp_path):
     openvino.save_model(model, tmp_path / "net" / "model.xml", compress_to_fp16=False)
     infer = Runner(tmp_path).open({"name": "net", "format": "openvino", "precision": "fp32"}, 1)
     assert infer(np.array([[1, 2, 3, 4]], np.uint8)).tolist() == [[2, 4, 6, 8]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ncnn") is None, reason="not installed: ncnn")
+def test_threads_of_ncnn_do_not_wait_busily_beside_other_programs(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    sessions.ncnn_library()
+    assert "OMP_WAIT_POLICY" not in os.environ  # for programs that it starts
+    pre = Preprocessing(resolution=32)
+    files = untrained_files(zoo.create("genet_tiny"), "net", pre, 10, "pixels")
+    model = files.open("ncnn", "fp32", tmp_path, threads=1)
+    spin = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
+    try:
+        with Target(sys.executable) as target:
+            times = target.measure([timed_file("net", model, 1)], **(QUICK | {"threads": 2}))
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert np.median(times.ms["net"]) < 300  # busy threads took 1,300 to 6,500 ms
