@@ -271,10 +271,10 @@ def devices(results: dict[str, Result]) -> str:
         if key.endswith(" default"):
             lines = [f"Default on {result['device']}"]
             if result["length"] == "--epochs":
-                lines.append("Default trained again for as many epochs as its peers")
+                again = "Default trained again for as many epochs as its peers, at another time"
+                lines.append(f"{again} (do not compare CPU-seconds)")
             if result["peers_device"] != result["device"]:
-                peers = f"Peers on {result['peers_device']} (do not compare CPU-seconds)"
-                lines.append(peers)
+                lines.append(f"Peers on {result['peers_device']}")
             for line in lines:
                 cells.setdefault(line, {})[key.split()[0]] = None
     return "\n".join(["", *(f"- {line}: {', '.join(names)}." for line, names in cells.items())])
