@@ -32,20 +32,30 @@ def test_a_format_that_fails_is_a_row_and_others_are_timed_beside_the_reference(
     page = tmp_path / "page.md"
     page.write_text(f"above\n{shipping_formats.BEGIN}old\n{shipping_formats.END}below\n")
     words += ["--page", str(page)]
+    other = {
+        "file": "gone",
+        "ratio": 2,
+        "same_class_percent": 100,
+        "megabytes": 1,
+        "cpu_seconds": 1,
+    }
+    before = {"genet_tiny": {"files": {"ncnn fp32": other}}}  # of a format that is not named
+    out.write_text(json.dumps({"networks": before}))
     for step in ("convert", "time"):
         monkeypatch.setattr(sys, "argv", ["shipping_formats.py", *words, "--step", step])
         shipping_formats.main()
     results = json.loads(out.read_text())["networks"]
     files = results["genet_tiny"]["files"]
-    assert [*files] == ["onnx fp32", "onnx fp16", "onnx int8"]
+    assert [*files] == ["ncnn fp32", "onnx fp32", "onnx fp16", "onnx int8"]
+    assert files["ncnn fp32"] == other
     assert files["onnx int8"] == {"error": "no int8 today"}
     assert files["onnx fp32"]["ratio"] == pytest.approx(1)
     assert files["onnx fp16"]["megabytes"] < files["onnx fp32"]["megabytes"]
     assert files["onnx fp32"]["difference"] < 1e-4
     lines = table(results).splitlines()
     assert lines[0] == "| | genet_tiny, 32 |"
-    assert lines[2].startswith("| onnx fp32 | 1.00 (100 %, ")
-    assert lines[4] == "| onnx int8 | not written |"
+    assert lines[3].startswith("| onnx fp32 | 1.00 (100 %, ")
+    assert lines[5] == "| onnx int8 | not written |"
     above, begin, *rest, end, below = page.read_text().splitlines()
     assert (above, rest, below) == ("above", ["", *lines, ""], "below")
 
