@@ -37,7 +37,7 @@ from fullstride.autofit.candidates import (
     list_candidates,
     shortlist,
 )
-from fullstride.autofit.fit import compare_with_budget
+from fullstride.autofit.fit import candidates_line, compare_with_budget
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.times import (
     FEWEST_TIMED,
@@ -59,6 +59,7 @@ from fullstride.deploy.choose_form import (
 )
 from fullstride.deploy.formats import FORMATS
 from fullstride.deploy.formats.base import missing_package
+from fullstride.io.console import count_of
 from fullstride.latency.devices import CPU, load_profile
 from fullstride.latency.estimator import estimate
 from fullstride.measure.budget import Budget
@@ -415,6 +416,15 @@ def test_a_measured_time_fits_itself_and_an_estimate_by_its_upper_end_or_its_mid
     assert set(within_budget(times, MS, maybe=True)) == {measured, estimated}
 
 
+def test_lines_count_one_thing_in_the_singular():
+    (one,), two = candidates(32), candidates(32, 64)
+    assert candidates_line([one]) == ["1 candidate: 1 network of genet at 32 pixels"]
+    assert candidates_line(two) == ["2 candidates: 1 network of genet at 32, 64 pixels"]
+    assert budget_note(fits([one], [fixed(0.5, one.name)])).startswith("the candidate runs within")
+    counts = count_of(1, "class"), count_of(2, "class"), count_of(1200, "step"), count_of(0, "pass")
+    assert counts == ("1 class", "2 classes", "1,200 steps", "0 passes")
+
+
 def test_the_fastest_format_of_each_candidate_stands_for_it():
     fast = fixed(0.5, precision="int8")
     assert fastest_of([fixed(0.9), fast, fixed(None, "b-32")]) == {"a-32": fast}
@@ -539,7 +549,7 @@ def test_an_estimate_counts_by_its_upper_end_in_the_picture_unless_its_middle_ma
     both = [fits(candidates(32), [time], maybe=maybe) for maybe in (False, True)]
     (safe,), (bold,) = map(timed_candidates, both)
     assert (safe.band(MS), bold.band(MS)) == (2, 1)
-    assert [budget_note(each).split()[0] for each in both] == ["0", "all"]
+    assert [budget_note(each).split()[0] for each in both] == ["0", "the"]
 
 
 def files_at(model, *sides):

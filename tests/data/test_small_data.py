@@ -31,7 +31,7 @@ def test_without_a_test_the_score_is_of_the_val_and_says_what_makes_it_weak(run,
     captured = capsys.readouterr()
     (line,) = (row for row in captured.out.splitlines() if row.startswith("val top-1"))
     assert "on 6 images (fewer than 30" in line
-    assert "no image of 1 classes: c" in line
+    assert "no image of 1 class: c" in line
     assert "not used: 1 .heic" in captured.err
 
 

@@ -62,7 +62,7 @@ def test_a_resumed_run_says_where_and_a_finished_one_announces_nothing(few_digit
         next(rows)
     next(rows, None)
     assert [each.start for each in plans] == [(0, 0), (1, 0)]
-    assert plan_lines(plans[1])[-1].split() == ["resumes", "after", "1", "epochs"]
+    assert plan_lines(plans[1])[-1].split() == ["resumes", "after", "1", "epoch"]
     list(rows)
     list(run.train(tmp_path / "run", "genet_tiny", few_digits, SHORT, **settings))
     assert len(plans) == 2

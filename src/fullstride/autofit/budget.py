@@ -399,8 +399,9 @@ def budget_note(candidate_times: CandidateTimes) -> str:
     ms = candidate_times.budget.ms_per_image
     if count(1) == len(timed):
         slowest = max(timed.values(), key=lambda each: each.ms or 0.0)
+        all_run = f"all {len(timed)} candidates run" if len(timed) > 1 else "the candidate runs"
         return (
-            f"all {len(timed)} candidates run within {ms:g} ms an image, the slowest is "
+            f"{all_run} within {ms:g} ms an image, the slowest is "
             f"{slowest.candidate} with {time_in_words(slowest)}: the budget does not bind"
         )
     return (

@@ -23,7 +23,7 @@ from fullstride.autofit.near_copies import (
 )
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.readers.listing import Objects, quote_names
-from fullstride.io.console import printable
+from fullstride.io.console import count_of, printable
 from fullstride.io.writing import cores
 from fullstride.report.console_lines import few_images_line
 
@@ -264,7 +264,7 @@ def report_lines(report: DataReport) -> list[str]:
         f"shorter side {low} to {high} pixels, median {median}" if low < high else f"{low} pixels"
     )
     lines = [
-        f"{images} images of {report.classes:,} classes; {sizes}; "
+        f"{images} images of {count_of(report.classes, 'class')}; {sizes}; "
         f"{'gray' if report.channels == 1 else 'RGB'}"
     ]
     if least or most:
@@ -281,8 +281,9 @@ def _warnings(report: DataReport) -> list[str]:
     totals, lines = report.totals, []
     if count := totals.get("unreadable", 0):
         name, reason = next(iter(report.unreadable.items()))
+        are = "is" if count == 1 else "are"
         lines.append(
-            f"warning: {count:,} images cannot be read and are skipped: "
+            f"warning: {count_of(count, 'image')} cannot be read and {are} skipped: "
             f"{_some(report.unreadable, count)} ({printable(name)}: {reason})"
         )
     for split in ("test", "val"):
@@ -302,14 +303,16 @@ def _warnings(report: DataReport) -> list[str]:
             f"{a} in {of_a!r} and {b} in {of_b!r}"
             for (a, b), (of_a, of_b) in ((p.names, p.classes) for p in report.across_classes)
         )
+        show = "shows" if count == 1 else "show"
         lines.append(
-            f"warning: {count:,} pairs of images show the same in two classes: "
+            f"warning: {count_of(count, 'pair')} of images {show} the same in two classes: "
             f"{_some(pairs, count)}"
         )
     if report.duplicates:
         count = len(report.duplicates)
         lines.append(
-            f"--drop-duplicates leaves out {count:,} images: {_some(report.duplicates, count)}"
+            f"--drop-duplicates leaves out {count_of(count, 'image')}: "
+            f"{_some(report.duplicates, count)}"
         )
     return lines
 
@@ -327,7 +330,7 @@ def _notes(data: DataSet, pictures: Pictures) -> list[str]:
         missing = data.missing_classes(split) if len(getattr(data, split)) else ()
         if missing:
             notes.append(
-                f"the {split} split has no image of {len(missing):,} classes: "
+                f"the {split} split has no image of {count_of(len(missing), 'class')}: "
                 f"{quote_names([*missing])}"
             )
     if flat := int((~pictures.contrasted).sum()):

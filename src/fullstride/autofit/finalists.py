@@ -20,6 +20,7 @@ from fullstride.deploy.export_runs import images_for_ranges, images_to_compare, 
 from fullstride.deploy.exported import Precision
 from fullstride.deploy.formats import FORMATS, open_file, output
 from fullstride.deploy.settings import ExportOptions
+from fullstride.io.console import count_of
 from fullstride.io.records import Record
 from fullstride.io.writing import atomic_write, bytes_of, remove
 from fullstride.latency.profiles import Profile
@@ -222,7 +223,8 @@ def line_of(record: FileRecord, metric: Metric) -> str:
     label = f"{file.candidate} as {file.format} {file.precision}"
     if file.failure:
         return f"{label}: {file.failure}"
-    in_float = f"{len(file.float_layers)} layers in float, " if file.float_layers else ""
+    layers = len(file.float_layers)
+    in_float = f"{count_of(layers, 'layer')} in float, " if layers else ""
     return (
         f"{label}: validation {metric.text(file.val[metric.name])}, {file.size_mib:.1f} MiB, "
         f"{in_float}after {record.seconds:.1f} s"
@@ -297,7 +299,7 @@ def measured(
         if stored is not None:
             yield "once more, as the budget may have been missed by noise:"
             time.sleep(PAUSE_S)
-        yield f"measuring {len(again)} files in turn, batch {job.budget.batch}"
+        yield f"measuring {count_of(len(again), 'file')} in turn, batch {job.budget.batch}"
         stored = combine(stored, measure_files(job, again))
         stored = FILE_TIMES.save(path, stored)
         again = in_doubt(stored, records, times, job.budgets)

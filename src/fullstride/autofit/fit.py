@@ -32,6 +32,7 @@ from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.ship import Shipment, ship
 from fullstride.autofit.times import time_candidates
 from fullstride.data.dataset import DataSet
+from fullstride.io.console import count_of
 from fullstride.io.records import read_json
 from fullstride.report.plots import save_png
 from fullstride.study.driver import (
@@ -206,8 +207,8 @@ def candidates_line(candidates: Sequence[Candidate]) -> list[str]:
     families = sorted({each.family for each in candidates})
     sides = ", ".join(map(str, sorted({each.resolution for each in candidates})))
     return [
-        f"{len(candidates)} candidates: {len(networks)} networks of {', '.join(families)} at "
-        f"{sides} pixels"
+        f"{count_of(len(candidates), 'candidate')}: {count_of(len(networks), 'network')} of "
+        f"{', '.join(families)} at {sides} pixels"
     ]
 
 

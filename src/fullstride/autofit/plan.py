@@ -15,6 +15,7 @@ from fullstride.autofit.candidates import Candidate, by_promise, in_turn
 from fullstride.autofit.times import anchors, corrected, measured_in_turn, rough_ms
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
+from fullstride.io.console import count_of
 from fullstride.io.records import Record
 from fullstride.report.training_progress import duration
 from fullstride.study.trials import FAILURES, reason
@@ -291,7 +292,8 @@ def measure_all(
             measured[candidate.name] = each
             similar[bool(candidate.weights)] += 1
     if rest:
-        yield f"the training of {len(rest)} others is estimated by the times of their files"
+        others = count_of(len(rest), "other")
+        yield f"the training of {others} is estimated by the times of their files"
     times = measured | {each.name: estimated(each, measured, candidate_times) for each in rest}
     return {each.name: times[each.name] for each in order if each.name in times}, left_out, spent_s
 
@@ -489,7 +491,7 @@ def plan_lines(plan: FitPlan) -> Iterator[str]:
     count = len(plan.candidates)
     if len(plan.rungs) == 1:
         why = "halving saves nothing with so few" if count <= FEW else "an epoch is the least"
-        yield f"plan     {count} trained for {plan.epochs} epochs each: {why}"
+        yield f"plan     {count} trained for {count_of(plan.epochs, 'epoch')} each: {why}"
     for rung in plan.rungs if len(plan.rungs) > 1 else ():
         goes = f"{rung.keep} go on" if rung.epochs < plan.epochs else "finalists"
         yield f"rung {rung.number}   {rung.candidates} {rung.end}, {goes}"

@@ -23,7 +23,7 @@ from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import predict
-from fullstride.io.console import printable
+from fullstride.io.console import count_of, printable
 from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.budget import Budget
 from fullstride.report import plots
@@ -319,9 +319,10 @@ def point(file: ShippedFile, results: FitResults) -> FilePoint:
 
 def description(results: FitResults) -> str:
     """The plot's text alternative, for people who cannot see it."""
+    files = count_of(len(results.shipment.files), "file")
     return (
         f"{results.metric.label} on the validation split against the time of an image, of "
-        f"{len(results.shipment.files)} files; {headline(results)}; {time_line(results)}"
+        f"{files}; {headline(results)}; {time_line(results)}"
     )
 
 
@@ -354,7 +355,8 @@ def within_row(within: Within, results: FitResults) -> dict[str, Any]:
         score = last[within.trained]
         row["trained"] = (
             within.trained,
-            f"validation {metric.text(score.scores[metric.name])} after {score.epochs} epochs, "
+            f"validation {metric.text(score.scores[metric.name])} after "
+            f"{count_of(score.epochs, 'epoch')}, "
             f"{times[within.trained].ms:.3g} ms",
         )
     if within.published is not None:

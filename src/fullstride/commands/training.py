@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Data, Device, JpegFlags, OpenFlags, Run, SplitFlags
-from fullstride.io.console import Bar, console, printable, report_ignored, report_skipped
+from fullstride.io.console import Bar, console, count_of, printable, report_ignored, report_skipped
 from fullstride.train.recipes.choice import HERE, RecipeChoice, RunOptions
 
 
@@ -48,7 +48,8 @@ def pack(
     report_ignored(images.ignored, images.notes)
     for done in pack(images, out, encoding, shard_mib=shard_mib):
         if done.shards > shards:
-            print(f"{done.images:,} images in {done.shards:,} shards", flush=True)
+            done_so_far = count_of(done.images, "image"), count_of(done.shards, "shard")
+            print(" in ".join(done_so_far), flush=True)
             shards = done.shards
     assert done
     report_skipped(done.skipped)

@@ -319,6 +319,12 @@ def print_note(message: str) -> None:
     print_error(message)
 
 
+def count_of(number: int, noun: str) -> str:
+    """2, "class" -> 2 classes; 1 -> 1 class."""
+    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
+
+
 def without_frame(text: str) -> str:
     """The parser's error message in one line, with the flags that it suggests.
 

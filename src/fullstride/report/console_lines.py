@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fullstride.io.console import count_of
 from fullstride.measure.budget import conditions
 from fullstride.nets.efficiency import short_precision
 from fullstride.report.console_tables import interval, three_digits
@@ -32,7 +33,7 @@ FEW_TO_CHOOSE_BY = 50  # images of a split: one image is 2 points
 
 def offline_lines(summary: "Summary", out: "Path") -> list[str]:
     """Say how many predictions a process wrote to `out`, and how many are missing."""
-    lines = [f"{out}: {summary.images:,} images in {summary.parts:,} parts"]
+    lines = [f"{out}: {count_of(summary.images, 'image')} in {count_of(summary.parts, 'part')}"]
     if summary.present:
         lines.append(f"{summary.present:,} parts of this process were there already")
     if summary.missing:
@@ -319,17 +320,17 @@ def few_images_line(split: str, count: int, *, is_share: bool = True) -> str:
     """
     if not 0 < count < FEW_TO_CHOOSE_BY:
         return ""
-    noun = "image" if count == 1 else "images"
     points = f", of which one is {100 / count:.0f} points" if is_share else ""
     what = "the choice" if split == "val" else "the final score"
-    return f"the {split} split has {count:,} {noun}{points}: {what} is little more than chance"
+    images = count_of(count, "image")
+    return f"the {split} split has {images}{points}: {what} is little more than chance"
 
 
 def doubts(images: float, missing: Sequence[str]) -> str:
     """Why a score says little: too few images, or classes without images."""
     few = f"fewer than {FEW_IMAGES}, so chance decides" if images < FEW_IMAGES else ""
     names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-    absent = f"no image of {len(missing)} classes: {names}" if missing else ""
+    absent = f"no image of {count_of(len(missing), 'class')}: {names}" if missing else ""
     reasons = "; ".join(filter(None, (few, absent)))
     return f" ({reasons})" if reasons else ""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import normalize
 
-from fullstride.io.console import Bar, printable, report_skipped
+from fullstride.io.console import Bar, count_of, printable, report_skipped
 from fullstride.measure.environment import Environment
 from fullstride.measure.tracer import cost
 from fullstride.nets.backbone import input_shape
@@ -133,10 +133,10 @@ def plan_lines(run: PreparedRun) -> list[str]:
         if recipe.schedule == "one_cycle"
         else f" after a warmup of {recipe.warmup_epochs:.3g} epochs"
     )
-    noun = "class" if len(data.classes) == 1 else "classes"
+    classes = count_of(len(data.classes), "class")
     lines = [
         f"device   {environment.device}{threads}{processes}, workers: {run.workers}",
-        f"data     {data.where}: {len(data.classes):,} {noun}; images: {', '.join(splits)}",
+        f"data     {data.where}: {classes}; images: {', '.join(splits)}",
         f"network  {run.config.model}: {count(total.params)} parameters, "
         f"{three_digits(total.macs / 1e9)} GMACs at {shape}, {weights}",
         f"recipe   {name_of_recipe(run)}: {recipe.epochs:.4g} epochs x "
@@ -149,7 +149,9 @@ def plan_lines(run: PreparedRun) -> list[str]:
     for name in ("train", "val", "test"):
         if getattr(data, name) and (missing := data.missing_classes(name)):
             classes = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-            lines.append(f"classes  {name} has no image of {len(missing)} classes: {classes}")
+            lines.append(
+                f"classes  {name} has no image of {count_of(len(missing), 'class')}: {classes}"
+            )
     if not data.val:
         score = "" if data.test else ", and there is no score of it"
         lines.append(
@@ -157,8 +159,8 @@ def plan_lines(run: PreparedRun) -> list[str]:
         )
     if any(run.start):
         epochs, steps = run.start
-        within = f" and {steps:,} steps" if steps else ""
-        lines.append(f"resumes  after {epochs} epochs{within}")
+        within = f" and {count_of(steps, 'step')}" if steps else ""
+        lines.append(f"resumes  after {count_of(epochs, 'epoch')}{within}")
     return lines
 
 

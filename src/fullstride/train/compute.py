@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fullstride.data.dataset import Images
-from fullstride.io.console import REPORTED_ELSEWHERE
+from fullstride.io.console import REPORTED_ELSEWHERE, count_of
 from fullstride.io.writing import OutOfMemoryError, cores, lacks_memory
 from fullstride.measure.environment import has_bf16
 from fullstride.train.recipes.recipe import Recipe
@@ -202,8 +202,8 @@ def memory_advice(
         by_itself = ", or 0 for as many as it needs" if device.type == "cuda" else ""
         advice = f"set recipe.grad_accum_steps {more}{by_itself}, or " if more else ""
         raise OutOfMemoryError(
-            f"out of memory on {device} in a step of {own} images in {passes} "
-            f"{'pass' if passes == 1 else 'passes'}: {advice}lower recipe.batch_size "
+            f"out of memory on {device} in a step of {count_of(own, 'image')} in "
+            f"{count_of(passes, 'pass')}: {advice}lower recipe.batch_size "
             f"({recipe.batch_size}) or recipe.resolution"
         ) from None
 

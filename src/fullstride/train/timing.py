@@ -14,7 +14,7 @@ import torch
 
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
-from fullstride.io.console import print_note
+from fullstride.io.console import count_of, print_note
 from fullstride.io.writing import atomic_write, cores, json_output, scratch_folder
 from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import timed_calls
@@ -120,10 +120,11 @@ class DataBench:
             sequential = f"; in the same process, it still takes {percent}"
             return enough + sequential if self.is_sequential else enough
         name = "network" if self.device == "cpu" else "GPU"
-        cores = "core" if self.cores_needed == 1 else "cores"
+        workers = count_of(self.workers_needed, "worker")
+        cores = count_of(self.cores_needed, "such core")
         return (
-            f"the {name} will wait {percent}: it needs about {self.workers_needed} workers (have "
-            f"{self.loading.workers}) and {self.cores_needed} such {cores} (have {self.cores})"
+            f"the {name} will wait {percent}: it needs about {workers} (have "
+            f"{self.loading.workers}) and {cores} (have {self.cores})"
         )
 
     def suggestions(self, recipe: Recipe, from_files: bool) -> list[str]:
