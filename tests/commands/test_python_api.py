@@ -97,7 +97,7 @@ def reprs(few_digits, bundle):
         estimate(net, profile, 8, 64),
         profile,
         ExportedModel(few_digits.where, metadata, lambda x: x, "ONNX Runtime"),
-        Epoch({"net": net.state_dict()}, 0, 1.0, 0.1, 10.0, 0.0, net),
+        Epoch({"net": net.state_dict()}, 0, 1.0, 0.1, 10.0, 0.0, net, 1),
         *RECIPES.values(),
     ]
 
