@@ -16,7 +16,7 @@ from test_target import file  # noqa: F401  a fixture
 from fullstride.deploy.choose_form import timed_file, untrained_files
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.targets import runner, sessions
+from fullstride.targets import runner
 from fullstride.targets.runner import Runner
 from fullstride.targets.target import Target
 
@@ -114,10 +114,7 @@ def test_openvino_folders_are_opened_by_their_graph(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ncnn") is None, reason="not installed: ncnn")
-def test_threads_of_ncnn_do_not_wait_busily_beside_other_programs(tmp_path, monkeypatch):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    sessions.ncnn_library()
-    assert "OMP_WAIT_POLICY" not in os.environ  # for programs that it starts
+def test_threads_of_ncnn_do_not_wait_busily_beside_other_programs(tmp_path):
     pre = Preprocessing(resolution=32)
     files = untrained_files(zoo.create("genet_tiny"), "net", pre, 10, "pixels")
     model = files.open("ncnn", "fp32", tmp_path, threads=1)

@@ -205,7 +205,8 @@ def too_long(*_) -> None:
 def main() -> None:
     # Libraries print to standard error, so that standard output has only answers.
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # see `ncnn_library`
+    # Threads of ncnn would wait busily: beside other programs a call would take seconds.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     signal.signal(signal.SIGALRM, too_long)
     with (
         os.fdopen(os.dup(1), "w", encoding="utf-8") as answers,

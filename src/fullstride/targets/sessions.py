@@ -5,7 +5,6 @@ This file is sent to another machine, see `runner.py`; it needs NumPy and one ru
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
-import os
 from typing import Any
 
 import numpy as np
@@ -52,22 +51,9 @@ def one_by_one(infer):
     return lambda images: np.concatenate([infer(images[i : i + 1]) for i in range(len(images))])
 
 
-def ncnn_library():
-    """Import ncnn with threads that sleep while they wait for each other.
-
-    By default they wait busily: where other programs run, a call then takes seconds.
-    """
-    own = os.environ.get("OMP_WAIT_POLICY")  # ncnn's copy of OpenMP reads it once
-    os.environ["OMP_WAIT_POLICY"] = own or "passive"
+def open_ncnn(path: str, threads: int, precision: str):
     import ncnn
 
-    if own is None:  # for the other libraries and processes
-        del os.environ["OMP_WAIT_POLICY"]
-    return ncnn
-
-
-def open_ncnn(path: str, threads: int, precision: str):
-    ncnn = ncnn_library()
     net, kinds, half = ncnn.Net(), ncnn.Mat.PixelType, precision == "fp16"
     net.opt.num_threads = threads
     net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = half
