@@ -43,11 +43,15 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _memory_is_given_back() -> Iterator[None]:
-    """Free what the tests of a file left: compiled graphs, cycles, and the heap's empty pages."""
+    """Free what the tests of a file left: compiled graphs, cycles, and the heap's empty pages.
+
+    What is still there belongs to libraries, such as caches, and is left out of later collections.
+    """
     yield
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
     gc.collect()
+    gc.freeze()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)
 
