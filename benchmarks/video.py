@@ -26,7 +26,7 @@ from fullstride.io.writing import Output, atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.families.video import without_time
+from fullstride.nets.spec import NetSpec
 from fullstride.tasks import find_task
 from fullstride.train import run, run_folder
 from fullstride.train.recipes.choice import RunOptions
@@ -58,6 +58,12 @@ RECIPE = Recipe(
 TITLE = "# Motion"
 OUTPUT = json_output("a study of motion", "study", "recipe", "rows")
 PAGE = Output("a table of motion", ".md", lambda path: path.read_text().startswith(TITLE))
+
+
+def without_time(spec: NetSpec) -> NetSpec:
+    """The network for the same clips with kernels of one frame each: it sees a set of frames."""
+    stages = tuple(replace(stage, time_kernel=1) for stage in spec.stages)
+    return replace(spec, stages=stages, style=replace(spec.style, time_kernel=1))
 
 
 def train_one(name: str, seed: int, work: Path, recipe: Recipe) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Networks of clips agree with plain functions, published counts, and networks of images."""
 
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -180,18 +181,12 @@ def test_the_mean_of_kernels_answers_a_still_clip_in_frames_that_see_no_end_of_i
     assert (logits[1] - logits[0]).abs().max() > 1e-6 * logits[0].abs().max()
 
 
-def without_time(spec: NetSpec) -> NetSpec:
-    """The network for the same clips with kernels of one frame each: it sees a set of frames."""
-    stages = tuple(replace(stage, time_kernel=1) for stage in spec.stages)
-    return replace(spec, stages=stages, style=replace(spec.style, time_kernel=1))
-
-
 def test_without_time_the_order_of_the_frames_changes_nothing():
     generator = torch.Generator().manual_seed(3)
     spec = SPECS["resnet3d_rs_tiny"]
     nets = [
         randomise(Network(each), generator, 32, frames=8).double()
-        for each in (spec, without_time(spec))
+        for each in (spec, import_module("video").without_time(spec))
     ]
     clip = torch.randn(1, 3, 8, 32, 32, generator=generator, dtype=torch.float64)
     with torch.inference_mode():
