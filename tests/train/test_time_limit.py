@@ -11,6 +11,8 @@ from slow_machine import Machine
 from fullstride.measure.budget import deadline_s, time_limit_s
 from fullstride.nets.bundle import Bundle
 from fullstride.train import timing
+from fullstride.train.averages import Average
+from fullstride.train.optimizer import Course
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
@@ -159,3 +161,18 @@ def test_a_run_that_goes_on_repeats_the_schedule_that_the_clock_has_made(
             assert torch.equal(one, other)
     bundle = Bundle.load(tmp_path / "cut" / "bundle")
     assert f"for {machine.steps / 4:.3g} of 15 epochs by a time limit" in bundle.source
+
+
+def test_the_average_of_weights_spans_the_same_part_of_the_schedule():
+    net = torch.nn.Linear(1, 1)
+    average = Average(net, 0.9)
+    course = Course(100).turned(50, 75)
+    assert (Course(100).stride, course.stride, course.at(60), course.at(74.5)) == (1, 2, 70, 99)
+    weight, new = (next(each.parameters()) for each in (average.net, net))
+    with torch.no_grad():
+        weight.fill_(1.0)
+        new.fill_(0.0)
+    average.update(10**6, course.stride)
+    assert weight.ravel().tolist() == pytest.approx([0.9**2])
+    average.update(10**6)
+    assert weight.ravel().tolist() == pytest.approx([0.9**3])

@@ -22,7 +22,6 @@ from fullstride.autofit.halving import (
     Teaching,
     delete_losers,
     run_halving,
-    slowness,
     teach,
     with_student,
 )
@@ -161,7 +160,7 @@ def teach_best(job: FitJob, done: Results) -> Work:
     plan, hours = done["plan"], job.settings.limit_hours
     assert hours is not None
     spent_s = seconds_of(job.folder, (*BEFORE_PLAN, "plan", "training"))
-    left_s = 3600 * hours - spent_s - slowness(plan, done["training"].scores) * plan.ship_s
+    left_s = 3600 * hours - spent_s - plan.ship_s
     return teach(chosen_images(job, done), plan, done["training"], done["budget"], left_s)
 
 

@@ -1,5 +1,6 @@
 """Successive halving: candidates train on training images, and validation images choose."""
 
+import statistics
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -211,10 +212,9 @@ def in_time(
 ) -> tuple[tuple[str, ...], float | None]:
     """The first of `names` that the time left is enough for, and the seconds left for training.
 
-    They train in the rungs after `done` rungs, and are exported. All this is expected to be slower
-    than planned by as much as the last trainings. The seconds that were used are in the scores, so
-    that a resumed fit decides the same. Without a limit, and with several budgets, which need their
-    own candidates, all stay.
+    They train in the rungs after `done` rungs, as much slower than planned as the last trainings,
+    and are exported. The seconds that were used are in the scores, so that a resumed fit decides
+    the same. Without a limit, and with several budgets, which need their own candidates, all stay.
     """
     if plan.left_s is None:
         return names, None
@@ -224,7 +224,7 @@ def in_time(
     before = plan.rungs[done - 1].epochs if done else 0
 
     def ship_s(count: int) -> float:
-        return slower * plan.ship_s * min(count, shipped) / shipped
+        return plan.ship_s * min(count, shipped) / shipped
 
     def is_late(count: int) -> bool:
         rungs = [replace(each, candidates=min(each.candidates, count)) for each in rest]
@@ -239,16 +239,18 @@ def in_time(
 
 
 def slowness(plan: FitPlan, scores: Sequence[RungScore]) -> float:
-    """Seconds of the trainings in the last rung / planned seconds, at least 1; 1 for probes."""
+    """Seconds of a training in the last rung / planned seconds, at least 1; 1 for probes.
+
+    It is the median, as other programs may disturb some trainings only.
+    """
     last = max((each.rung for each in scores), default=0)
     before = {each.candidate: each.epochs for each in scores if each.rung < last}
-    used_s = planned_s = 0.0
+    ratios = list[float]()
     for each in scores:
         epochs = each.epochs - before.get(each.candidate, 0)
         if each.rung == last and epochs > 0:
-            used_s += each.seconds
-            planned_s += plan.times[each.candidate].seconds(epochs)
-    return max(1.0, used_s / planned_s) if planned_s else 1.0
+            ratios.append(each.seconds / plan.times[each.candidate].seconds(epochs))
+    return max(1.0, statistics.median(ratios or [1.0]))
 
 
 def run_rung(

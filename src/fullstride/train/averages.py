@@ -22,9 +22,13 @@ class Average:
         self.copied = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Add the weights after `step`, counted from 0, to the average."""
-        decay = min(self.decay, (1 + step) / (10 + step)) if self.decay else 0.0
+    def update(self, step: int, stride: float = 1.0) -> None:
+        """Add the weights after `step`, counted from 0, to the average.
+
+        A step of a shortened training counts as `stride` steps: the average spans the same part of
+        the schedule.
+        """
+        decay = min(self.decay**stride, (1 + step) / (10 + step)) if self.decay else 0.0
         averages, weights = [a for a, _ in self.averaged], [b for _, b in self.averaged]
         lerp = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
         lerp(averages, weights, 1 - decay)

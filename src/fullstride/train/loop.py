@@ -331,7 +331,7 @@ class Trainer:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        self.average.update(number)
+        self.average.update(number, self.course.stride)
         return loss
 
     def lr(self, step: int) -> float:
