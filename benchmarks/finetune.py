@@ -16,7 +16,7 @@ sets of finetune_cells.py. Beside it: logistic regression on pixels; scikit-lear
 features (the probe); LP-FT in plain PyTorch with twelve settings (three rates, batch norms with
 statistics of batches or of the weights, as many epochs as the command took or half of them), of
 which the one with the best validation counts; and fastai's `fine_tune` for as many epochs. Three
-seeds, of the pictures and of the training, where there are fewer than 1,000.
+seeds, of the pictures and of the training, where there are fewer than 1,000 or a shift.
 
 anytime: the same command with 1, 5 and 20 minutes on three sets, beside the probe and the better by
 validation of two of the twelve settings, for as many epochs; the shortest first.

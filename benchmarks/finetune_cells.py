@@ -203,7 +203,7 @@ CELLS = (
     Cell(name="defect_250", side=96, minutes=1.5, source=defects(300)),
     Cell(name="themes", side=96, minutes=1.5, source=themes),
     Cell(name="fashion_1000", side=64, minutes=2, source=from_fashion(1200, 1000), seeds=1),
-    Cell(name="other_cells", side=96, minutes=3, source=other_cells, seeds=1, has_shift=True),
+    Cell(name="other_cells", side=96, minutes=3, source=other_cells, has_shift=True),
     Cell(name="levels", side=96, minutes=3, source=levels, seeds=1),
     Cell(name="fashion_10000", side=64, minutes=4, source=from_fashion(12_000, 2000), seeds=1),
 )
