@@ -4,6 +4,7 @@ for each other."""
 import ctypes
 import functools
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from short_times import shorten
 
 from fullstride.data.dataset import DataSet, open_data
 
+FILES = itertools.count(1)  # of tests, that have ended
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 # A shell starts background jobs with SIGINT ignored, which the processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -45,11 +47,14 @@ def pytest_collection_finish() -> None:
 def _memory_is_given_back() -> Iterator[None]:
     """Free what the tests of a file left: compiled graphs, cycles, and the heap's empty pages.
 
-    What is still there belongs to libraries, such as caches, and is left out of later collections.
+    What is still there belongs mostly to libraries, such as caches, and is left out of collections
+    but of each tenth.
     """
     yield
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
+    if next(FILES) % 10 == 0:
+        gc.unfreeze()
     gc.collect()
     gc.freeze()
     if sys.platform == "linux":
