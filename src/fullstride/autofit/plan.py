@@ -293,7 +293,7 @@ def measure_all(
             similar[bool(candidate.weights)] += 1
     if rest:
         others = count_of(len(rest), "other")
-        yield f"the training of {others} is estimated by the times of their files"
+        yield f"the training of {others} is estimated by times of files"
     times = measured | {each.name: estimated(each, measured, candidate_times) for each in rest}
     return {each.name: times[each.name] for each in order if each.name in times}, left_out, spent_s
 
