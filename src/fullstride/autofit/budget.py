@@ -299,7 +299,7 @@ SIMILAR = 4.0  # largest ratio of the times of similar networks; small ones most
 # and 1.10 times as long as ONNX Runtime's for ResNet-RS-50 at 160 and 224 pixels.
 MARGIN = 1.5
 # A format is not tried for further networks if its fastest file took at least SLOW times as long as
-# the fastest other file of similar networks: ncnn's take 1.5 to 3.4 times as long on x86.
+# the fastest other file of similar networks: ncnn's took 1.4 to 3.4 times as long on an AMD EPYC.
 SLOW = 1.5
 ACCURACY: dict[Precision, int] = {"int8": 0, "bf16": 1, "fp16": 1, "fp32": 2}  # more is better
 
