@@ -190,7 +190,8 @@ class Ends(threading.Thread):
     def run(self) -> None:
         while self.count < self.most:
             time.sleep(self.rng.uniform(0, 4))
-            runners = self.board.runners()
+            # a killed fit's runner may still end while the next fit's begins
+            runners = self.board.runners()[: self.most - self.count]
             kill(runners)
             self.count += len(runners)
 
