@@ -96,7 +96,8 @@ def test_a_bundle_says_what_it_is_how_good_and_where_from():
 
 @pytest.fixture(scope="module")
 def events(few_digits, tmp_path_factory) -> list[Event]:
-    settings = FitSettings(budget_ms=(10.0,), weights="none", target="rtx4090")
+    few = ("genet_tiny", "resnet_rs_tiny")
+    settings = FitSettings(budget_ms=(10.0,), weights="none", target="rtx4090", candidates=few)
     how = StudyOptions(device="cpu", workers=0, dry_run=True)
     folder = tmp_path_factory.mktemp("fits") / "dry"
     return list(run_study(FIT, few_digits, folder, settings, options=how))
