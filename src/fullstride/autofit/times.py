@@ -284,9 +284,9 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
     }
 
 
-# The time for measuring candidates: a share of the hours, or without a limit about a minute, so
-# that a plan takes a few minutes.
-SHARE_OF_LIMIT, MEASURING_S = 0.2, 60.0
+# The time for measuring candidates: a share of the hours, or without a limit these seconds, so
+# that a plan takes about two minutes.
+SHARE_OF_LIMIT, MEASURING_S = 0.2, 80.0
 FEWEST_TRIED, FEWEST_TIMED = 6, 3  # on the shortlist, and of it where measuring takes long
 ALL_FORMS = 5.0  # times the seconds of the first form: 23 and 4 for networks of timm on two cores
 
@@ -414,7 +414,7 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
     in_time = yield from measured_in_turn(chosen, job, by_model, graphs, until=until)
     times |= in_time
     if left := [each for each in chosen if each.name not in in_time]:
-        yield f"{len(left)} of them are not tried, as the time for measuring is over"
+        yield f"{len(left)} of them not tried: the time for measuring is over"
         for each in left:
             times[each.name] = (replace(unmeasured(each, job), left_out="no time to measure it"),)
     near = [
