@@ -34,7 +34,7 @@ from fullstride.autofit.halving import (
 )
 from fullstride.autofit.plan import (
     FEW,
-    FEWEST_TIMED,
+    FEWEST_TRAININGS,
     MOST_COST,
     FitPlan,
     Means,
@@ -553,7 +553,7 @@ def test_the_training_of_less_promising_candidates_is_estimated_by_their_times(
 
     monkeypatch.setattr(fit_plan, "measure_training", measured)
     lines, plan = drain(make_plan(job_of(tmp_path, data), times_of(many, ms)))
-    assert sum("measuring" in line for line in lines) == FEWEST_TIMED
+    assert sum("measuring" in line for line in lines) == FEWEST_TRAININGS
     assert "of 3 others is estimated" in " ".join(lines)
     assert plan.candidates == tuple(each.name for each in many)  # the slowest first
     scored_s = (0.5, 0.5, *(0.5 * side / 56 for side in sides[2:]))
