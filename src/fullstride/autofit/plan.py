@@ -270,8 +270,8 @@ def measure_all(
 ) -> Generator[str, None, tuple[dict[str, TrainingTime], dict[str, str], float]]:
     """The times of trainings by candidate, name -> reason of failures, and the seconds spent.
 
-    Candidates are measured in `order` within the time for measuring, but at least `FEWEST_TRAININGS`
-    with and without initial weights each. The rest are estimated.
+    Candidates are measured in `order` within the time for measuring, but at least
+    `FEWEST_TRAININGS` with and without initial weights each. The rest are estimated.
     """
     measured, left_out = dict[str, TrainingTime](), dict[str, str]()
     allowed_s = MEASURING_S if math.isinf(left_s) else MEASURING_SHARE * left_s
