@@ -13,36 +13,36 @@ from sleeping_trials import SLEEP, STEPS, Slept, trials_in
 from fullstride.io.locks import find_holder, hold
 from fullstride.study import executors
 from fullstride.study import trials as trials_module
-from fullstride.study.executors import ClusterExecutor, Outcome, Task, find_executor, log_path
+from fullstride.study.executors import ClusterExecutor, Outcome, TrialCall, find_executor, log_path
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import Failure, LocalExecutor, Trial, local_devices, run_trials
 
 
 class FakeEngine:
-    """Runs a task when it is asked for the outcome; `crashes` are outcomes that come before."""
+    """Runs a trial when it is asked for the outcome; `crashes` are outcomes that come before."""
 
     def __init__(self, *crashes: Outcome, runs: bool = True):
         self.crashes = list(crashes)
         self.runs = runs
         self.stopped = list[str]()
 
-    def start(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        return tasks
+    def start(self, calls: Sequence[TrialCall]) -> Sequence[TrialCall]:
+        return calls
 
-    def outcome(self, job: Task) -> Outcome | None:
+    def outcome(self, job: TrialCall) -> Outcome | None:
         if self.crashes:
             return self.crashes.pop(0)
         return job() if self.runs else None
 
-    def stop(self, job: Task) -> None:
+    def stop(self, job: TrialCall) -> None:
         self.stopped.append(job.trial.name)
 
 
 class QuickEngine(FakeEngine):
     """Its jobs end before `start` returns."""
 
-    def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
-        return [task() for task in tasks]
+    def start(self, calls: Sequence[TrialCall]) -> Sequence[Any]:
+        return [call() for call in calls]
 
     def outcome(self, job: Any) -> Outcome:
         return job
@@ -114,7 +114,7 @@ def test_a_trial_whose_process_is_lost_too_often_has_failed(trial, crashes, ends
 def test_a_process_that_is_lost_after_its_result_loses_nothing(trial):
     engine = FakeEngine()
 
-    def outcome(job: Task) -> Outcome:
+    def outcome(job: TrialCall) -> Outcome:
         assert job().has_result
         return Outcome(crash="at the end", starts=4)
 
@@ -145,8 +145,8 @@ def test_a_result_that_the_driver_cannot_see_is_an_error_after_a_while(trial, mo
 
 def test_a_worker_without_the_folder_of_the_driver_says_so(trial, monkeypatch, tmp_path):
     folder = tmp_path / "elsewhere"
-    task = Task(kind=SLEEP, trial=trial, device="cpu", cores=1, folder=folder)
-    report = task()
+    call = TrialCall(kind=SLEEP, trial=trial, device="cpu", cores=1, folder=folder)
+    report = call()
     assert not report.has_result
     assert "elsewhere" in str(report.error)
 

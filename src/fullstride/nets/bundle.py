@@ -164,10 +164,7 @@ class Bundle(About):
                 for name, value in self.net.state_dict().items()
             }
             save_file(state, temporary / WEIGHTS)
-            content = asdict(metadata)
-            if not self.task_state:
-                del content["task_state"]
-            (temporary / METADATA).write_text(json.dumps(content, indent=1))
+            (temporary / METADATA).write_text(json.dumps(asdict(metadata), indent=1))
 
     @staticmethod
     def load(

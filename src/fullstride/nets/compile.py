@@ -55,7 +55,6 @@ class CustomOperators:
 def compile_for_training(
     net: nn.Module,
     *,
-    recompute: bool = True,
     dynamic: bool | None = None,
     operators: CustomOperators | None = None,
 ) -> Compiled:
@@ -67,12 +66,11 @@ def compile_for_training(
 
     Args:
         net: A network in training mode.
-        recompute: False: let torch.compile decide what is saved.
         dynamic: As in torch.compile; False makes one graph for each input size.
         operators: `net.custom_operators`. All other custom operators are never computed twice.
     """
     device = next(net.parameters()).device
-    reason = why_not_recompute(device) if recompute else "recomputation was not requested"
+    reason = why_not_recompute(device)
     options = None if reason else recompute_options(operators)
     return Compiled(
         torch.compile(net, fullgraph=isinstance(net, Network), dynamic=dynamic, options=options),
@@ -203,25 +201,22 @@ def why_not_recompute(device: torch.device) -> str:
 def gradient_error(
     compiler: Callable[[nn.Module], Callable[..., Tensor]],
     device: torch.device,
-    *,
-    draws: Literal["inside", "outside"] = "outside",
 ) -> float:
-    """The relative error of a compiled `Probe`'s gradient; `draws`: where masks are drawn.
+    """The relative error of a compiled `Probe`'s gradient, with masks from outside the graph.
 
-    A result that is linear in a weight equals the weight times its gradient. With masks from
-    outside the graph, two compiled steps are also compared with an eager one. In float64, so that
-    rounding cannot be confused with an error.
+    A result that is linear in a weight equals the weight times its gradient. Two compiled steps are
+    also compared with an eager one. In float64, so that rounding cannot be confused with an error.
     """
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
         torch.manual_seed(0)
         probe = Probe().to(device, torch.float64)
         x, weights = torch.randn(2, 16, 4, 8, 8, dtype=torch.float64).to(device)
-        masks = [probe.draw(x)] if draws == "outside" else []
+        masks = probe.draw(x)
         errors, gradients = [], []
         compiled = compiler(probe)
         for call in (compiled, compiled, probe):
             probe.zero_grad()
-            result = call(x, weights, *masks)
+            result = call(x, weights, masks)
             result.backward()
             weight, gradient = probe.last.weight, probe.last.weight.grad
             assert gradient is not None
@@ -229,7 +224,6 @@ def gradient_error(
             gradients.append(
                 torch.cat([p.grad.flatten() for p in probe.parameters() if p.grad is not None])
             )
-        if masks:
-            *steps, eager = gradients
-            errors += [(each - eager).norm() / eager.norm() for each in steps]
+        *steps, eager = gradients
+        errors += [(each - eager).norm() / eager.norm() for each in steps]
         return max(abs(error.item()) for error in errors)

@@ -31,7 +31,7 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.efficiency import short_precision
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.report.console_tables import busy_note
+from fullstride.report.console_tables import busy_note, score_interval
 from fullstride.report.page import Content, Entry, Prediction, data_title, most_accurate
 from fullstride.tasks import common_metric, find_task
 from fullstride.tasks.task import Metric, Score
@@ -145,8 +145,7 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
         scores = scored(word, model, getattr(images, split))
     values: dict[str, Any] = dict(metric=metric, score=scores[metric.name], **speeds(times))
     values |= dict(test_images=scores["images"], split=split, resolution=pre.resolution)
-    if f"{metric.name}_low" in scores:
-        values["limits"] = (scores[f"{metric.name}_low"], scores[f"{metric.name}_high"])
+    values["interval"] = score_interval(metric, scores)
     if isinstance(model, ExportedModel):
         about = model.metadata
         name, source = Path(word).name, about.source

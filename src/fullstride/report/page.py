@@ -26,7 +26,6 @@ from fullstride.report.console_tables import (
     ms,
     percent,
     three_digits,
-    wilson,
 )
 from fullstride.report.plots import EpochRow, Point
 from fullstride.tasks.task import Calibration, ClassScore, ConfusionMatrix, Metric
@@ -57,16 +56,7 @@ class Entry:
     log: Sequence[EpochRow] = ()
     note: str = ""
     split: str = "test"  # the split of `score`; val if the data have no test
-    limits: tuple[float, float] | None = None  # interval of `score`, if the task computes it
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of `score`: `limits`, or of a percentage of the test images."""
-        if self.limits:
-            return self.limits
-        if self.score is None or not self.test_images or not self.metric.percent_of_images:
-            return None
-        return wilson(self.score, self.test_images)
+    interval: tuple[float, float] | None = None  # of `score`, at 95 %
 
 
 @dataclass(frozen=True)

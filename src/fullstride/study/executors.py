@@ -1,6 +1,6 @@
 """Runs trials on Ray or Slurm, whose workers write the results that the driver reads.
 
-An engine starts tasks and reports how they ended. Everything else is shared.
+An engine starts calls of trials and reports how they ended. Everything else is shared.
 """
 
 import logging
@@ -35,7 +35,7 @@ VISIBLE_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TrialCall:
     """A trial as a pickled call without arguments, for a worker."""
 
     kind: TrialKind
@@ -63,17 +63,17 @@ class Task:
             return Outcome(error=OSError(text))
 
     def checkpoint(self) -> Any:
-        """Let submitit run the task again if Slurm ends the job; the trial has checkpoints."""
+        """Let submitit run the call again if Slurm ends the job; the trial has checkpoints."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 class Engine(Protocol):
-    """Ray or Slurm, which runs tasks on machines."""
+    """Ray or Slurm, which runs trials on machines."""
 
-    def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
-        """A job for each task, in order."""
+    def start(self, calls: Sequence[TrialCall]) -> Sequence[Any]:
+        """A job for each call, in order."""
         ...
 
     def outcome(self, job: Any) -> Outcome | None:
@@ -116,13 +116,13 @@ class ClusterExecutor:
 
     def submit(self, kind: TrialKind, trials: Sequence[Trial]) -> None:
         folder = Path.cwd()
-        tasks = [
-            Task(kind=kind, trial=trial, device=self.device, cores=self.cores, folder=folder)
+        calls = [
+            TrialCall(kind=kind, trial=trial, device=self.device, cores=self.cores, folder=folder)
             for trial in trials
         ]
         logs = [log_path(trial) for trial in trials]
         sizes = [log.stat().st_size if log.exists() else 0 for log in logs]  # before new lines
-        jobs = self.engine.start(tasks)
+        jobs = self.engine.start(calls)
         self._running += (_Running(*each) for each in zip(trials, jobs, sizes, strict=True))
 
     def poll(self) -> Generator[Update, None, None]:
@@ -195,8 +195,8 @@ class RayEngine:
             num_gpus=gpus, num_cpus=cores, max_retries=RETRIES, scheduling_strategy="SPREAD"
         )(_run)
 
-    def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
-        return [self._remote.options(name=task.trial.name).remote(task) for task in tasks]
+    def start(self, calls: Sequence[TrialCall]) -> Sequence[Any]:
+        return [self._remote.options(name=call.trial.name).remote(call) for call in calls]
 
     def outcome(self, job: Any) -> Outcome | None:
         ready, _ = self._ray.wait([job], timeout=0)
@@ -222,8 +222,8 @@ def _check_address(address: str) -> None:
         socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
-def _run(task: Task) -> Outcome:
-    return task()
+def _run(call: TrialCall) -> Outcome:
+    return call()
 
 
 def _line(error: BaseException) -> str:
@@ -275,9 +275,9 @@ class SlurmEngine:
             or None,
         )
 
-    def start(self, tasks: Sequence[Task]) -> Sequence[Any]:
+    def start(self, calls: Sequence[TrialCall]) -> Sequence[Any]:
         with self._executor.batch():  # one array of jobs
-            return [self._executor.submit(task) for task in tasks]
+            return [self._executor.submit(call) for call in calls]
 
     def outcome(self, job: Any) -> Outcome | None:
         if not job.done():
