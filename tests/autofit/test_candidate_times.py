@@ -44,6 +44,7 @@ from fullstride.autofit.times import (
     FEWEST_TRIED,
     corrected,
     estimate_candidates,
+    measured_in_turn,
     most_tried,
     read_times,
     time_candidates,
@@ -294,6 +295,34 @@ def test_three_of_the_shortlist_are_measured_even_if_the_time_is_over(tmp_path, 
     lines, times = drain(times_of(many, tmp_path, minutes=1e-3, **ONE))
     assert sum(not each.left_out for each in times) == FEWEST_TIMED
     assert f"{FEWEST_TRIED - FEWEST_TIMED} of them not tried" in " ".join(lines)
+
+
+@pytest.mark.parametrize(("least_ms", "forms"), [(0.1, 1), (2.0, 2)])
+def test_with_little_time_the_fastest_candidate_that_fits_is_timed_in_its_first_form_alone(
+    least_ms, forms, tmp_path, monkeypatch
+):
+    counts = dict[str, int]()
+
+    def time_one(candidate, job, scratch, earlier, labels, others):
+        counts[candidate.name] = len(labels)
+        ms = least_ms * (candidate.resolution / 32) ** 2
+        return (fixed(ms, candidate.name),), earlier
+
+    monkeypatch.setattr(candidate_times, "time_one", time_one)
+    many = candidates(*range(32, 384, 8))
+    drain(times_of(many, tmp_path, minutes=1e-3, formats=("onnx",), precisions=("fp32", "int8")))
+    assert counts[many[0].name] == forms
+
+
+def test_no_candidate_is_begun_that_would_end_late(tmp_path, monkeypatch):
+    clock = iter(range(0, 10**6, 4))  # of calls
+    monkeypatch.setattr(candidate_times.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(candidate_times, "time_one", lambda c, *_: ((fixed(0.1, c.name),), None))
+    stage = measured_in_turn(
+        candidates(32, 40, 48, 56, 64), job_of(tmp_path), {}, {}, until=25.0, fewest=1
+    )
+    lines, times = drain(stage)
+    assert len(times) == len(lines) == 3  # the fourth would begin at 32
 
 
 def test_the_fastest_candidate_is_measured_first_and_then_the_most_promising_of_each_budget():
@@ -588,13 +617,24 @@ class AddsBias(torch.nn.Module):
         return x.flatten(1)[:, :10] + torch.arange(10.0).expand(x.shape[0], 10)
 
 
-@pytest.mark.parametrize(("is_adding", "traced_batch"), [(False, TRACED_BATCH), (True, None)])
+class PoolsChannelsLast(torch.nn.Module):
+    """A graph whose average pool is traced with a copy of all means, as behind a layer norm."""
+
+    def forward(self, x):
+        x = x.expand(-1, 10, -1, -1).contiguous(memory_format=torch.channels_last)
+        return torch.nn.functional.adaptive_avg_pool2d(x, 1).flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("net", "traced_batch"),
+    [(None, TRACED_BATCH), (PoolsChannelsLast(), TRACED_BATCH), (AddsBias(), None)],
+)
 def test_a_graph_is_traced_for_any_number_of_images_only_where_it_depends_on_it(
-    is_adding, traced_batch, tmp_path
+    net, traced_batch, tmp_path
 ):
     (files,) = files_at("tresnet_tiny", 32)
-    if is_adding:
-        files.job = replace(files.job, net=AddsBias())
+    if net is not None:
+        files.job = replace(files.job, net=net)
     opened = files.open("onnx", "fp32", tmp_path, 1, batch=1)
     assert files.job.traced_batch == traced_batch
     images = np.concatenate([files.job.example, 2 * files.job.example])

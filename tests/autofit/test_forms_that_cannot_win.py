@@ -173,6 +173,7 @@ def test_a_form_that_is_slow_for_other_networks_is_not_measured(slow_ms, others,
         (1.6, 2, 2.0, True),
         (1.4, 2, 2.0, False),
         (1.6, 1, 2.0, False),  # one network is too few
+        (2.3, 1, 2.0, True),  # but for a ratio that is that of two
         (1.6, 2, 9.0, False),  # and networks of other sizes say nothing
     ],
 )

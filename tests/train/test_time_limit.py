@@ -10,14 +10,15 @@ from slow_machine import Machine
 
 from fullstride.measure.budget import deadline_s, time_limit_s
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.network import Network
 from fullstride.train import timing
 from fullstride.train.averages import Average
 from fullstride.train.optimizer import Course
-from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
 from fullstride.train.run_folder import load_checkpoint
-from fullstride.train.timing import RunTimes, recipe_within
+from fullstride.train.timing import RunTimes, recipe_within, time_training
 
 LONG = RecipeChoice(Recipe(epochs=100, batch_size=16, lr=0.01, resolution=16, hflip_prob=0.0))
 TIMES = RunTimes(
@@ -176,3 +177,25 @@ def test_the_average_of_weights_spans_the_same_part_of_the_schedule():
     assert weight.ravel().tolist() == pytest.approx([0.9**2])
     average.update(10**6)
     assert weight.ravel().tolist() == pytest.approx([0.9**3])
+
+
+def test_slow_steps_and_scores_are_timed_by_part_of_their_images(few_digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "PART", 4)
+    named, sizes = LONG.resolve(case_of(few_digits)), list[tuple[bool, int]]()
+
+    def count(net, arguments):
+        if isinstance(net, Network):
+            sizes.append((net.training, len(arguments[0])))
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        for slow_s, images in ((1e-6, {4}), (60.0, {4, 16})):
+            monkeypatch.setattr(timing, "SLOW_S", slow_s)
+            sizes.clear()
+            times = time_training(tmp_path / "run", "genet_tiny", few_digits, named, RunOptions())
+            assert {size for training, size in sizes if training} == images
+            assert {size for training, size in sizes if not training} == {4}
+            assert times.step_s > 0
+            assert times.val_s == pytest.approx(20 * times.image_s)
+    finally:
+        hook.remove()

@@ -360,8 +360,8 @@ def is_worth_timing(
 def is_slow(format: str, row: CandidateTime, networks: Iterable[Rows]) -> bool:
     """Whether the files of a format are slow for networks with times similar to `row`.
 
-    In `COMPARED` or more of `networks`, and in all, its fastest file took at least `SLOW` times as
-    long as the fastest file of another format.
+    In all of `networks` its fastest file took at least `SLOW` times as long as the fastest file of
+    another format, and the product of these ratios is at least the least of `COMPARED` networks.
     """
     ratios = set[float]()
     for rows in networks:
@@ -370,7 +370,7 @@ def is_slow(format: str, row: CandidateTime, networks: Iterable[Rows]) -> bool:
         others = [value for label, value in ms.items() if label[0] != format]
         if own and others and is_similar(ms.get(form(row)), row.ms):
             ratios.add(min(own) / min(others))
-    return len(ratios) >= COMPARED and min(ratios) >= SLOW
+    return math.prod(ratios) >= SLOW**COMPARED and min(ratios) >= SLOW
 
 
 def is_similar(ms: float | None, other_ms: float | None) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import numpy as np
+import torch
 
 from fullstride.autofit.budget import (
     COMPARED,
@@ -50,6 +51,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.report.console_tables import three_digits
 from fullstride.targets.target import save_machine
 from fullstride.tasks.task import Task
+from fullstride.train.compute import keep_freed_memory
 
 # The files of a candidate are written untrained, timed, and removed.
 
@@ -286,7 +288,7 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
 
 # The time for measuring candidates: a share of the hours, or without a limit these seconds, so
 # that a plan takes about two minutes.
-SHARE_OF_LIMIT, MEASURING_S = 0.2, 80.0
+SHARE_OF_LIMIT, MEASURING_S = 0.2, 85.0
 FEWEST_TRIED, FEWEST_TIMED = 6, 3  # on the shortlist, and of it where measuring takes long
 ALL_FORMS = 5.0  # times the seconds of the first form: 23 and 4 for networks of timm on two cores
 
@@ -387,10 +389,14 @@ Graphs = dict[tuple[Any, ...], UntrainedFiles]  # by `network`; the files hold t
 
 
 def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, None, Rows]:
-    """Measure all candidates, or if there are many a shortlist by estimated times."""
+    """Measure all candidates, or if there are many a shortlist by estimated times.
+
+    With little time the fastest on it, which decides whether anything fits, has one time if it
+    fits by it: in the first form.
+    """
     begin, until = time.perf_counter(), math.inf
     times, by_model, graphs = dict[str, Rows](), dict[str, list[Rows]](), Graphs()
-    chosen = candidates
+    chosen, in_time = candidates, dict[str, Rows]()
     if len(candidates) > MOST_TRIED:
         ms = rough_ms(job, candidates)
         few = anchors(candidates, ms, QUICK_RATIO * job.budget.ms_per_image)
@@ -411,7 +417,17 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         for each in candidates:
             rows = times.get(each.name) or (unmeasured(each, job),)
             times[each.name] = tuple(replace(row, left_out=reason) for row in rows)
-    in_time = yield from measured_in_turn(chosen, job, by_model, graphs, until=until)
+        if most < MOST_TRIED:
+            first = yield from measured_in_turn(chosen[:1], job, {}, {}, quick=True)
+            limit_ms = min(each.ms_per_image for each in job.budgets)
+            in_time = {
+                name: rows for name, rows in first.items() if (rows[0].ms or math.inf) <= limit_ms
+            }
+    others = [each for each in chosen if each.name not in in_time]
+    fewest = FEWEST_TIMED - len(in_time)
+    in_time |= yield from measured_in_turn(
+        others, job, by_model, graphs, until=until, fewest=fewest
+    )
     times |= in_time
     if left := [each for each in chosen if each.name not in in_time]:
         yield f"{len(left)} of them not tried: the time for measuring is over"
@@ -460,11 +476,13 @@ def measured_in_turn(
     quick: bool = False,
     again: bool = False,
     until: float = math.inf,
+    fewest: int = FEWEST_TIMED,
 ) -> Generator[str, None, dict[str, Rows]]:
     """Name -> times, stored or measured, until the time `until` of `time.perf_counter`.
 
-    At least `FEWEST_TIMED` are measured, in the order of `candidates`. Candidates of the same
-    network at other resolutions follow each other, to share a graph.
+    At least `fewest` are measured, in the order of `candidates`, and others if they would end in
+    time, where each takes the seconds of the one before. Candidates of the same network at other
+    resolutions follow each other, to share a graph.
     The times of `candidates` are added to `by_model`, the times of each model, and files near the
     budget to `graphs`. If `quick`, only the first form is timed. If `again`, forms that noise may
     have put beyond the budget are measured again, and each keeps its shortest time.
@@ -474,9 +492,10 @@ def measured_in_turn(
     earlier: tuple[tuple, UntrainedFiles | None] = ((), None)
     places = {network(each): -number for number, each in enumerate(reversed(candidates))}
     order = sorted(candidates, key=lambda each: (places[network(each)], each.resolution))
+    seconds = 0.0  # of the last measurement
     with scratch_folder(folder / "files") as scratch:  # also removes a killed process's files
         for number, candidate in enumerate(order, start=1):
-            if len(times) >= FEWEST_TIMED and time.perf_counter() > until:
+            if len(times) >= fewest and time.perf_counter() + seconds > until:
                 break
             place = *network(candidate), candidate.resolution
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
@@ -498,7 +517,8 @@ def measured_in_turn(
                     labels = [form(row) for row in near_forms(stored, job.budget)]
                 labels = [probe_label(labels)] if quick else labels
                 others = {} if again else by_model
-                rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)
+                with keep_freed_memory(torch.device("cpu")):  # of copies of the weights
+                    rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)
                 earlier = earlier[0], files or earlier[1]
                 if files and not quick and any(is_near(rows, each) for each in job.budgets):
                     graphs[earlier[0]] = files

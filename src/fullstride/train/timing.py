@@ -492,7 +492,7 @@ def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
     """
     # timing starts once the batches that workers prepared during their start are used up
     in_parts = learner.device.type == "cpu" and not run.resolved.unlabelled_batch
-    untimed, total = 1 + in_parts + 2 * run.workers, max(1, learner.divergence.total)
+    untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
     part, seconds, first = slice(PART if in_parts else None), list[float](), 1
     keeping = keep_freed_memory(learner.device)  # as training does
     with keeping, learner.numerics(), closing(endless(run.batches, 0)) as batches:
@@ -502,8 +502,8 @@ def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
             # the loss waits for the device
             learner.step(x[part], targets[part], number % total, some).item()
             end = time.perf_counter()
-            if number == 0 and end - loaded < SLOW_S:
-                part = slice(None)
+            if number == 0 and in_parts and end - loaded < SLOW_S:
+                part, untimed = slice(None), untimed + 1  # of another size, chooses kernels again
             share = len(x) / len(x[part])  # 1 for a first step that was quick
             seconds.append(loaded - begin + share * (end - loaded))
             begin = end
@@ -516,17 +516,23 @@ def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
 
 @torch.inference_mode()
 def time_scoring(run: PreparedRun) -> float:
-    """Measure the seconds to score a validation image, after the first batch if there are more."""
+    """Measure the seconds to score a validation image, after the first batch if there are more.
+
+    On a CPU, `PART` of the images of each batch are scored.
+    """
     assert run.val is not None
     run.net.eval()
-    begin, images, batches = time.perf_counter(), 0, run.val.epoch(0)
-    for number, (x, targets, _) in enumerate(batches):
-        run.task.score().update(run.net(x), targets)
-        if number == 0 and len(run.val) > 1:
-            begin = time.perf_counter()  # workers have started
-            continue
-        images += len(x)
-        if time.perf_counter() - begin > MEASURE_S / 2:
-            break
-    batches.close()
-    return (time.perf_counter() - begin) / max(1, images)
+    part, seconds = slice(PART if run.device.type == "cpu" else None), list[float]()
+    with closing(run.val.epoch(0)) as batches:
+        start = begin = time.perf_counter()
+        for number, (x, targets, _) in enumerate(batches):
+            loaded = time.perf_counter()
+            run.task.score().update(run.net(x[part]), targets[part])
+            end = time.perf_counter()
+            seconds.append((loaded - begin) / len(x) + (end - loaded) / len(x[part]))
+            begin = end
+            if number == 0:
+                start = end  # workers have started
+            elif end - start > MEASURE_S / 2:
+                break
+    return statistics.mean(seconds[len(seconds) > 1 :] or [0.0])

@@ -98,6 +98,7 @@ def with_any_batch(model: Any, batch: int) -> None:
     del model.graph.value_info[:]  # the shapes of activations
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    without_copies(model)
     shapes = {node.input[1] for node in model.graph.node if node.op_type == "Reshape"}
     for constant in model.graph.initializer:
         if constant.name in shapes:
@@ -105,6 +106,30 @@ def with_any_batch(model: Any, batch: int) -> None:
             if shape[0] == batch and -1 not in shape:
                 shape[0] = -1
                 constant.CopyFrom(numpy_helper.from_array(shape, constant.name))
+
+
+def without_copies(model: Any) -> None:
+    """Remove gathers of all elements in their order, which depend on the batch size.
+
+    The average pool of a tensor with channels last, as behind layer norms, is traced as such.
+    """
+    from onnx import numpy_helper
+
+    constants, makers = {each.name: each for each in model.graph.initializer}, producers(model)
+    for node in [node for node in model.graph.node if node.op_type == "Gather"]:
+        flat, indices = makers.get(node.input[0]), constants.get(node.input[1])
+        if flat is None or indices is None or len(indices.dims) < 2 or flat.op_type != "Reshape":
+            continue
+        size = constants.get(flat.input[1])
+        in_order = np.arange(math.prod(indices.dims)).reshape(indices.dims)
+        if size is None or numpy_helper.to_array(size).tolist() != [-1]:
+            continue
+        if np.array_equal(numpy_helper.to_array(indices), in_order):
+            for reader in model.graph.node:
+                names = [flat.input[0] if each == node.output[0] else each for each in reader.input]
+                reader.input[:] = names
+            model.graph.node.remove(node)
+            model.graph.node.remove(flat)
 
 
 def at_resolution(model: Any, resolution: int, sides: tuple[int, ...]) -> Any:
