@@ -35,6 +35,7 @@ from fullstride.autofit.halving import (
 from fullstride.autofit.plan import (
     FEW,
     FEWEST_TRAININGS,
+    FILE_S,
     MOST_COST,
     FitPlan,
     Means,
@@ -559,6 +560,20 @@ def test_the_training_of_less_promising_candidates_is_estimated_by_their_times(
     scored_s = (0.5, 0.5, *(0.5 * side / 56 for side in sides[2:]))
     for each, score_s in zip(many, scored_s, strict=True):
         assert plan.times[each.name].epoch_s == pytest.approx(4 * each.resolution / 48 + score_s)
+
+
+@pytest.mark.parametrize(("formats", "files"), [(("onnx",), 1), (("onnx", "openvino"), 2)])
+def test_the_time_to_ship_is_for_the_formats_and_precisions_that_are_left(
+    formats, files, data, tmp_path, monkeypatch
+):
+    times = TrainingTime(candidate=CANDIDATES[0].name, epochs=9, steps=4, step_s=1.0)
+    monkeypatch.setattr(fit_plan, "measure_training", lambda job, candidate: times)
+    settings = FitSettings(budget_ms=5, formats=formats, precisions=("fp32",))
+    job = replace(job_of(tmp_path, data), settings=settings)
+    plan = drain(make_plan(job, times_of(CANDIDATES[:1], MS)))[1]
+    assert plan.ship_s == pytest.approx(
+        files * (FILE_S + len(data.val) * MS[CANDIDATES[0].name] / 1e3)
+    )
 
 
 @pytest.mark.slow

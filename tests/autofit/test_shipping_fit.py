@@ -316,6 +316,18 @@ def test_programs_ship_only_if_they_are_named():
     assert forms(FitSettings(formats=("aoti",)), BUDGET, times) == [("aoti", "fp32")]
 
 
+def test_of_a_network_that_was_timed_in_its_first_form_alone_all_forms_are_exported(
+    copied, few_digits
+):
+    once = [time_of(name) for name in NAMES]
+    for times, precisions in (
+        (once, {"fp32"}),
+        ([replace(each, first_s=0.1) for each in once], {"fp32", "int8"}),
+    ):
+        _, shipment = shipped(copied, few_digits, times=times)
+        assert {each.precision for each in shipment.files} == precisions
+
+
 def test_forms_that_were_too_slow_are_not_exported():
     times = [time_of("a", ms=1.2), time_of("a", "int8", 0.6), time_of("a", "fp16", 0.5)]
     times += [time_of("a", "int8", 0.9, format="openvino")]

@@ -381,6 +381,11 @@ def form(time: CandidateTime) -> Label:
     return time.format, time.precision
 
 
+def timed_in_first_form(rows: Sequence[CandidateTime]) -> bool:
+    """Whether other forms of a candidate were not looked at."""
+    return len(rows) == 1 and rows[0].first_s > 0 and not rows[0].budget_ms
+
+
 # The candidates within the budget in a line, a table and a plot.
 
 MOST_ROWS = 40  # of the table and the plot: the candidates nearest to the budget

@@ -166,7 +166,7 @@ ETA = 3  # one in ETA candidates survives a rung, and trains for ETA times the e
 FEW = 3  # most candidates that all train to the end, or all but one after linear probes
 MOST_COST = 1 / 3  # of training all candidates to the end
 FINALISTS = 3  # most exported networks
-FILES = 4  # exported files of a finalist
+FILES = 4  # exported files of a finalist, or fewer by --formats and --precisions
 FILE_S = 10.0  # of an export, with its comparison and its measurement
 # With few hours, training is shortened to SHORT before candidates are left out, and to SHORTEST,
 # or after a linear probe to one epoch, when a single candidate is left. Ours.
@@ -247,12 +247,13 @@ def make_plan(
     if not times:
         name, why = next(iter(left_out.items()))
         raise ValueError(f"no candidate can be trained; {name}: {why}")
+    files = min(FILES, len(job.labels)) if job.profile is None else FILES
     costs = [
         TrialCost(
             candidate=each,
             time=times[each.name],
             is_float=each.name in candidate_times.in_float,
-            ship_s=FILES * (FILE_S + len(job.data.val) * candidate_times.ms[each.name] / 1e3),
+            ship_s=files * (FILE_S + len(job.data.val) * candidate_times.ms[each.name] / 1e3),
         )
         for each in order
         if each.name in times

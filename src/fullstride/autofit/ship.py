@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fullstride.autofit.budget import CandidateTimes, FitJob
+from fullstride.autofit.budget import CandidateTimes, FitJob, timed_in_first_form
 from fullstride.autofit.finalists import (
     SHIP,
     FileRecord,
@@ -102,7 +102,8 @@ def ship(
     file is within the budget, the fastest ships, and a note says so. Only the file that ships is
     scored on the test images, after the choice. The copy in the folder is called model; with
     several budgets, each has a copy of its best file, such as model-2ms. Forms that were too slow
-    before training are not exported. For a device that is not here, times are estimates.
+    before training are not exported, but all of a network that was timed in its first form alone
+    (see `times.measured`). For a device that is not here, times are estimates.
 
     Files, scores and times are stored in the folder at once and read by a later call.
 
@@ -113,7 +114,7 @@ def ship(
     records: list[FileRecord] = []
     for name in outcome.finalists:
         own = [each for each in candidate_times.times if each.candidate == name]
-        wanted = forms(job.settings, job.budget, own)
+        wanted = job.labels if timed_in_first_form(own) else forms(job.settings, job.budget, own)
         records += yield from export_finalist(job, candidate_times.by_name[name], wanted)
     ready = [each for each in records if not each.file.failure]
     if not ready:
