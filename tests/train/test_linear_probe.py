@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import Ridge
+from scipy.special import softmax
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from fullstride.cli import run as command
 from fullstride.nets.bundle import Bundle
@@ -59,6 +60,24 @@ def test_a_probe_is_the_ridge_regression_with_the_least_error_when_each_row_is_l
     factor = (logits * expected).sum() / (expected**2).sum()
     assert factor > 0
     assert logits == pytest.approx(factor * expected, rel=1e-6, abs=1e-8)
+
+
+def test_a_probe_of_many_images_is_a_logistic_regression_with_a_fifth_of_the_penalty(monkeypatch):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 600)
+    x = rng.normal(0, 1, (600, 12)) + 2 * np.eye(12)[labels] + np.arange(12)
+    z = (x - x.mean(0)) / np.sqrt(x.var(0).mean())
+    monkeypatch.setattr(final_weights, "STRENGTHS", np.array([0.01]))
+    ridge = fit_probe(x, labels, 3)
+    monkeypatch.setattr(final_weights, "MANY_IMAGES", 600)
+    assert np.array_equal(ridge.weight_kd, fit_probe(x, labels, 3).weight_kd)  # 200 of a class
+    monkeypatch.setattr(final_weights, "MANY_OF_CLASS", 200)
+    probe = fit_probe(x, labels, 3)
+    expected = LogisticRegression(C=1 / (600 * 0.2 * 0.01), tol=1e-8).fit(z, labels)
+    shares = expected.predict_proba(z)
+    assert softmax(x @ probe.weight_kd.T + probe.bias_k, 1) == pytest.approx(shares, abs=1e-3)
+    assert abs(softmax(x @ ridge.weight_kd.T + ridge.bias_k, 1) - shares).max() > 0.1
+    assert np.array_equal(probe.weight_kd, fit_probe(x, labels, 3).weight_kd)
 
 
 def test_features_that_hardly_vary_have_small_weights_and_rounding_them_changes_little():

@@ -353,7 +353,7 @@ class Pace:
         whole_s, end_s = self.run.seconds_left(now_s, int(epoch), step, image_s)
         data, end_images = self.run.data, 0
         if self.run.recipe.measures_statistics:
-            end_images = min(len(data.train), final_weights.STATISTICS_IMAGES) + len(data.val)
+            end_images = min(len(data.train), final_weights.MOST_IMAGES) + len(data.val)
         end_s *= 1 + end_images / max(1, len(data.val) + len(data.test))
         left_s = self.end_s - time.perf_counter() - end_s
         slower = whole_s / course.stride / max(left_s, 1e-9)
@@ -427,8 +427,7 @@ def recipe_within(
     times = time_training(folder, model, data, named, options)
     scored_s = 2 * times.val_s + len(data.test) * times.image_s
     if named.recipe.linear_probe:
-        probed = min(len(data.train), final_weights.PROBE_IMAGES)
-        scored_s += probed * times.image_s + 2 * times.val_s
+        scored_s += times.precise_s + times.val_s  # the same images
     if named.recipe.measures_statistics:
         scored_s += times.precise_s
     left_s = deadline - time.perf_counter() - times.start_s - scored_s - 3 * times.save_s
@@ -479,7 +478,7 @@ def time_run(run: PreparedRun, begin: float) -> RunTimes:
         score_every=run.resolved.score_every_epochs,
         image_s=image_s,
         val_s=image_s * val,
-        precise_s=image_s * (min(train, final_weights.STATISTICS_IMAGES) + val),
+        precise_s=image_s * (min(train, final_weights.MOST_IMAGES) + val),
         save_s=save_s,
         start_s=build_s + max(0.0, first_s - step_s),
     )
