@@ -150,16 +150,24 @@ def test_a_ranking_does_not_depend_on_the_order_of_the_candidates():
 def test_two_families_and_a_network_for_floats_go_on():
     families = dict(a="x", b="x", c="x", d="y")
     every = {*families}
-    assert survivors("abcd", 2, families, every) == ["a", "d"]
-    assert survivors("abcd", 3, families, every) == ["a", "b", "d"]
-    assert survivors("dabc", 2, families, every) == ["d", "a"]
-    assert survivors("abc", 2, families, every) == ["a", "b"]
-    assert survivors("abcd", 1, families, every) == ["a"]
-    assert survivors("abcd", 2, families, {"c"}) == ["a", "d"]
-    assert survivors("abcd", 3, families, {"c"}) == ["a", "c", "d"]
-    assert survivors("abce", 2, dict(families, e="x"), {"e"}) == ["a", "e"]
-    assert survivors("abde", 2, dict(families, e="z"), {"e"}) == ["a", "e"]
-    assert survivors("abcd", 2, families, set()) == ["a", "d"]
+    assert survivors("abcd", 2, families, every, every) == ["a", "d"]
+    assert survivors("abcd", 3, families, every, every) == ["a", "b", "d"]
+    assert survivors("dabc", 2, families, every, every) == ["d", "a"]
+    assert survivors("abc", 2, families, every, every) == ["a", "b"]
+    assert survivors("abcd", 1, families, every, every) == ["a"]
+    assert survivors("abcd", 2, families, {"c"}, every) == ["a", "d"]
+    assert survivors("abcd", 3, families, {"c"}, every) == ["a", "c", "d"]
+    assert survivors("abce", 2, dict(families, e="x"), {"e"}, every) == ["a", "e"]
+    assert survivors("abde", 2, dict(families, e="z"), {"e"}, every) == ["a", "e"]
+    assert survivors("abcd", 2, families, set(), every) == ["a", "d"]
+
+
+def test_if_the_first_is_near_the_budget_the_best_with_more_room_goes_on():
+    families = dict(a="x", b="x", c="x", d="y")
+    every = {*families}
+    assert survivors("abcd", 2, families, every, {"b", "c", "d"}) == ["a", "b"]
+    assert survivors("abcd", 3, families, every, {"c", "d"}) == ["a", "c", "d"]
+    assert survivors("abcd", 2, families, every, set()) == ["a", "d"]
 
 
 # ---- plans

@@ -32,6 +32,7 @@ from fullstride.train.timing import LATE
 
 TRIALS = "trials"  # in the folder of a fit, with a run folder for each candidate
 CHECKPOINT_S = 60.0  # between two checkpoints of a long epoch
+ROOM = 1.2  # budget / time of a candidate whose file is surely within it, see `finalists.PAUSE_S`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +161,9 @@ def run_halving(
        they are tied if their scores are equal.
     2. The best of the ranking survive, among them the best candidate of a second family. If the
        first is within the budget in int8 only, the best candidate in float survives too while there
-       is a place, and the candidate of the second family is in float if possible.
+       is a place, and the candidate of the second family is in float if possible. If the first is
+       within the budget by less than `ROOM`, the next place is for the best with more room, which
+       ships if the file of the first is slower than it was measured.
     3. The finalists are the first of the last rung, at most three, by the same two rules.
     4. With several budgets, the rules hold for each budget and the candidates within it.
 
@@ -193,7 +196,8 @@ def run_halving(
         chosen = set[str]()
         for each in map(candidate_times.of, job.budgets):
             if inside := [name for name in ranked if name in each.ms]:
-                chosen |= {*survivors(inside, rung.keep, families, each.in_float)}
+                roomy = {row.candidate for row in each.within(1 / ROOM)}
+                chosen |= {*survivors(inside, rung.keep, families, each.in_float, roomy)}
         names = tuple(name for name in ranked if name in chosen)
         yield f"rung {rung.number}: {', '.join(names)}"
     finalists, _ = in_time(job, plan, len(plan.rungs), names, scores)
@@ -323,7 +327,11 @@ def tie(best: RungScore, other: RungScore, metric: Metric) -> float | None:
 
 
 def survivors(
-    ranked: Sequence[str], keep: int, families: Mapping[str, str], in_float: Collection[str]
+    ranked: Sequence[str],
+    keep: int,
+    families: Mapping[str, str],
+    in_float: Collection[str],
+    roomy: Collection[str],
 ) -> list[str]:
     """The names that survive, the best first, see `run_halving`."""
     first = ranked[0]
@@ -331,7 +339,8 @@ def survivors(
     others = [name for name in ranked if families[name] != families[first]]
     if first not in in_float:
         others = [name for name in others if name in in_float] or others
-    required = list(dict.fromkeys([first, *others[:1], *floats[:1]]))[:keep]
+    spare = [] if first in roomy else [name for name in ranked if name in roomy]
+    required = list(dict.fromkeys([first, *spare[:1], *others[:1], *floats[:1]]))[:keep]
     rest = [name for name in ranked if name not in required]
     chosen = {*required, *rest[: keep - len(required)]}
     return [name for name in ranked if name in chosen]
