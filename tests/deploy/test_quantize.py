@@ -238,30 +238,50 @@ def test_symmetric_files_round_activations_around_zero_and_leave_biases_in_float
     )
 
 
-def test_beside_layer_norms_the_inputs_of_layers_alone_are_int8():
-    """Not a sum, which has an int8 kernel, as its inputs are float anyway."""
-    make, numbers = onnx.helper.make_node, numpy_helper.from_array
-    names = ("net.a.weight", "net.b.weight", "scale")
-    weights = [numbers(np.ones((3, 3), np.float32), name) for name in names[:2]]
-    nodes = [
-        make("Cast", ["images"], ["x"], "cast", to=1),
-        make("MatMul", ["x", "net.a.weight"], ["a"], "net.a"),
-        make("LayerNormalization", ["a", "scale"], ["n"], "norm"),
-        make("Add", ["n", "a"], ["sum"], "add"),
-        make("MatMul", ["sum", "net.b.weight"], ["y"], "net.b"),
-    ]
+def in_int8(*nodes: onnx.NodeProto) -> list[str]:
+    """The names of the nodes whose first input is int8 in a file of "images" (N, 3) to "y"."""
+    numbers = numpy_helper.from_array
+    weights = [numbers(np.ones((3, 3), np.float32), f"net.{name}.weight") for name in "abcd"]
+    others = [numbers(np.ones(3, np.float32), "scale"), numbers(np.array([2]), "two")]
+    first = onnx.helper.make_node("Cast", ["images"], ["x"], "cast", to=1)
     images = onnx.helper.make_tensor_value_info("images", 2, [None, 3])
     y = onnx.helper.make_tensor_value_info("y", 1, [None, 3])
-    scale = numbers(np.ones(3, np.float32), names[2])
-    graph = onnx.helper.make_graph(nodes, "norms", [images], [y], [*weights, scale])
+    graph = onnx.helper.make_graph([first, *nodes], "few", [images], [y], [*weights, *others])
     proto = onnx.helper.make_model(
         graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", onnx_format.OPSET)]
     )
     about = make_job(nn.Identity(), torch.zeros(4, 1, 8, 8))
     job = replace(about, calibration=(np.arange(6, dtype=np.uint8).reshape(2, 3),))
     quantized = Graph(onnx_format.quantize(proto, job))
-    in_int8 = [node.name for node in quantized.nodes if quantized.numbers(node.input[0])]
-    assert in_int8 == ["net.a", "net.b"]
+    return [node.name for node in quantized.nodes if quantized.numbers(node.input[0])]
+
+
+def test_beside_layer_norms_the_inputs_of_layers_alone_are_int8():
+    """Not a sum, which has an int8 kernel, as its inputs are float anyway."""
+    make = onnx.helper.make_node
+    assert in_int8(
+        make("MatMul", ["x", "net.a.weight"], ["a"], "net.a"),
+        make("LayerNormalization", ["a", "scale"], ["n"], "norm"),
+        make("Add", ["n", "a"], ["sum"], "add"),
+        make("MatMul", ["sum", "net.b.weight"], ["y"], "net.b"),
+    ) == ["net.a", "net.b"]
+
+
+def test_from_a_choice_to_the_next_layer_all_is_float():
+    """Sums and products after the two best rows are chosen, as of proposals; then int8 again."""
+    make = onnx.helper.make_node
+    assert in_int8(
+        make("MatMul", ["x", "net.a.weight"], ["a"], "net.a"),
+        make("Add", ["a", "x"], ["sum"], "add"),
+        make("MatMul", ["sum", "net.b.weight"], ["b"], "net.b"),
+        make("TopK", ["b", "two"], ["best", "index"], "choice", axis=0),
+        make("Add", ["best", "best"], ["twice"], "chosen"),
+        make("Transpose", ["twice"], ["turned"], "turn", perm=[1, 0]),
+        make("MatMul", ["turned", "sum"], ["pairs"], "pairs"),
+        make("MatMul", ["pairs", "net.c.weight"], ["c"], "net.c"),
+        make("Add", ["c", "c"], ["sum2"], "add2"),
+        make("MatMul", ["sum2", "net.d.weight"], ["y"], "net.d"),
+    ) == ["net.a", "add", "net.b", "net.c", "add2", "net.d"]
 
 
 def test_means_over_pixels_become_pools_that_give_the_same():

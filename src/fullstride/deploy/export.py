@@ -247,11 +247,6 @@ def check_arguments(
 
 def why_not_int8(task: Task, kind: Format) -> str:
     """Why the task has no int8 file, in one line; "" if it has."""
-    if task.training_targets:
-        return (
-            "proposals in int8 would move what the last layers see: use another precision, or "
-            "train with --task.detector fcos"
-        )
     if task.has_places and kind.one_size:
         return (
             f"{kind.name} files of the task {task.name} are in fp32: use another precision, or "

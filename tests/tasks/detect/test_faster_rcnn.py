@@ -146,6 +146,24 @@ def test_detections_are_torchvisions_with_the_same_weights(head, maps):
         assert distances.amin(1).max() < 1e-2
 
 
+def test_what_int8_changes_is_measured_before_boxes_are_chosen(head, maps):
+    """By the outputs of both parts for all and for given boxes, in training without targets."""
+    expected = head.eval()(maps)
+    levels = head.pyramid(maps)
+    objectness, deltas = head.rpn.head(levels)
+    head.training = True
+    found = head(maps)
+    assert [tuple(each.shape) for each in found[:2]] == [(2, 341, 3), (2, 341, 12)]
+    assert torch.equal(found[0][:, :256], objectness[0].flatten(2).transpose(1, 2))
+    assert torch.equal(found[1][:, 340:], deltas[4].flatten(2).transpose(1, 2))
+    boxes = faster_rcnn.anchors(levels)[::2]  # of 1,023, as 1,000 are the most
+    pooled = faster_rcnn.pooling()(levels_by_name(levels), [boxes, boxes], [(SIDE, SIDE)] * 2)
+    logits, of_classes = head.roi.box_predictor(head.roi.box_head(pooled))
+    assert torch.allclose(found[2], logits, atol=1e-5)
+    assert torch.allclose(found[3], of_classes, atol=1e-5)
+    assert torch.equal(head.eval()(maps), expected)
+
+
 def test_every_parameter_learns_but_without_objects_that_of_their_boxes(head, maps):
     losses = head.train()(maps, TARGETS)
     sum(losses.values()).backward()

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from rectangles import write_rectangles
@@ -12,6 +13,10 @@ from fullstride import tasks
 from fullstride.data.targets import open_boxes
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export
+from fullstride.deploy.export_runs import images_for_ranges, images_to_compare
+from fullstride.deploy.fold_batch_norm import fold_batch_norm
+from fullstride.deploy.int8 import quantizable_layers, sensitivity
+from fullstride.deploy.settings import ExportOptions
 from fullstride.tasks.detect.faster_rcnn import FasterRcnnHead
 from fullstride.tasks.detect.task import Detect
 from fullstride.train import run
@@ -105,6 +110,46 @@ def test_a_file_has_the_detections_of_pytorch(trained, boxes, tmp_path):
     result = export(tasks.load(trained[0]), tmp_path / "net.onnx", ComparisonImages(pictures))
     assert result.comparison.same_class == 3
     assert result.comparison.relative_difference < 1e-3
+
+
+def test_int8_is_judged_by_all_layers_and_finds_the_one_that_it_would_ruin(trained, boxes):
+    net = fold_batch_norm(tasks.load(trained[0]).net)
+    first, after = (net.get_submodule(f"stem.{name}.conv") for name in ("conv1", "conv2"))
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter[0] *= 3000
+        after.get_parameter("weight")[:, 0] /= 3000
+    pixels = np.stack([np.asarray(boxes.train.picture(index)) for index in range(4)])
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255
+    found = dict(sensitivity(net.eval(), images))
+    assert {*quantizable_layers(net)} - {*found} == {"head.fc"}  # which boxes do not use
+    assert max(found, key=lambda path: found[path]) == "stem.conv2.conv"
+    assert net(images).shape == (4, 100, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_rounds")
+def test_an_int8_file_has_int8_in_all_layers_and_float_where_proposals_are_chosen(
+    trained, boxes, tmp_path
+):
+    bundle, path = tasks.load(trained[0]), tmp_path / "net.onnx"
+    images = images_to_compare(replace(boxes, val=boxes.train), bundle)
+    pictures = images_for_ranges(boxes, 8)
+    options = ExportOptions(precision="int8", input_kind="pixels", max_drop=5)
+    result = export(bundle, path, images, options, calibration=pictures)
+    assert result.metadata.float_layers == ()
+    nodes = onnx.load(path).graph.node
+    rounded = {each.output[0] for each in nodes if each.op_type == "DequantizeLinear"}
+    in_int8 = {each.name.split("/")[0] for each in nodes if rounded.issuperset(each.input[:2])}
+    layers = {f"net.{name}" for name in quantizable_layers(bundle.net)}
+    assert layers - in_int8 == {"net.head.fc"}  # which boxes do not use
+    products = [each for each in nodes if each.op_type == "MatMul" and "net." not in each.name]
+    assert len(products) == 4 * 6  # rounds of suppression: on five levels, and of the detections
+    assert not any(rounded.intersection(each.input) for each in products)
+    ours, theirs = result.comparison.accuracy, result.comparison.file_accuracy
+    assert ours is not None
+    assert theirs is not None
+    assert theirs > ours - 5 > 0
 
 
 @pytest.mark.slow

@@ -254,6 +254,7 @@ def missing() -> str:
 BATCH = 2
 PIXEL_AXES = ([2, 3], [2, 3, 4])  # of images and of clips
 LAYERS = {"Conv", "Gemm", "MatMul"}  # with weights, if an input is constant
+CHOICE = "TopK"  # of boxes, in a head with proposals between layers
 NO_KERNEL = {"InstanceNormalization"}  # in int8, from group norms: rounding would save no time
 
 
@@ -357,17 +358,24 @@ def layer_nodes(model: Any, paths: Collection[str]) -> list[str]:
 
 
 def outside_network(model: Any) -> list[str]:
-    """Nodes of the preprocessing, after the last layer, or without an int8 kernel."""
+    """Nodes of the preprocessing, after the last layer, or without an int8 kernel.
+
+    Between layers, these are the nodes from a choice of boxes to the next layer.
+    """
     constants = {each.name for each in model.graph.initializer}
     inside = {name for name in constants if name.startswith("net.")}
     makers, nodes, names = producers(model), list[Node](), set[str]()
+    chosen = set[str]()  # tensors that depend on a choice, up to the next layer
     for node in model.graph.node:
         is_layer = node.op_type in LAYERS and not constants.isdisjoint(node.input)
         sources = [makers[each].name for each in node.input if each in makers]
         nodes.append(Node(node.name, sources, is_layer))
+        if not is_layer and (node.op_type == CHOICE or not chosen.isdisjoint(node.input)):
+            chosen.update(node.output)
         if inside.intersection(node.input):
             inside.update(node.output)
-            names.add(node.name)
+            if chosen.isdisjoint(node.output):
+                names.add(node.name)
     names &= before_layers(nodes)
     return [
         node.name

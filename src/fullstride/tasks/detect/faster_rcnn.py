@@ -6,6 +6,7 @@ fully connected layer of 1024, the Huber loss of its boxes with delta 1. torchvi
 which the loss of the proposals keeps.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -74,6 +75,7 @@ class ProposalHead(RPNHead):
 class FasterRcnnHead(nn.Module):
     """Maps and targets -> losses by name in training; maps -> detections (N, 100, 6) in evaluation.
 
+    Maps without targets in training -> the numbers that decide the boxes, see `before_boxes`.
     A detection is x1, y1, x2, y2 in pixels of the input, the probability, and the class. Shapes in
     evaluation do not depend on data, so that exported files have the same code.
     """
@@ -120,12 +122,13 @@ class FasterRcnnHead(nn.Module):
 
     def forward(
         self, maps: Sequence[Tensor], targets: list[dict[str, Tensor]] | None = None
-    ) -> dict[str, Tensor] | Tensor:
+    ) -> dict[str, Tensor] | tuple[Tensor, ...] | Tensor:
         levels = self.pyramid(maps)
         h, w = (side * self.stride for side in maps[0].shape[-2:])
         if not self.training:
             return self.detect(levels, h, w)
-        assert targets is not None
+        if targets is None:
+            return self.before_boxes(levels)
         return self.losses(levels, [objects_of(each) for each in targets], h, w)
 
     # ---- training
@@ -147,6 +150,18 @@ class FasterRcnnHead(nn.Module):
             "class": class_loss,
             "box": box_loss,
         }
+
+    def before_boxes(self, levels: list[Tensor]) -> tuple[Tensor, ...]:
+        """Objectness and box deltas of all anchors, then logits and box deltas of some.
+
+        They change smoothly with the layers. Up to `PROPOSALS` anchors at equal distances stand for
+        proposals, which would be other boxes after a small change.
+        """
+        objectness, deltas = (torch.cat([*map(rows, each)], 1) for each in self.rpn.head(levels))
+        boxes = anchors(levels)
+        boxes = boxes[:: math.ceil(len(boxes) / PROPOSALS)].expand(len(objectness), -1, -1)
+        roi: Any = self.roi
+        return objectness, deltas, *roi.box_predictor(roi.box_head(pool(levels, boxes)))
 
     # ---- evaluation
 
