@@ -268,7 +268,7 @@ def test_accuracies_come_from_a_table_as_timm_publishes_it_and_what_cannot_be_bu
         (("model,img_size,top1", "resnet50,224"), "line 2: could not convert"),
         (("model,img_size,top1", "resnet50,224,800"), "line 2: 'resnet50', 224, 800.0"),
         (("model,img_size,top1",), "mine.csv has no line below its header"),
-        (("model,img_size,top1", "resnet5,224,80"), "none of 1 networks has a time; the first"),
+        (("model,img_size,top1", "resnet5,224,80"), "none of 1 network has a time; the first"),
     ],
 )
 def test_a_table_that_says_no_accuracies_is_named_with_its_line(tmp_path, capsys, lines, said):

@@ -66,7 +66,7 @@ from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule
 from fullstride.data.readers.videos import MiddleFrame, check_decoder
 from fullstride.data.readers.voc import XML_FILES, read_voc, read_xml_files, voc_folders
 from fullstride.data.readers.yolo import read_yolo, yolo_root
-from fullstride.io.console import counted
+from fullstride.io.console import count_of, counted
 from fullstride.io.writing import open_regular
 
 __all__ = ["Objects", "open_boxes"]
@@ -103,7 +103,7 @@ def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     data = from_source(Source(name, str(boxes.root), boxes.read()), rule)
     splits = (data.train, data.val, data.test)
     if count := sum(not target.labels for images in splits for target in images.targets):
-        data = replace(data, notes=(*data.notes, f"{count:,} images have no object"))
+        data = replace(data, notes=(*data.notes, f"no object in {count_of(count, 'image')}"))
     return data.without(rule.left_out)
 
 
@@ -206,7 +206,7 @@ def open_labels(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     data = _open_labels(where, rule)
     splits = (data.train, data.val, data.test)
     if count := sum(not target for images in splits for target in images.targets):
-        data = replace(data, notes=(*data.notes, f"{count:,} images have no label"))
+        data = replace(data, notes=(*data.notes, f"no label for {count_of(count, 'image')}"))
     return data.without(rule.left_out)
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride import tables
+from fullstride.io.console import count_of
 from fullstride.io.records import read_rows
 from fullstride.latency.devices import find_operators, named_work
 from fullstride.latency.network_times import Estimate, estimates, is_tie
@@ -364,7 +365,8 @@ def select(
     left_out |= failures
     if left_out and not options:
         name, why = next(iter(left_out.items()))
-        raise ValueError(f"none of {len(left_out)} networks has a time; the first, {name}: {why}")
+        none = f"none of {count_of(len(left_out), 'network')} has a time"
+        raise ValueError(f"{none}; the first, {name}: {why}")
     return Selection(
         profile=profile,
         options=options,

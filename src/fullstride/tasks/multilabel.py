@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, SplitRule
 from fullstride.data.targets import open_labels
+from fullstride.io.console import count_of
 from fullstride.io.records import BelowOne, Bounds, NonNegative
 from fullstride.tasks.losses import weight_tensor
 from fullstride.tasks.task import (
@@ -431,8 +432,9 @@ class MultiLabel(MultiLabelOptions, Task):
         if not self.thresholds:
             return ""
         few = f", {defaults} with fewer than {MIN_IMAGES} images keep {DEFAULT:g}"
+        chosen = count_of(self.labels - defaults, "label")
         return (
-            f"thresholds of {self.labels - defaults} labels are chosen on the validation split"
+            f"thresholds of {chosen} are chosen on the validation split"
             f"{few if defaults else ''}: mean F1 {scores['mean_f1']:.2f} % before, "
             f"{scores['mean_f1_thresholds']:.2f} % with them"
         )

@@ -63,7 +63,7 @@ def test_coco_boxes_are_edges_with_classes_by_the_order_of_ids(tmp_path):
     }
     assert [*targets(data, "val")] == ["d"]
     assert targets(data, "test") == {"e": Objects(((2, 2, 6, 6),), (1,), (False,))}
-    assert any("1 images have no object" in note for note in data.notes)
+    assert any("no object in 1 image" in note for note in data.notes)
     again = open_boxes(data.where, data.rule)
     assert again.fingerprint == data.fingerprint
     assert data.labels("train") == [(1, 0), (0,), ()]

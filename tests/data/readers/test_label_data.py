@@ -74,7 +74,7 @@ def test_all_forms_of_a_table_have_the_same_labels(tmp_path, name, text):
     assert labels(data) == EXPECTED
     assert data.classes == ("cat", "dog", "traffic light")
     assert all(list(target) == sorted(target) for target in data.train.targets)
-    assert any("1 images have no label" in note for note in data.notes)
+    assert any("no label for 1 image" in note for note in data.notes)
 
 
 def test_spaces_separate_labels_that_are_combined_and_not_names_of_two_words(tmp_path):
@@ -258,7 +258,7 @@ def test_a_coco_file_beside_its_images_has_its_splits_taken(tmp_path):
     assert len(data.train) + len(data.val) + len(data.test) == 30
     assert all(data.missing_classes(split) == ("cow",) for split in ("train", "val", "test"))
     assert any("'cow'" in note for note in data.notes)
-    assert any("2 images have no label" in note for note in data.notes)
+    assert any("no label for 2 images" in note for note in data.notes)
 
 
 def changed(content: dict, kind: str, **changes: object) -> dict:

@@ -193,7 +193,7 @@ def test_a_group_in_several_splits_of_the_data_is_named(tmp_path):
     names += ["test/a/p1/2", "test/b/p7/1"]
     write(tmp_path, {f"{name}.png": number for number, name in enumerate(names)})
     (note,) = [n for n in open_data(str(tmp_path), SplitRule(group="1")).notes if "both" in n]
-    assert "1 groups" in note
+    assert "1 group by" in note
     assert "'p1'" in note
 
 
@@ -297,7 +297,7 @@ def test_the_same_picture_in_two_classes_is_said_and_on_one_side(tmp_path):
     pictures = patients("ab", each=1, images=30) | {"a/x.png": 999, "b/y.png": 999}
     data = open_data(str(write(tmp_path, pictures)))
     (note,) = data.notes
-    assert note.startswith("1 pictures are in several classes")
+    assert note.startswith("in several classes: 1 picture, for example")
     assert "'a/x.png'" in note
     assert "'b/y.png'" in note
     sides = split_of(data)

@@ -168,5 +168,5 @@ def test_boxes_are_compared_in_pixels_of_the_picture() -> None:
 def test_images_without_any_object_have_no_score() -> None:
     score = DetectionScore(1)
     score.scenes = [scene([], [])]
-    with pytest.raises(ValueError, match="none of the 1 images"):
+    with pytest.raises(ValueError, match="none of 1 image to score on"):
         score.compute()

@@ -24,6 +24,7 @@ from fullstride.data.readers.listing import (
     quote_names,
     target_text,
 )
+from fullstride.io.console import count_of
 from fullstride.io.records import BelowOne
 
 # ---- units: images that must be in one split: a group, such as a patient's images, and copies
@@ -345,7 +346,7 @@ def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
         return copies, []
     first, second = next((a, b) for a in mixed[0] for b in mixed[0] if a.target < b.target)
     return copies, [
-        f"{len(mixed):,} pictures are in several classes, for example {first.name!r} in "
+        f"in several classes: {count_of(len(mixed), 'picture')}, for example {first.name!r} in "
         f"{target_text(listing.classes, first.target)} and {second.name!r} in "
         f"{target_text(listing.classes, second.target)}: remove the wrong ones"
     ]
@@ -397,8 +398,8 @@ def _group_notes(listing: Listing, rule: SplitRule, keys: Mapping[str, str]) -> 
     alone = sum(sample.name not in keys for sample in listing.samples)
     single = f"; {alone:,} images without one count alone" if alone else ""
     notes = [
-        f"{len(sizes):,} groups by {rule.group!r}, the largest of {max(sizes.values()):,} images"
-        f"{single}"
+        f"{count_of(len(sizes), 'group')} by {rule.group!r}, the largest of "
+        f"{count_of(max(sizes.values()), 'image')}{single}"
     ]
     groups = {
         split: {keys[s.name] for s in samples if s.name in keys}

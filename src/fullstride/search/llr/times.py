@@ -20,6 +20,7 @@ from fullstride.deploy.choose_form import (
     untrained_files,
 )
 from fullstride.deploy.exported import ExportedModel
+from fullstride.io.console import count_of
 from fullstride.io.writing import scratch_folder
 from fullstride.latency.devices import profile_here
 from fullstride.latency.estimator import Estimator, Part, halved, operators_of, parts, stage_parts
@@ -80,7 +81,7 @@ def measure_specs(
             yield f"{begin + len(group)} of {len(specs)} networks are ready as {form}"
         for number in range(PASSES):
             sleep(PAUSE_S if number else 0)
-            yield f"measuring {len(specs)} networks, pass {number + 1} of {PASSES}"
+            yield f"measuring {count_of(len(specs), 'network')}, pass {number + 1} of {PASSES}"
             for measure in groups:
                 times = shortest(times, quiet_times(measure))
     return [times[str(number)] for number in range(len(specs))]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fullstride.io.console import count_of
 from fullstride.latency.estimator import operators_of
 from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
@@ -403,7 +404,7 @@ def score_test(job: SearchJob, done: Results) -> Work[dict[str, float]]:
     images, winner = job.data.test, done["final"]
     if not len(images):
         return {}
-    yield f"scoring {winner.trial} on {len(images):,} test images"
+    yield f"scoring {winner.trial} on {count_of(len(images), 'test image')}"
     bundle = zoo.load(bundle_path(job, winner))
     return dict(score_bundle(bundle, images, job.devices[0]).scores)
 

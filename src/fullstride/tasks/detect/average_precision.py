@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullstride.io.console import count_of
 from fullstride.tasks.task import ClassScore, Score, best_f1_threshold, bootstrap
 
 # AP50 by the rules of Pascal VOC, with 11 recall points.
@@ -316,8 +317,8 @@ class DetectionScore(Score):
         present_k = ~np.isnan(precision_k)
         if not present_k.any():
             raise ValueError(
-                f"none of the {len(self.scenes):,} images to score on has an object that is not "
-                "difficult: give others"
+                f"none of {count_of(len(self.scenes), 'image')} to score on has an object that is "
+                "not difficult: give others"
             )
         return {
             "ap50": 100 * float(precision_k[present_k].mean()),
