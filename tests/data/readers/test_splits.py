@@ -193,7 +193,7 @@ def test_a_group_in_several_splits_of_the_data_is_named(tmp_path):
     names += ["test/a/p1/2", "test/b/p7/1"]
     write(tmp_path, {f"{name}.png": number for number, name in enumerate(names)})
     (note,) = [n for n in open_data(str(tmp_path), SplitRule(group="1")).notes if "both" in n]
-    assert "1 group by" in note
+    assert "have 1 group:" in note
     assert "'p1'" in note
 
 

@@ -396,7 +396,7 @@ def _group_notes(listing: Listing, rule: SplitRule, keys: Mapping[str, str]) -> 
     """Notes on the number of groups, and on groups in several splits of the data."""
     sizes = Counter(keys.values())
     alone = sum(sample.name not in keys for sample in listing.samples)
-    single = f"; {alone:,} images without one count alone" if alone else ""
+    single = f"; {count_of(alone, 'image')} without one counted alone" if alone else ""
     notes = [
         f"{count_of(len(sizes), 'group')} by {rule.group!r}, the largest of "
         f"{count_of(max(sizes.values()), 'image')}{single}"
@@ -407,7 +407,8 @@ def _group_notes(listing: Listing, rule: SplitRule, keys: Mapping[str, str]) -> 
     }
     for a, b in combinations(groups, 2):
         if both := sorted(groups[a] & groups[b]):
-            notes.append(f"{len(both):,} groups are in both {a} and {b}: {quote_names(both)}")
+            count = count_of(len(both), "group")
+            notes.append(f"both {a} and {b} have {count}: {quote_names(both)}")
     return notes
 
 
