@@ -570,6 +570,19 @@ def test_the_training_of_less_promising_candidates_is_estimated_by_their_times(
         assert plan.times[each.name].epoch_s == pytest.approx(4 * each.resolution / 48 + score_s)
 
 
+@pytest.mark.parametrize(("hours", "timed"), [(None, 1), (20.0, FEWEST_TRAININGS)])
+def test_without_hours_a_single_slow_training_is_timed(hours, timed, data, tmp_path, monkeypatch):
+    times = TrainingTime(candidate="", epochs=9, steps=4, step_s=1.0, measure_s=1e4)
+    monkeypatch.setattr(
+        fit_plan, "measure_training", lambda job, each: replace(times, candidate=each.name)
+    )
+    settings = FitSettings(budget_ms=5, hours=hours)
+    stage = make_plan(replace(job_of(tmp_path, data), settings=settings), FOUND)
+    lines, plan = drain(stage)
+    assert sum("measuring" in line for line in lines) == timed
+    assert len(plan.times) > timed
+
+
 @pytest.mark.parametrize(("formats", "files"), [(("onnx",), 1), (("onnx", "openvino"), 2)])
 def test_the_time_to_ship_is_for_the_formats_and_precisions_that_are_left(
     formats, files, data, tmp_path, monkeypatch

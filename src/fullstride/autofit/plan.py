@@ -172,7 +172,7 @@ FILE_S = 10.0  # of an export, with its comparison and its measurement
 # or after a linear probe to one epoch, when a single candidate is left. Ours.
 SHORT, SHORTEST = 1 / 3, 1 / 10
 MEASURING_SHARE, MEASURING_S = 0.1, 20.0  # for timing steps: of the hours, or without a limit
-FEWEST_TRAININGS = 2  # that are timed, with and without initial weights
+FEWEST_TRAININGS = 2  # that are timed within hours, with and without initial weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,16 +271,18 @@ def measure_all(
 ) -> Generator[str, None, tuple[dict[str, TrainingTime], dict[str, str], float]]:
     """The times of trainings by candidate, name -> reason of failures, and the seconds spent.
 
-    Candidates are measured in `order` within the time for measuring, but at least
-    `FEWEST_TRAININGS` with and without initial weights each. The rest are estimated.
+    Candidates are measured in `order` within the time for measuring, but at least one with and one
+    without initial weights, or `FEWEST_TRAININGS` if hours are to be kept. The rest are estimated.
     """
     measured, left_out = dict[str, TrainingTime](), dict[str, str]()
-    allowed_s = MEASURING_S if math.isinf(left_s) else MEASURING_SHARE * left_s
+    allowed_s, fewest = MEASURING_SHARE * left_s, FEWEST_TRAININGS
+    if math.isinf(left_s):
+        allowed_s, fewest = MEASURING_S, 1
     spent_s, similar, rest = 0.0, Counter[bool](), list[Candidate]()
     for number, candidate in enumerate(order, 1):
         each = stored_time(job.folder, candidate)
         if each is None:
-            if spent_s > allowed_s and similar[bool(candidate.weights)] >= FEWEST_TRAININGS:
+            if spent_s > allowed_s and similar[bool(candidate.weights)] >= fewest:
                 rest.append(candidate)
                 continue
             yield f"measuring the training of {candidate.name} ({number} of {len(order)})"
