@@ -12,6 +12,7 @@ from fullstride.report.console_tables import count, ms, percent, wilson
 from fullstride.report.page import Content, Entry, Prediction, picture, render, write
 from fullstride.report.plots import png
 from fullstride.tasks.classify import Classify
+from fullstride.tasks.task import ConfusionMatrix
 
 HOSTILE = '<script>alert("x")</script> $\\frac{1}{0}$ & \'_'
 TOP1 = Classify.metric
@@ -337,3 +338,18 @@ def test_a_thumbnail_keeps_the_shape_of_its_picture(monkeypatch):
     )
     page(predictions=[Prediction(np.zeros((300, 600, 3), np.uint8), "a", "a", 1.0)])
     assert sizes == [(256, 128)]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_ticks_of_epochs_are_whole(epochs):
+    figure = plots.learning_curves_figure({"a": LOG[:epochs]}, TOP1)
+    assert all(tick == round(tick) for axes in figure.axes for tick in axes.get_xticks())
+
+
+def test_a_plot_of_few_classes_is_not_stretched_to_the_width_of_the_page():
+    narrow, wide = (
+        plots.heat_map_figure(ConfusionMatrix(k, (0,), (1,), (9,)), tuple(map(str, range(k))))
+        for k in (4, 20)
+    )
+    assert narrow.get_figwidth() < 0.5 * wide.get_figwidth()
+    assert "svg { max-width: max(100%, 38rem);" in page()

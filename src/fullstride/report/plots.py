@@ -279,7 +279,7 @@ def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Met
             ]
             axes.set_xlabel("epoch")
             axes.set_ylabel(name)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         # The space keeps names that begin with an underscore, which matplotlib would hide.
         draw_legend(score, lines, [f" {name}" for name in curves], fontsize=9.5)
     return figure
@@ -378,8 +378,8 @@ def heat_map_figure(matrix: ConfusionMatrix, classes: tuple[str, ...]) -> Figure
     images_kk, number = matrix.dense(), len(classes)
     share_kk = images_kk / images_kk.sum(1, keepdims=True).clip(1)
     names = [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in classes]
-    side = max(3.6, min(9.2, 1.6 + 0.36 * number))
-    with drawing(side + 1, side) as (figure, axes):
+    side = max(2.7, min(9.2, 1.6 + 0.36 * number))
+    with drawing(side + 0.6, side) as (figure, axes):
         axes.pcolormesh(
             share_kk**0.5,  # makes rare confusions visible
             cmap=LinearSegmentedColormap.from_list("share", [to_rgba(BLUE, 0), to_rgba(BLUE, 1)]),
