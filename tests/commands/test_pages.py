@@ -48,6 +48,7 @@ SHORTER = {
     "(README|docs/index).md: fit": f"{SMALL} --epochs 1",
     "fit .*--images-per-s 2000": f"{ONNX} --images-per-s 2 --dry-run",
     "fit .*--target rtx4090": f"{ONE} --dry-run",
+    "fit .*--pick 3.5": f"{ONNX} --budget-ms 500 1000 --epochs 1 --pick 1000",
     "fit .*--budget-ms 2 5 10": f"{ONNX} --budget-ms 500 1000 --dry-run",
     "fit PHOTOS --hours 3": f"{ONNX} --dry-run",
     ": fit ": f"{SMALL} --dry-run",

@@ -372,6 +372,12 @@ def test_names_without_released_weights_say_so():
         zoo.load("tresnet_m.wrong")
 
 
+def test_a_folder_of_many_trainings_says_which_folder_to_give(tmp_path):
+    (tmp_path / "trials").mkdir()
+    with pytest.raises(ValueError, match="has many trainings: give one of them, .*trials/NAME"):
+        zoo.load(tmp_path)
+
+
 def test_every_name_with_released_weights_is_one_that_timm_has():
     import timm
 

@@ -184,6 +184,8 @@ def load(
             raise ValueError(
                 f"{path} is a run that has not ended: train it to its end by the same command{best}"
             )
+        if (trials := path / "trials").is_dir() and not bundle.is_dir():
+            raise ValueError(f"{path} has many trainings: give one of them, {trials / 'NAME'}")
         return with_options(Bundle.load(bundle if bundle.is_dir() else path, head), options)
     if is_repository(name := str(name_or_path)):
         folder = local_path(name)
