@@ -288,7 +288,7 @@ def corrected(ms: Mapping[str, float], measured: Mapping[str, float]) -> dict[st
 
 # The time for measuring candidates: a share of the hours, or without a limit these seconds, so
 # that a plan takes about two minutes.
-SHARE_OF_LIMIT, MEASURING_S = 0.2, 85.0
+SHARE_OF_LIMIT, MEASURING_S = 0.2, 80.0
 FEWEST_TRIED, FEWEST_TIMED = 6, 3  # on the shortlist, and of it where measuring takes long
 ALL_FORMS = 5.0  # times the seconds of the first form: 23 and 4 for networks of timm on two cores
 
