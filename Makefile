@@ -3,8 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 DEMO := runs/demo
 
-# `make test COVERAGE=1` also measures which lines of src run; several calls add up.
-COVER := $(if $(COVERAGE),--cov=fullstride --cov-append --cov-report=,)
+# `make test COVERAGE=1` also measures which lines of src run, for a third more time.
+COVER := $(if $(COVERAGE),--cov=fullstride --cov-report=,)
 
 # Each process that a test starts would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -20,9 +20,9 @@ test: check
 
 # What takes more than some seconds: processes, compilers, exports, the commands of the README. --durations shows why.
 test-slow: .venv/ready
-	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not gpu" --durations 40 $(COVER)
+	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not gpu" --durations 40
 
-# The share of the lines of src that the tests ran, after both parts with COVERAGE=1. It may not fall.
+# The share of the lines of src that `make test COVERAGE=1` ran. It may not fall.
 coverage: .venv/ready
 	$(BIN)/coverage report --fail-under=95 --skip-covered --sort=miss
 
