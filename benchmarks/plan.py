@@ -50,6 +50,8 @@ def main() -> None:
         pictures, out = args.fit
         plan_here(pictures, out, args.budget_ms[0], args.weights, args.once)
         return
+    if not args.out:
+        parser.error("--out is missing: give a JSON file")
     plans = json.loads(args.out.read_text())["plans"] if args.out.exists() else {}
     for budget_ms in args.budget_ms:
         how = ["--budget-ms", f"{budget_ms:g}", "--weights", args.weights, *["--once"] * args.once]

@@ -109,7 +109,7 @@ def with_any_batch(model: Any, batch: int) -> None:
 
 
 def without_copies(model: Any) -> None:
-    """Remove gathers of all elements in their order, which depend on the batch size.
+    """Turn gathers of all elements in their order, which depend on the batch size, into reshapes.
 
     The average pool of a tensor with channels last, as behind layer norms, is traced as such.
     """
@@ -121,15 +121,15 @@ def without_copies(model: Any) -> None:
         if flat is None or indices is None or len(indices.dims) < 2 or flat.op_type != "Reshape":
             continue
         size = constants.get(flat.input[1])
-        in_order = np.arange(math.prod(indices.dims)).reshape(indices.dims)
+        shape = np.array(indices.dims, np.int64)
+        in_order = np.arange(shape.prod()).reshape(shape)
         if size is None or numpy_helper.to_array(size).tolist() != [-1]:
             continue
         if np.array_equal(numpy_helper.to_array(indices), in_order):
-            for reader in model.graph.node:
-                names = [flat.input[0] if each == node.output[0] else each for each in reader.input]
-                reader.input[:] = names
-            model.graph.node.remove(node)
-            model.graph.node.remove(flat)
+            name = f"{node.output[0]}.shape"
+            model.graph.initializer.append(numpy_helper.from_array(shape, name))
+            node.op_type, node.input[1] = "Reshape", name
+            del node.attribute[:]
 
 
 def at_resolution(model: Any, resolution: int, sides: tuple[int, ...]) -> Any:
