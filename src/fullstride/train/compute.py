@@ -105,6 +105,10 @@ def init_distributed(
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+    # Imported later, by DDP, its default arguments would keep the group and the threads of it. One
+    # that still works while the interpreter ends aborts the process.
+    from torch.distributed.nn import functional  # noqa: F401
+
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     try:
