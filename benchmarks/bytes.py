@@ -54,7 +54,7 @@ def columns(name: str) -> dict[str, Callable[[], int]]:
     fused = partial(zoo.create, name, efficiency="fused")
 
     def int8() -> nn.Module:
-        return fused_form.fused(plain(), int8=True)
+        return fused_form.to_fused(plain(), int8=True)
 
     return {
         "timm": partial(eager, timm),

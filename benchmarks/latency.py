@@ -43,7 +43,7 @@ from fullstride.latency.fitting import (
     left_out,
     resolvable_ratio,
 )
-from fullstride.latency.profiles import Fit, Profile, save_profile
+from fullstride.latency.profiles import PROFILE, Fit, Profile
 from fullstride.latency.roofline import bounds, prepare, sensitivities
 from fullstride.measure.environment import Environment
 
@@ -328,7 +328,7 @@ def main() -> None:
             temporary.write_text(content + "\n" if not content.endswith("\n") else content)
     if args.write:
         for name, profile in by_name.items():
-            save_profile(profile, PROFILES / f"{name}.json")
+            PROFILE.save(PROFILES / f"{name}.json", profile)
 
 
 if __name__ == "__main__":

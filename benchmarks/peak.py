@@ -29,9 +29,9 @@ from fullstride.nets.fused.reference import Term
 
 FEW, MORE, SIDE = 2, 6, 224
 FORMS: dict[str, Callable[[nn.Module], Any]] = {
-    "plain compiled": fused_form.plain,
-    "fused compiled": fused_form.fused,
-    "fused compiled, int8": partial(fused_form.fused, int8=True),
+    "plain compiled": fused_form.to_plain,
+    "fused compiled": fused_form.to_fused,
+    "fused compiled, int8": partial(fused_form.to_fused, int8=True),
 }
 
 

@@ -54,7 +54,7 @@ def training_forms(name: str, timm: str) -> dict[str, Form]:
     theirs, ours = partial(zoo.create, f"timm/{timm}"), partial(zoo.create, name)
 
     def int8() -> nn.Module:
-        return fused_form.fused(ours(), name, int8=True)
+        return fused_form.to_fused(ours(), name, int8=True)
 
     forms = {
         "timm eager": Form(theirs),
@@ -76,7 +76,7 @@ def padding_forms(name: str) -> dict[str, Form]:
     ours, forms = partial(zoo.create, name), {}
 
     def padded() -> nn.Module:
-        return fused_form.padded(ours(), name)
+        return fused_form.to_padded(ours(), name)
 
     for build, suffix in ((ours, ""), (padded, " padded")):
         forms |= {

@@ -84,7 +84,7 @@ def test_a_folded_network_has_no_batch_norm_and_the_same_outputs(name, count, ge
 
 
 def test_a_fused_network_is_folded_as_it_evaluates_and_stays_fused_itself(generator):
-    net = fused_form.fused(make("tresnet_tiny", generator)).train()
+    net = fused_form.to_fused(make("tresnet_tiny", generator)).train()
     copied = fold_batch_norm(net).train().eval()
     x = torch.randn(2, 3, 64, 64, generator=generator)
     assert net.training

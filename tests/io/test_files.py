@@ -117,7 +117,7 @@ def in_folder(read: Callable[[Path], object], name: str) -> Callable[[Any], obje
 FILES: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], object]]] = {
     "spec": (lambda: json.loads(SPEC.to_json()), NetSpec.from_json),
     "profile": (
-        lambda: json.loads(load_profile("rtx3090").to_json()),
+        load_profile("rtx3090").to_dict,
         lambda data: Profile.from_json(json.dumps(data)),
     ),
     "measurement": (measurement, Measurement.from_json),

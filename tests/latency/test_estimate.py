@@ -12,7 +12,7 @@ from pages import code
 from fullstride import cli, zoo
 from fullstride.latency.devices import load_profile, profile_names
 from fullstride.latency.estimator import estimate
-from fullstride.latency.profiles import save_profile
+from fullstride.latency.profiles import PROFILE
 from fullstride.nets.bundle import Bundle
 from fullstride.report.console_tables import three_digits
 
@@ -100,7 +100,7 @@ def test_a_profile_may_be_a_file_and_a_bundle_a_network(tmp_path, capsys):
     slow = replace(
         known, machine=replace(known.machine, peak_tflops=known.machine.peak_tflops / 1e3)
     )
-    save_profile(slow, tmp_path / "slow.json")
+    PROFILE.save(tmp_path / "slow.json", slow)
     asked = ("resnet18", "--target", str(tmp_path / "slow.json"), "--call-batch", "64")
     told = json.loads(ask(capsys, *asked, "--json"))["estimates"][0]
     here = estimate(zoo.create("resnet18"), known, 64, 224)

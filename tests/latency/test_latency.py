@@ -24,7 +24,7 @@ from fullstride.latency.fitting import (
     resolvable_ratio,
 )
 from fullstride.latency.network_times import Estimate, estimates, is_tie
-from fullstride.latency.profiles import save_profile
+from fullstride.latency.profiles import PROFILE
 from fullstride.latency.roofline import Machine, prepare, times
 from fullstride.measure.operators import (
     AFTER_PRODUCT,
@@ -310,12 +310,12 @@ def test_every_profile_loads_and_names_its_sources():
 
 def test_a_profile_is_itself_after_a_file(tmp_path):
     profile = load_profile("rtx3090")
-    save_profile(profile, tmp_path / "mine.json")
+    PROFILE.save(tmp_path / "mine.json", profile)
     assert load_profile(tmp_path / "mine.json") == profile
 
 
 def changed(**changes) -> str:
-    data = json.loads(load_profile("v100-fp16").to_json())
+    data = load_profile("v100-fp16").to_dict()
     for path, value in changes.items():
         place = data
         *folders, last = path.split("__")

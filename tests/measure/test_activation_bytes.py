@@ -103,9 +103,9 @@ def test_a_prediction_for_a_recipe_is_of_the_bytes_that_its_step_saves(form, pre
 
     net = Network(SPECS["genet_tiny"])
     net.regularise(drop_path=0.3, by="stage", dropout=0.2)
-    net = fused_form.padded(net) if recipe.pad_channels else net
+    net = fused_form.to_padded(net) if recipe.pad_channels else net
     if recipe.efficiency == "fused":
-        fused_form.fused(net, int8=recipe.int8_maps)
+        fused_form.to_fused(net, int8=recipe.int8_maps)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     few, more = (saved_bytes(net.train(), batch, dtype) for batch in (3, 5))
     image = 3 * 64 * 64 * 4 if precision == "bf16" else 0
@@ -129,7 +129,7 @@ def test_cost_counts_the_step_of_a_recipe_in_every_form():
     for net in nets:
         net.regularise(drop_path=0.3)
     for net, int8 in zip(nets[1:], (False, True), strict=True):
-        fused_form.fused(net, int8=int8)
+        fused_form.to_fused(net, int8=int8)
     assert cost.saved == activation_bytes(plain, 64)
     compiled = cost.other_bytes.pop("fused and compiled with int8 activations")
     counts = [activation_bytes(net, 64).bytes_per_image for net in nets[1:]]

@@ -79,7 +79,7 @@ def test_a_fused_step_is_the_plain_one_and_leaves_the_network_unchanged():
         (tiny, {"efficiency": "plain_compiled"}, "plain_compiled", True),
         (tiny, {"efficiency": "fused_compiled"}, "fused_compiled", True),
         (tiny, {"compiled": True}, "plain_compiled", True),
-        (lambda: fused_form.fused(tiny()), {"compiled": True}, "fused_compiled", True),
+        (lambda: fused_form.to_fused(tiny()), {"compiled": True}, "fused_compiled", True),
         (lambda: nn.Conv2d(3, 4, 3), {"efficiency": "plain_compiled"}, "plain_compiled", True),
         (lambda: nn.Conv2d(3, 4, 3), {"compiled": True}, "plain", False),
     ],
@@ -117,7 +117,7 @@ def test_fused_and_plain_have_their_turn_together_and_rows_have_their_efficiency
 
 @pytest.mark.fused
 def test_a_fused_network_is_measured_as_such_in_training_and_as_plain_in_inference():
-    nets = {"net": fused_form.fused(tiny())}
+    nets = {"net": fused_form.to_fused(tiny())}
     inference = Protocol(name="throughput", **SHORT)
     rows = [bench(nets, part, options=BenchOptions(threads=1))[0] for part in (TRAINING, inference)]
     assert [row.efficiency for row in rows] == ["fused", "plain"]
@@ -170,7 +170,7 @@ def test_a_prediction_for_fused_steps_is_of_the_tensors_that_they_save(precision
         for efficiency in ("plain", "fused")
     )
     image = 0 if precision == "float32" else 3 * 64 * 64 * 4
-    saved = activation_bytes(fused_form.fused(tiny("tresnet_tiny")), 64, precision)
+    saved = activation_bytes(fused_form.to_fused(tiny("tresnet_tiny")), 64, precision)
     assert fused.bytes_per_image == saved.bytes_per_image + image
     assert fused.bytes_per_image < 0.7 * plain.bytes_per_image
     assert fused.batch > plain.batch
@@ -203,7 +203,7 @@ def saved_bytes(net: Network, images: int, side: int) -> float:
 
 @pytest.mark.fused
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [lambda net: net, fused_form.fused], ids=["plain", "fused"])
+@pytest.mark.parametrize("form", [lambda net: net, fused_form.to_fused], ids=["plain", "fused"])
 def test_the_bytes_of_a_compiled_step_are_those_that_autograd_saves(form):
     net = form(one_block()).train()
     assert compiled_bytes(net, 48, "float32") == saved_bytes(net, 5, 48)
@@ -216,7 +216,7 @@ def test_a_prediction_for_compiled_steps_is_of_the_tensors_that_they_save():
     eager = predict(net, memory, 32, efficiency="fused")
     fused = predict(net, memory, 32, efficiency="fused_compiled")
     plain = predict(net, memory, 32, efficiency="plain_compiled")
-    expected = compiled_bytes(fused_form.fused(one_block()), 32)
+    expected = compiled_bytes(fused_form.to_fused(one_block()), 32)
     assert fused.bytes_per_image == expected + image < eager.bytes_per_image
     assert plain.bytes_per_image == compiled_bytes(one_block(), 32) + image
     assert predict(net, memory, 32, compiled=True) == plain

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fullstride import cli
-from fullstride.latency.profiles import Fit, Profile, save_profile
+from fullstride.latency.profiles import PROFILE, Fit, Profile
 from fullstride.latency.roofline import Machine
 from fullstride.measure.protocols import Protocol
 from fullstride.nets.blocks import Basic, Bottleneck
@@ -194,7 +194,7 @@ def test_where_only_arithmetic_takes_time_the_estimate_is_the_multiply_adds():
 
 
 def test_the_command_says_estimated_and_takes_no_flags_that_the_profile_decides(tmp_path, capsys):
-    save_profile(slow_calculator(), tmp_path / "slow.json")
+    PROFILE.save(tmp_path / "slow.json", slow_calculator())
     asked = ["study", "blocks", "--kinds", "XX", "--width", "8", "--resolution", "7", "--target"]
     words = [*asked, str(tmp_path / "slow.json")]
     assert cli.run([*words, "--out", str(tmp_path / "out")]) == 0

@@ -49,7 +49,7 @@ def test_precise_statistics_are_those_of_all_training_images_at_once(
     start = prepared(tmp_path / "run", few_digits, efficiency=efficiency)
     net = start.net
     if efficiency == "fused":
-        fused_form.fused(net, net.spec.source)
+        fused_form.to_fused(net, net.spec.source)
     before = statistics(net)
     precise = precise_of(start, net)
     assert all(torch.equal(value, before[name]) for name, value in statistics(net).items())
@@ -127,7 +127,7 @@ def network(form: str) -> nn.Module:
     torch.manual_seed(0)
     net = zoo.create("timm/resnet10t" if form == "timm" else "genet_tiny", classes=2, in_channels=3)
     if form == "fused":
-        fused_form.fused(net, "genet_tiny", int8=False)
+        fused_form.to_fused(net, "genet_tiny", int8=False)
     for norm in norms(net):  # as from other data: far from what the network meets here
         norm.running_mean.fill_(1000.0)
         norm.running_var.fill_(1e6)

@@ -49,7 +49,7 @@ def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
     outputs of the copy differ by more than `TOLERANCE`.
     """
     dtype = next(net.parameters()).dtype
-    net = fused_form.plain(deepcopy(net)).eval().double()  # the fused form needs its norms
+    net = fused_form.to_plain(deepcopy(net)).eval().double()  # the fused form needs its norms
     images = (noise(net) if images is None else images).to(next(net.parameters()))
     with_branches = tensors(net(images)) if has_branches(net) else []
     trace = Trace(merge_branches(net))

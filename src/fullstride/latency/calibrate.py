@@ -34,8 +34,8 @@ from fullstride.latency.microbenchmarks import (
     time_of,
     timed_round,
 )
-from fullstride.latency.profiles import CALIBRATED, OUTPUT, Clocks, Fit, Profile, save_profile
-from fullstride.latency.roofline import NUMBERS, Machine, Runtime, prepare, times
+from fullstride.latency.profiles import CALIBRATED, PROFILE, Clocks, Fit, Profile
+from fullstride.latency.roofline import NORMAL_95, NUMBERS, Machine, Runtime, prepare, times
 from fullstride.measure.environment import Environment
 from fullstride.measure.operators import Operators
 from fullstride.measure.protocols import Protocol, timed_calls, warm_up
@@ -57,7 +57,6 @@ GROUP = 8  # networks on the device at once, timed in turn
 MAX_CALL_S = 2.0  # a network with a longer call is left out
 MIN_TIMES = 24  # for a fit
 MORE_ROUNDS = 3
-NORMAL = NormalDist()
 SHORT = Protocol(name="throughput", batch=1, warmup_s=0.05, rounds=7, round_s=0.02)
 # Images are already on the device, so starting a batch costs little.
 CALIBRATION_PRIORS = {**PRIORS, "start_us": (20.0, 1.0)}
@@ -361,7 +360,7 @@ def widen(low: float, high: float, spread: float) -> tuple[float, float]:
     interval itself are added in quadrature, in the logarithm, around the same middle.
     """
     middle, reach = math.log(low * high) / 2, math.log(high / low) / 2
-    wider = math.hypot(reach, spread / 2 * NORMAL.inv_cdf(0.95) / NORMAL.inv_cdf(0.9))
+    wider = math.hypot(reach, spread / 2 * NORMAL_95 / NormalDist().inv_cdf(0.9))
     return math.exp(middle - wider), math.exp(middle + wider)
 
 
@@ -428,7 +427,7 @@ def check_outputs(plan: Plan, name: str, out: Path, times: Path | None) -> None:
         raise ValueError(f"--name {name!r}: use one line of text")
     paths = profile_paths(plan, out).values()
     for path in paths:
-        check_output(path, OUTPUT)
+        check_output(path, PROFILE.output)
     if times in paths:
         raise ValueError(f"--times-out {times} is the file of a profile: give another name")
     check_output(times, TIMES)
@@ -528,7 +527,7 @@ def save_profiles(
         except ValueError as error:  # the other runtimes' times are still good
             failures.append(f"no profile for {runtime}: {error}")
             continue
-        save_profile(calibration.profile, paths[runtime])
+        PROFILE.save(paths[runtime], calibration.profile)
         yield paths[runtime], calibration
     if failures:
         raise ValueError("; ".join(failures))

@@ -1,17 +1,13 @@
 """Defines profiles, which describe a device with a runtime, and their JSON."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fullstride.io.records import Bounds, Count, PositiveInt, check_bounds, from_json, parse_json
-from fullstride.io.writing import atomic_write, json_output
+from fullstride.io.records import Bounds, Count, PositiveInt, Record, check_bounds, from_json
 from fullstride.latency.roofline import DEVICE, NUMBERS, REQUIRED, REST, Machine, Positive
 
 CALIBRATED = "fullstride measure calibrate"  # prefix of a calibrated profile's source
-OUTPUT = json_output("a profile", "machine", "inference", "sheet")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,21 +88,16 @@ class Profile:
         """Convert to JSON values."""
         return asdict(self)
 
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=1) + "\n"
-
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "profile") -> "Profile":
         """Read JSON. Raises ValueError with one line for anything but a profile."""
-        return from_json(cls, parse_json(text, where), where)
+        return from_json(cls, text, where)
+
+
+PROFILE = Record(Profile, "a profile", ("machine", "inference", "sheet"))
 
 
 def check_text(instance: Any) -> None:
     for name, value in vars(instance).items():
         if isinstance(value, str) and not value.isprintable():
             raise ValueError(f"{name} {value[:40]!r}: use one line of text")
-
-
-def save_profile(profile: Profile, path: Path) -> None:
-    with atomic_write(path, OUTPUT) as temporary:
-        temporary.write_text(profile.to_json())

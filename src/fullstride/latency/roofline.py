@@ -214,7 +214,6 @@ class Times:
     launch_s: np.ndarray  # part of `device_s` for launches and the start
     arithmetic_s: np.ndarray  # all operators with infinitely fast memory
     memory_s: np.ndarray  # all operators with infinitely fast arithmetic
-    operator_s: np.ndarray  # each operator on the device, with its repetitions
 
 
 def number_of(name: str, numbers: Mapping[str, float]) -> str:
@@ -230,8 +229,7 @@ def times(work: PeakTimes, numbers: Mapping[str, float]) -> Times:
     launches = np.add.reduceat(work.launches * work.count, work.starts)
     launch_s = 1e-6 * (launches * numbers["launch_us"] + numbers.get("start_us", 0.0))
     image_s = 1e-6 * work.batch * numbers.get("image_us", 0.0)
-    operator_s = slower * work.count
-    device_s = np.add.reduceat(operator_s, work.starts) + launch_s + image_s
+    device_s = np.add.reduceat(slower * work.count, work.starts) + launch_s + image_s
     host_s = 1e-6 * launches * numbers.get("host_us", 0.0)
     return Times(
         total_s=total_seconds(device_s, host_s),
@@ -240,7 +238,6 @@ def times(work: PeakTimes, numbers: Mapping[str, float]) -> Times:
         launch_s=launch_s,
         arithmetic_s=np.add.reduceat(arithmetic * work.count, work.starts),
         memory_s=np.add.reduceat(memory * work.count, work.starts) + image_s,
-        operator_s=operator_s,
     )
 
 

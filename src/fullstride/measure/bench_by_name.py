@@ -152,7 +152,7 @@ def find_networks(
     first = sizes[models[0]] if models[0] in sizes else own[models[0]].spec
     nets: dict[str, nn.Module] = {name: own.get(name) or files[name] for name in models}
     if settings.padded:
-        nets = {f"{name} padded": fused_form.padded(net, name) for name, net in nets.items()}
+        nets = {f"{name} padded": fused_form.to_padded(net, name) for name, net in nets.items()}
     if efficiency != "plain":
         nets = {
             f"{name} {LABELS[efficiency]}": fused_copy(net, name) if is_fused(efficiency) else net

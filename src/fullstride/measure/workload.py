@@ -48,7 +48,7 @@ def fused_copy(net: nn.Module, name: str = "this network") -> Network:
     net = copy.deepcopy(net)
     if isinstance(net, Network) and net.is_fused:
         return net
-    return fused_form.fused(net, name)
+    return fused_form.to_fused(net, name)
 
 
 def in_training_form(net: Backbone, form: TrainingForm, name: str = "this network") -> Backbone:
@@ -58,8 +58,8 @@ def in_training_form(net: Backbone, form: TrainingForm, name: str = "this networ
     """
     net.regularise(drop_path=form.drop_path, by=form.drop_path_by, dropout=form.dropout)
     if form.padded:
-        net = fused_form.padded(net, name)
-    return fused_form.fused(net, name, int8=form.int8) if is_fused(form.efficiency) else net
+        net = fused_form.to_padded(net, name)
+    return fused_form.to_fused(net, name, int8=form.int8) if is_fused(form.efficiency) else net
 
 
 @dataclass(frozen=True, kw_only=True)

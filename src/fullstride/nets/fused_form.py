@@ -17,7 +17,7 @@ from fullstride.nets.network import Network
 FUSED = "fullstride.nets.fused"
 
 
-def fused(
+def to_fused(
     net: nn.Module,
     name: str = "this network",
     group: "dist.ProcessGroup | None" = None,
@@ -37,30 +37,30 @@ def fused(
 
 
 def is_available(net: nn.Module) -> bool:
-    """Whether `fused` takes this network: this package's, for images, and the room is there."""
+    """Whether `to_fused` takes this network: this package's, for images, and the room is there."""
     takes_images = isinstance(net, Network) and not net.spec.frames
     return takes_images and find_spec(FUSED) is not None
 
 
-def plain(net: nn.Module) -> Any:
+def to_plain(net: nn.Module) -> Any:
     """Let `net` train by PyTorch's modules again, in place; a plain network stays as it is."""
     is_fused = isinstance(net, Backbone) and net.is_fused
     return fused_module("network").to_plain(net) if is_fused else net
 
 
-def padded(net: nn.Module, name: str = "this network") -> Network:
-    """The network with channels padded to multiples of 8 (see `nets.fused.padding.padded`)."""
+def to_padded(net: nn.Module, name: str = "this network") -> Network:
+    """The network with channels padded to multiples of 8 (see `nets.fused.padding.to_padded`)."""
     if not isinstance(net, Network) or net.spec.frames:
         raise ValueError(
             f"{name} has no padded form: leave pad_channels out, or use a network of images that "
             "`fullstride zoo` lists"
         )
-    return fused_module("padding").padded(net)
+    return fused_module("padding").to_padded(net)
 
 
-def unpadded(net: Backbone, spec: Any) -> Backbone:
+def to_unpadded(net: Backbone, spec: Any) -> Backbone:
     """The network of `spec` from its padded form `net`; `net` itself if it has that spec."""
-    return net if net.spec == spec else fused_module("padding").unpadded(net, spec)
+    return net if net.spec == spec else fused_module("padding").to_unpadded(net, spec)
 
 
 def fused_module(name: str) -> ModuleType:

@@ -141,7 +141,7 @@ def create(
     changes |= {"resolution": resolution, "frames": frames}
     changed = {key: value for key, value in changes.items() if value is not None}
     net = build(replace(base, **changed))
-    return net if efficiency == "plain" else fused_form.fused(net, name)
+    return net if efficiency == "plain" else fused_form.to_fused(net, name)
 
 
 def load(

@@ -64,7 +64,7 @@ class Entry:
         if self.spec is None:
             return TimmNetwork(timm_spec(self.name.removeprefix("timm/")))
         net = Network(self.spec)
-        return fused_form.fused(net) if self.kind == "fused" else net
+        return fused_form.to_fused(net) if self.kind == "fused" else net
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.efficiency import short_precision
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.report.console_tables import busy_note, score_interval
+from fullstride.report.console_tables import busy_note
 from fullstride.report.page import Content, Entry, Prediction, data_title, most_accurate
 from fullstride.tasks import common_metric, find_task
 from fullstride.tasks.task import Metric, Score
@@ -143,9 +143,8 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
         scores = final_scores(Path(word), split, metric)
     else:
         scores = scored(word, model, getattr(images, split))
-    values: dict[str, Any] = dict(metric=metric, score=scores[metric.name], **speeds(times))
-    values |= dict(test_images=scores["images"], split=split, resolution=pre.resolution)
-    values["interval"] = score_interval(metric, scores)
+    values: dict[str, Any] = dict(metric=metric, scores=scores, split=split, **speeds(times))
+    values["resolution"] = pre.resolution
     if isinstance(model, ExportedModel):
         about = model.metadata
         name, source = Path(word).name, about.source
@@ -182,8 +181,6 @@ def untrained(name: str, times: Times, metric: Metric) -> Entry:
         name=name,
         data="",
         metric=metric,
-        score=None,
-        test_images=0,
         resolution=resolution,
         **costs(net, resolution, net.spec.in_channels),
         **speeds(times),

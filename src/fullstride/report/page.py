@@ -4,7 +4,7 @@ import base64
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from fullstride.report.console_tables import (
     count,
     ms,
     percent,
+    score_interval,
     three_digits,
 )
 from fullstride.report.plots import EpochRow, Point
@@ -44,9 +45,8 @@ class Entry:
     name: str
     data: str  # the data set of training and test
     metric: Metric  # the task's, equal for all entries of a page
-    score: float | None  # by `metric`, on the test images
-    test_images: int
     resolution: int  # pixels a side
+    scores: Mapping[str, Any] = field(default_factory=dict)  # on the images of `split`
     params: int | None = None  # None for an exported file, which is not counted
     macs: int | None = None  # multiply-adds of one image
     ms_p50: float | None = None  # one image at a time
@@ -55,8 +55,16 @@ class Entry:
     batch: int | None = None
     log: Sequence[EpochRow] = ()
     note: str = ""
-    split: str = "test"  # the split of `score`; val if the data have no test
-    interval: tuple[float, float] | None = None  # of `score`, at 95 %
+    split: str = "test"  # val if the data have no test
+
+    @property
+    def score(self) -> float | None:
+        """The score by `metric`."""
+        return self.scores.get(self.metric.name)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return score_interval(self.metric, self.scores) if self.scores else None
 
 
 @dataclass(frozen=True)

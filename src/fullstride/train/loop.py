@@ -224,9 +224,9 @@ def build_trainer(
     shares = recipe.sync_bn and context.is_distributed
     if is_fused(recipe.efficiency):
         group = dist.group.WORLD if shares else None
-        fused_form.fused(net, net.spec.source, group, int8=recipe.int8_maps)
+        fused_form.to_fused(net, net.spec.source, group, int8=recipe.int8_maps)
     else:
-        fused_form.plain(net)
+        fused_form.to_plain(net)
         if shares:
             share_batch_statistics(net, device)
     return Trainer(net, task, recipe, per_epoch, teacher, context)

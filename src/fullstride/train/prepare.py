@@ -65,7 +65,7 @@ def network_to_train(
     """
     net, pre = initial_network(model, task, data, recipe, start, width, depth)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    return net.spec, fused_form.padded(net, model) if recipe.pad_channels else net, pre
+    return net.spec, fused_form.to_padded(net, model) if recipe.pad_channels else net, pre
 
 
 def initial_weights(
@@ -330,7 +330,7 @@ class PreparedRun:
                 f", for {ended:.3g} of {self.resolved.epochs:.3g} epochs by a time limit{average}"
             )
         return Bundle(
-            net=fused_form.unpadded(net, self.spec),
+            net=fused_form.to_unpadded(net, self.spec),
             name=self.folder.name,
             classes=self.data.classes,
             preprocessing=self.pre,

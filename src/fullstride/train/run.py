@@ -72,7 +72,7 @@ def final_network(run: PreparedRun) -> FinalNetwork:
         path = run.folder / run_folder.BEST
         if not path.is_dir():
             raise ValueError(f"{path}, the best epoch's weights, is gone: train with another --out")
-        net = fused_form.unpadded(run.net, run.spec)
+        net = fused_form.to_unpadded(run.net, run.spec)
         net.load_state_dict(Bundle.load(path, build_head).net.state_dict())
         return FinalNetwork(net, run_folder.val_scores(best))
     run.net.load_state_dict(last["average"])

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from fullstride import cli
 from fullstride.measure.activation_bytes import activation_bytes
 from fullstride.measure.compiled_bytes import compiled_bytes
-from fullstride.nets import compile, zoo
+from fullstride.nets import compile, fused_form, zoo
 from fullstride.nets.blocks import Block
 from fullstride.nets.compile import recompute_options
 from fullstride.nets.efficiency import Efficiency
 from fullstride.nets.families import SPECS
 from fullstride.nets.fused.compile import FUSED
 from fullstride.nets.fused.network import fused_layers, to_fused, to_plain
-from fullstride.nets.fused_form import fused
 from fullstride.nets.layers import ConvNorm
 from fullstride.nets.network import Masks, Network
 from fullstride.nets.spec import NetSpec
@@ -159,7 +158,7 @@ def test_a_network_keeps_one_byte_less_for_each_value_that_only_norms_need(name)
 
 @pytest.mark.slow
 def test_a_compiled_tresnet_m_keeps_no_more_megabytes_an_image_than_its_goal():
-    net = fused(zoo.create("tresnet_m"), int8=True)
+    net = fused_form.to_fused(zoo.create("tresnet_m"), int8=True)
     assert isinstance(net, Network)
     assert compiled_bytes(net, 224) <= 12.5e6
 
@@ -207,7 +206,7 @@ def test_a_recipe_with_int8_maps_has_them_for_fused_modules_only_and_is_measured
     ("call", "message"),
     [
         (
-            lambda: fused(zoo.create("timm/resnet18"), "timm/resnet18", int8=True),
+            lambda: fused_form.to_fused(zoo.create("timm/resnet18"), "timm/resnet18", int8=True),
             "timm/resnet18 has no fused form",
         ),
         (
@@ -237,7 +236,7 @@ def test_codes_are_refused_in_one_line_where_nothing_is_lean(call, message):
 def test_cost_prints_the_bytes_of_lean_training_with_and_without_codes(capsys):
     assert cli.run(["measure", "cost", "tresnet_tiny", "--train"]) == 0
     out = capsys.readouterr().out
-    net = fused(zoo.create("tresnet_tiny"), int8=True)
+    net = fused_form.to_fused(zoo.create("tresnet_tiny"), int8=True)
     kept = activation_bytes(net, net.spec.resolution).bytes_per_image
     assert f"{kept:,} bytes where it trains fused with int8 activations: {kept / 1e6:.1f} MB" in out
     assert "bytes where it trains fused: " in out

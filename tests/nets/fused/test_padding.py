@@ -20,7 +20,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.nets.families.genet import genet
 from fullstride.nets.families.resnet_rs import resnet_rs
 from fullstride.nets.fused.network import to_fused
-from fullstride.nets.fused.padding import ONES, corner, padded, padded_spec, unpadded
+from fullstride.nets.fused.padding import ONES, corner, padded_spec, to_padded, to_unpadded
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
 from fullstride.tasks import find_task
@@ -123,7 +123,7 @@ def check_padding(wide: Network, narrow: Network) -> None:
 @torch.no_grad()
 def test_a_padded_network_has_the_same_logits_and_features(spec):
     net = made(spec)
-    wide = padded(net)
+    wide = to_padded(net)
     assert all(n % 8 == 0 for n in wide.channels)
     for side in (32, 45):
         x = images(2, side)
@@ -141,28 +141,28 @@ def test_training_moves_a_padded_network_as_it_moves_the_plain_one(name, way, by
     net = made(spec)
     net.regularise(drop_path=0.3)
     net = net if way == "plain" else to_fused(net, int8=way == "lean in int8")
-    wide = padded(net)
+    wide = to_padded(net)
     assert wide.saved_tensor_choices() == net.saved_tensor_choices()
     assert len(set(net.saved_tensor_choices())) == (
         0 if way == "plain" else 3 if spec is TRESNET else 2
     )
-    before = unpadded(wide, spec)
+    before = to_unpadded(wide, spec)
     five_steps(wide, steps)
     five_steps(net, steps)
     assert wide.saved_tensor_choices() == net.saved_tensor_choices()
-    assert apart(unpadded(wide, spec), net) < 1e-9
+    assert apart(to_unpadded(wide, spec), net) < 1e-9
     assert apart(before, net) > 1e-3
     check_padding(wide, net)
 
 
 def test_dropout_draws_the_same_masks_where_the_classifier_sees_as_many_channels():
     spec = replace(TRESNET, head_width=32)
-    nets = [made(spec), padded(made(spec))]
+    nets = [made(spec), to_padded(made(spec))]
     assert nets[1].spec != spec
     for net in nets:
         net.regularise(drop_path=0.3, dropout=0.4)
         five_steps(net, STEPS["sgd"])
-    assert apart(unpadded(nets[1], spec), nets[0]) < 1e-9
+    assert apart(to_unpadded(nets[1], spec), nets[0]) < 1e-9
 
 
 def test_a_padded_network_keeps_settings_and_draws_nothing():
@@ -172,11 +172,11 @@ def test_a_padded_network_keeps_settings_and_draws_nothing():
     net.train().stem.conv.norm.eval()
     net.stem.conv.norm.momentum = 0.01
     torch.manual_seed(3)
-    wide = padded(net)
+    wide = to_padded(net)
     drawn = torch.rand(4)
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(4))
-    for other in (wide, unpadded(wide, GENET)):
+    for other in (wide, to_unpadded(wide, GENET)):
         assert (other.drop_paths, other.dropout) == (net.drop_paths, 0.4)
         assert [m.training for m in other.modules()] == [m.training for m in net.modules()]
         assert [p.requires_grad for p in other.parameters()] == [
@@ -184,25 +184,25 @@ def test_a_padded_network_keeps_settings_and_draws_nothing():
         ]
         assert {p.dtype for p in other.parameters()} == {torch.float64}
         assert other.stem.conv.norm.momentum == 0.01
-    assert apart(unpadded(wide, GENET), net) == 0
+    assert apart(to_unpadded(wide, GENET), net) == 0
 
 
 def test_where_no_channel_is_missing_the_network_itself_comes_back():
     net = Network(zoo.spec("genet_tiny"))
-    assert padded(net) is net
-    assert unpadded(net, net.spec) is net
+    assert to_padded(net) is net
+    assert to_unpadded(net, net.spec) is net
 
 
 @pytest.mark.parametrize("name", ["tresnet_l", "tresnet_xl", "genet_light"])
 def test_every_convolution_of_a_padded_network_has_channels_in_eights(name):
-    for row in layer_costs(lambda: padded(zoo.create(name)), 64):
+    for row in layer_costs(lambda: to_padded(zoo.create(name)), 64):
         assert row.shape_out[0] % 8 == 0, row
         assert row.shape_in[0] % 8 == 0 or row.name == "stem.conv.conv", row
 
 
 def test_tresnet_l_pays_for_the_channels_of_its_stem_and_first_stage():
     plain = cost(lambda: zoo.create("tresnet_l"), 224).macs
-    wide = cost(lambda: padded(zoo.create("tresnet_l")), 224).macs
+    wide = cost(lambda: to_padded(zoo.create("tresnet_l")), 224).macs
     basic, se = 2 * 9 * (80**2 - 76**2), 2 * 64 * 4
     first = (
         56**2 * (9 * 48 * 4 + 4 * basic + 9 * 4 * 152) + 4 * se + 28**2 * 4 * 152
@@ -215,7 +215,7 @@ def test_what_the_docs_say_of_the_price_is_counted():
     shares = []
     for name in ("tresnet_l", "tresnet_xl", "genet_light"):
         plain = cost(lambda n=name: zoo.create(n), 64).macs
-        wide = cost(lambda n=name: padded(zoo.create(n)), 64).macs
+        wide = cost(lambda n=name: to_padded(zoo.create(n)), 64).macs
         shares.append(f"{100 * (wide / plain - 1):.1f} %")
     docs = (Path(__file__).parents[3] / "docs/guides/training.md").read_text()
     assert f"{shares[0]}, {shares[1]} and {shares[2]} multiply-adds" in " ".join(docs.split())
@@ -238,37 +238,37 @@ def test_depthwise_groups_grow_and_others_must_divide():
     for spec in (grouped(20, 1), grouped(20, 4), grouped(44, 4, ratio=3)):
         net = made(spec)
         x = images(2)
-        assert padded(net).spec != spec
-        assert (padded(net)(x) - net(x)).abs().max() < 1e-12
+        assert to_padded(net).spec != spec
+        assert (to_padded(net)(x) - net(x)).abs().max() < 1e-12
     with pytest.raises(
         ValueError, match=r"^36 inner channels padded to 40 do not divide into groups of 12"
     ):
-        padded(Network(grouped(36, 12)))
+        to_padded(Network(grouped(36, 12)))
     same = replace(grouped(12, 6, Basic), stem_width=16)
     with pytest.raises(
         ValueError, match="12 inner channels padded to 16 do not divide into groups of 6"
     ):
-        padded(Network(same))
+        to_padded(Network(same))
     with pytest.raises(ValueError, match=r"^groups of \(8, 4\) channels would become \(6, 4\)"):
-        padded(Network(replace(grouped(12, 4, Basic), stem_width=24)))
+        to_padded(Network(replace(grouped(12, 4, Basic), stem_width=24)))
     with pytest.raises(ValueError, match=r"cannot be built \(in_channels must be divisible"):
-        padded(Network(replace(grouped(24, 8, Basic), stem_width=6)))
+        to_padded(Network(replace(grouped(24, 8, Basic), stem_width=6)))
 
 
 def test_the_way_back_loses_nothing_without_a_word():
     net = made(TRESNET)
-    wide = padded(net)
+    wide = to_padded(net)
     with pytest.raises(
         ValueError,
         match="in more than widths",
     ):
-        unpadded(wide, replace(TRESNET, classes=6))
+        to_unpadded(wide, replace(TRESNET, classes=6))
     wider = replace(TRESNET.stages[1], width=30, ratio=0.2)
     with pytest.raises(
         ValueError,
         match=r"conv.weight has \(24, 16, 1, 1\), less than \(30, 12, 1, 1\)",
     ):
-        unpadded(wide, replace(TRESNET, stages=(TRESNET.stages[0], wider, *TRESNET.stages[2:])))
+        to_unpadded(wide, replace(TRESNET, stages=(TRESNET.stages[0], wider, *TRESNET.stages[2:])))
     as_before = replace(
         TRESNET.stages[2], width=20, ratio=0.3
     )  # and so with an identity for its shortcut
@@ -276,16 +276,18 @@ def test_the_way_back_loses_nothing_without_a_word():
         ValueError,
         match="the network has other modules than that spec",
     ):
-        unpadded(wide, replace(TRESNET, stages=(*TRESNET.stages[:2], as_before, TRESNET.stages[3])))
+        to_unpadded(
+            wide, replace(TRESNET, stages=(*TRESNET.stages[:2], as_before, TRESNET.stages[3]))
+        )
     for name in (
         "stages.1.0.branch.conv2.conv.weight",
         "stages.2.0.branch.se.reduce.bias",
         "head.fc.weight",
     ):
-        moved = padded(net)
+        moved = to_padded(net)
         moved.state_dict()[name].view(-1)[-1] = 1e-30
         with pytest.raises(ValueError, match=f"the padding of {name} is not zero"):
-            unpadded(moved, TRESNET)
+            to_unpadded(moved, TRESNET)
 
 
 SHORT = replace(
@@ -337,7 +339,7 @@ def test_a_run_that_learns_padded_ships_what_was_asked_for_with_the_same_weights
     net, _ = prepare.initial_network("tresnet_tiny", find_task(), few_digits, tuned, start)
     assert (
         apart(
-            unpadded(padded(net), net.spec),
+            to_unpadded(to_padded(net), net.spec),
             Bundle.load(tmp_path / "padded" / run_folder.BUNDLE).net,
         )
         == 0
@@ -395,7 +397,7 @@ def test_a_network_of_timm_has_no_padded_form(few_digits, tmp_path):
         ValueError,
         match="timm/test_resnet has no padded form",
     ):
-        fused_form.padded(zoo.create("timm/test_resnet"), "timm/test_resnet")
+        fused_form.to_padded(zoo.create("timm/test_resnet"), "timm/test_resnet")
     with pytest.raises(
         ValueError,
         match="timm/test_resnet has no padded form",

@@ -22,7 +22,7 @@ MULTIPLE = 8  # channels
 ONES = ("norm.weight", "norm.running_var")
 
 
-def padded(net: Network) -> Network:
+def to_padded(net: Network) -> Network:
     """The network with zero channels up to multiples of `MULTIPLE`; `net` itself if none is needed.
 
     Logits and training are equal up to the order of sums; maps, `features` and `embed` have more
@@ -40,8 +40,8 @@ def padded(net: Network) -> Network:
     return wide
 
 
-def unpadded(net: Network, spec: NetSpec) -> Network:
-    """The inverse of `padded`: the network of `spec` from its padded form `net`.
+def to_unpadded(net: Network, spec: NetSpec) -> Network:
+    """The inverse of `to_padded`: the network of `spec` from its padded form `net`.
 
     Returns `net` itself if it has this spec. Raises ValueError if `net` is no padded form of
     `spec`, or if its padding is not zero and would be lost.

@@ -6,7 +6,7 @@ Weights are matched by name, never by position. A difference is one line in the 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,33 +18,22 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.weights import key_maps
 from fullstride.nets.weights.reader import first_ten, one_line, unwrap
 
-Inflation = Literal["centre", "mean"]
 
-
-def inflated(
-    state: Mapping[str, Tensor], like: Mapping[str, Tensor], how: Inflation = "centre"
-) -> dict[str, Tensor]:
+def inflated(state: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Inflate the kernels of a network of images, `state`, to the shapes of a network of clips.
 
-    A kernel (C_out, C_in, k, k) becomes (C_out, C_in, t, k, k). `centre`: it is in the middle frame
-    and the other frames are zero, so each frame is seen alone at first. `mean`: each frame has a
-    t-th of the kernel (I3D, arXiv:1705.07750). Values with other differences stay as they are.
-
-    If both networks have the same layers, a clip of equal frames then gives the output of the
-    network of images: with `centre` always, with `mean` only for outputs that depend on no frame
-    beyond the clip, where the padding is zero. The average over frames depends on such frames for
-    every kernel of three frames or more, so training begins with `centre`.
+    A kernel (C_out, C_in, k, k) becomes (C_out, C_in, t, k, k), with zeros in all frames but the
+    middle one, so each frame is seen alone at first. Values with other differences stay as they
+    are. If both networks have the same layers, a clip of equal frames gives the output of the
+    network of images. With a t-th of the kernel in each frame (I3D, arXiv:1705.07750) it would not,
+    as the frames beyond the clip are zero.
     """
     result = dict(state)
     for name, value in state.items():
         shape = like[name].shape if name in like else ()
         if len(shape) == 5 and value.ndim == 4 and value.shape == (*shape[:2], *shape[3:]):
-            frames = shape[2]
-            kernel = value[:, :, None] / (frames if how == "mean" else 1)
-            result[name] = kernel.repeat(1, 1, frames, 1, 1)
-            if how == "centre":
-                others = torch.arange(frames) != frames // 2
-                result[name][:, :, others] = 0
+            result[name] = value.new_zeros(shape)
+            result[name][:, :, shape[2] // 2] = value
     return result
 
 
