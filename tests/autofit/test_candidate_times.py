@@ -40,13 +40,13 @@ from fullstride.autofit.candidates import (
 from fullstride.autofit.fit import candidates_line, compare_with_budget
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.times import (
+    CANDIDATE_TIMES,
     FEWEST_TIMED,
     FEWEST_TRIED,
     corrected,
     estimate_candidates,
     measured_in_turn,
     most_tried,
-    read_times,
     time_candidates,
 )
 from fullstride.data.dataset import open_data
@@ -165,7 +165,7 @@ def test_files_are_timed_and_removed_and_one_that_cannot_be_built_fails_in_one_l
     assert failure.ms is None
     assert "genet_tiny" in failure.failure
     assert "\n" not in failure.failure
-    stored = {each.stem: read_times(each) for each in (tmp_path / "times").iterdir()}
+    stored = {each.stem: CANDIDATE_TIMES.load(each) for each in (tmp_path / "times").iterdir()}
     assert stored == {"genet_tiny-32": (time,), "genet_tinny-32": (failure,)}
     with pytest.raises(ValueError, match="genet_tinny"):
         drain(times_of(both[:1], tmp_path, **how))

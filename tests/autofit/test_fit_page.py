@@ -27,6 +27,7 @@ from fullstride.autofit.results import (
 from fullstride.autofit.ship import Shipment
 from fullstride.data.dataset import open_data
 from fullstride.deploy.comparison import Mistake
+from fullstride.io.records import to_json
 from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -300,7 +301,7 @@ def test_fit_json_has_the_numbers_of_all_stages(folder):
     path = write_results(folder, DATA, RESULTS)
     assert path.name == "report.html"
     data = json.loads((folder / "fit.json").read_text())
-    assert data == json.loads(json.dumps(fit_json(RESULTS)))
+    assert data == json.loads(to_json(fit_json(RESULTS)))
     assert data["shipment"]["test"]["top1"] == 92.0
     assert data["times"][2]["ms"] == 3.5
     assert data["plan"]["total_s"] == 90.0

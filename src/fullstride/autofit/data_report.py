@@ -21,7 +21,7 @@ from fullstride.autofit.near_copies import (
     index_images,
     same_pixels,
 )
-from fullstride.data.dataset import DataSet, Images
+from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import Objects, quote_names
 from fullstride.io.console import count_of, printable
 from fullstride.io.writing import cores
@@ -68,8 +68,9 @@ class Link(NamedTuple):
     mirrored: bool
 
 
-def group_by_pixels(data: DataSet, all_images: ImageIndex) -> Groups:
-    first, of = np.unique(same_pixels(data, all_images), return_inverse=True)
+def group_by_pixels(all_images: ImageIndex) -> Groups:
+    first, of = np.unique(same_pixels(all_images), return_inverse=True)
+    classes = len(all_images.data.classes)
     in_split = np.full((len(first), len(SPLITS)), -1)
     reverse = np.arange(len(of))[::-1]  # the first image of a group is written last
     in_split[of[reverse], all_images.splits[reverse]] = reverse
@@ -77,10 +78,10 @@ def group_by_pixels(data: DataSet, all_images: ImageIndex) -> Groups:
 
     def number(target: Any) -> int:
         if isinstance(target, tuple):
-            return sets.setdefault(target, len(data.classes) + len(sets))
-        return target if type(target) is int and 0 <= target < len(data.classes) else -1
+            return sets.setdefault(target, classes + len(sets))
+        return target if type(target) is int and 0 <= target < classes else -1
 
-    targets = np.array([number(_target(data, all_images, image)) for image in range(len(of))])
+    targets = np.array([number(_target(all_images, image)) for image in range(len(of))])
     mixed = np.zeros(len(first), bool)
     mixed[of[targets != targets[first[of]]]] = True
     return Groups(of, first, in_split, targets, np.where(mixed, -1, targets[first]), mixed)
@@ -116,23 +117,22 @@ def links_across_classes(groups: Groups, matches: Matches) -> list[Link]:
     return sorted(links)
 
 
-def image_name(data: DataSet, all_images: ImageIndex, image: int) -> str:
-    return _images(data, all_images, image).names[all_images.indices[image]]
+def image_name(all_images: ImageIndex, image: int) -> str:
+    images, index = all_images.place(image)
+    return images.names[index]
 
 
-def as_pairs(
-    data: DataSet, all_images: ImageIndex, groups: Groups, links: Iterable[Link]
-) -> tuple[Pair, ...]:
+def as_pairs(all_images: ImageIndex, groups: Groups, links: Iterable[Link]) -> tuple[Pair, ...]:
     def class_name(image: int) -> str:
         if groups.targets[image] < 0:
             return ""
-        target = _target(data, all_images, image)
+        target = _target(all_images, image)
         labels = target if isinstance(target, tuple) else (target,)
-        return ", ".join(data.classes[label] for label in labels)
+        return ", ".join(all_images.data.classes[label] for label in labels)
 
     return tuple(
         Pair(
-            names=(image_name(data, all_images, link.a), image_name(data, all_images, link.b)),
+            names=(image_name(all_images, link.a), image_name(all_images, link.b)),
             splits=(SPLITS[all_images.splits[link.a]], SPLITS[all_images.splits[link.b]]),
             classes=(class_name(link.a), class_name(link.b)),
             bits=link.bits,
@@ -143,14 +143,11 @@ def as_pairs(
     )
 
 
-def _target(data: DataSet, all_images: ImageIndex, image: int) -> Any:
+def _target(all_images: ImageIndex, image: int) -> Any:
     """A class or several classes; None for objects with boxes."""
-    target = _images(data, all_images, image).targets[all_images.indices[image]]
+    images, index = all_images.place(image)
+    target = images.targets[index]
     return None if isinstance(target, Objects) else target
-
-
-def _images(data: DataSet, all_images: ImageIndex, image: int) -> Images:
-    return getattr(data, SPLITS[all_images.splits[image]])
 
 
 T = TypeVar("T")
@@ -194,7 +191,7 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
     if workers is None:
         workers = cores() if data.train.file else 0
     all_images = yield from index_images(data, workers)
-    groups = group_by_pixels(data, all_images)
+    groups = group_by_pixels(all_images)
     compared = all_images.pictures.subset(groups.first)
     matches = yield from _with_progress(
         find_matches(compared, groups.in_split >= 0, groups.classes, data.mirror)
@@ -217,9 +214,9 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
         sides=(int(sides[0]), int(sides[len(sides) // 2]), int(sides[-1])),
         channels=data.channels,
         unreadable=dict(islice(all_images.unreadable.items(), MAX_LISTED)),
-        across_splits=as_pairs(data, all_images, groups, worst_first[:MAX_LISTED]),
-        across_classes=as_pairs(data, all_images, groups, classes[:MAX_LISTED]),
-        notes=(*data.notes, *_notes(data, compared), *_notes_on_alpha(data, all_images)),
+        across_splits=as_pairs(all_images, groups, worst_first[:MAX_LISTED]),
+        across_classes=as_pairs(all_images, groups, classes[:MAX_LISTED]),
+        notes=(*data.notes, *_notes(data, compared), *_notes_on_alpha(all_images)),
         totals={
             "unreadable": len(all_images.unreadable),
             "across_splits": len(splits),
@@ -229,7 +226,7 @@ def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, D
         },
         aspect=round(float(np.median(aspects)), 4),
         duplicates=tuple(
-            image_name(data, all_images, image)
+            image_name(all_images, image)
             for image in sorted({*(link.a for link in splits), *mixed})
         ),
     )
@@ -343,12 +340,13 @@ def _notes(data: DataSet, pictures: Pictures) -> list[str]:
     return notes
 
 
-def _notes_on_alpha(data: DataSet, all_images: ImageIndex) -> list[str]:
+def _notes_on_alpha(all_images: ImageIndex) -> list[str]:
     count = sum(facts.had_alpha for facts in all_images.facts)
     if not count:
         return []
     return [
-        f"{count:,} images have transparent pixels, which are put on {data.train.background}; "
+        f"{count:,} images have transparent pixels, which are put on "
+        f"{all_images.data.train.background}; "
         "--background sets another colour"
     ]
 

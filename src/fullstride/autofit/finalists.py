@@ -49,7 +49,7 @@ class ShippedFile:
     precision: Precision
     ms: float | None  # per image, measured at the end in turn with all others, or estimated
     val: Mapping[str, float]  # scores of the file on the validation split
-    within: bool  # whether the time is within the budget
+    within: bool = False  # whether the time is within the budget, see `ship.within`
     failure: str = ""  # why the file was not written, in one line
     low: float | None = None  # of the rounds of the measurement, or the interval of the estimate
     high: float | None = None
@@ -58,6 +58,10 @@ class ShippedFile:
     size_mib: float = 0.0  # on the disk
     runtime: str = ""  # that opened the file here
     float_layers: tuple[str, ...] = ()  # layers in float of an int8 file
+
+    @property
+    def title(self) -> str:
+        return f"{self.candidate} as {self.format} {self.precision}"
 
     @property
     def upper_ms(self) -> float | None:
@@ -148,7 +152,8 @@ def new_records(
     reference = make_reference(bundle, images, INPUT)
     views = load_views(bundle, data.val)
     for format, precision in missing:
-        start, path = perf_counter(), place(folder, candidate.name, format, precision)
+        start, own = perf_counter(), record_path(folder, candidate.name, format, precision)
+        path = own.with_name(own.stem + FORMATS[format].suffix)
         written = ShippedFile(
             candidate=candidate.name,
             path=path.relative_to(folder).as_posix(),
@@ -156,7 +161,6 @@ def new_records(
             precision=precision,
             ms=None,
             val={},
-            within=False,
             resolution=bundle.preprocessing.resolution,
         )
         correct, resampled = "", ()
@@ -197,11 +201,7 @@ def new_records(
         record = FileRecord(
             file=written, correct=correct, resampled=resampled, seconds=perf_counter() - start
         )
-        yield FILE_RECORD.save(record_path(folder, candidate.name, format, precision), record)
-
-
-def place(folder: Path, candidate: str, format: str, precision: Precision) -> Path:
-    return folder / SHIP / f"{candidate}_{format}_{precision}{FORMATS[format].suffix}"
+        yield FILE_RECORD.save(own, record)
 
 
 def record_path(folder: Path, candidate: str, format: str, precision: Precision) -> Path:
@@ -220,13 +220,12 @@ def read_record(
 
 def line_of(record: FileRecord, metric: Metric) -> str:
     file = record.file
-    label = f"{file.candidate} as {file.format} {file.precision}"
     if file.failure:
-        return f"{label}: {file.failure}"
+        return f"{file.title}: {file.failure}"
     layers = len(file.float_layers)
     in_float = f"{count_of(layers, 'layer')} in float, " if layers else ""
     return (
-        f"{label}: validation {metric.text(file.val[metric.name])}, {file.size_mib:.1f} MiB, "
+        f"{file.title}: validation {metric.text(file.val[metric.name])}, {file.size_mib:.1f} MiB, "
         f"{in_float}after {record.seconds:.1f} s"
     )
 
@@ -304,11 +303,10 @@ def measured(
         stored = FILE_TIMES.save(path, stored)
         again = in_doubt(stored, records, times, job.budgets)
     assert stored is not None
-    timed = []
-    for each in records:
-        own = stored.times[each.file.path]
-        within = own.ms <= job.budget.ms_per_image
-        timed.append(replace(each, file=replace(each.file, **asdict(own), within=within)))
+    timed = [
+        replace(each, file=replace(each.file, **asdict(stored.times[each.file.path])))
+        for each in records
+    ]
     return timed, stored.environment
 
 
@@ -360,9 +358,7 @@ def combine(earlier: FileTimes | None, later: FileTimes) -> FileTimes:
     )
 
 
-def estimated(
-    records: Sequence[FileRecord], times: Sequence[CandidateTime], budget: Budget, maybe: bool
-) -> list[FileRecord]:
+def estimated(records: Sequence[FileRecord], times: Sequence[CandidateTime]) -> list[FileRecord]:
     """The records with the estimates of their candidates in the same precision, if any."""
     estimates = {
         (each.candidate, remote_precision(each.precision)): each
@@ -375,8 +371,7 @@ def estimated(
         if estimate is None or estimate.ms is None:
             return replace(file, measured=False)
         ms, low, high = estimate.ms, estimate.low or estimate.ms, estimate.high or estimate.ms
-        within = (ms if maybe else high) <= budget.ms_per_image
-        return replace(file, ms=ms, low=low, high=high, within=within, measured=False)
+        return replace(file, ms=ms, low=low, high=high, measured=False)
 
     return [replace(each, file=timed(each.file)) for each in records]
 

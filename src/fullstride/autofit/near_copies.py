@@ -334,11 +334,16 @@ class Facts(NamedTuple):
 class ImageIndex:
     """The N readable images of a data set: train, then validation, then test."""
 
+    data: DataSet
     pictures: Pictures
     splits: np.ndarray  # int64 (N,): index in SPLITS
     indices: np.ndarray  # int64 (N,): index in the split
     facts: tuple[Facts, ...]
     unreadable: dict[str, str]  # name -> reason
+
+    def place(self, number: int) -> tuple[Images, int]:
+        """The images of an image's split, and its index in them."""
+        return getattr(self.data, SPLITS[self.splits[number]]), int(self.indices[number])
 
 
 def index_images(data: DataSet, workers: int = 0) -> Generator[str, None, ImageIndex]:
@@ -372,11 +377,11 @@ def index_images(data: DataSet, workers: int = 0) -> Generator[str, None, ImageI
     rate = total / max(time.monotonic() - start, 1e-9)
     yield f"{total:,} images decoded, {rate:,.0f} images/s"
     return ImageIndex(
-        concatenated(parts), np.array(splits), np.array(indices), tuple(facts), unreadable
+        data, concatenated(parts), np.array(splits), np.array(indices), tuple(facts), unreadable
     )
 
 
-def same_pixels(data: DataSet, all_images: ImageIndex) -> np.ndarray:
+def same_pixels(all_images: ImageIndex) -> np.ndarray:
     """int64 (N,): for each image the first image with the same pixels, perhaps itself.
 
     JPEGs that are equal when decoded at a fraction of their size are decoded whole.
@@ -391,9 +396,9 @@ def same_pixels(data: DataSet, all_images: ImageIndex) -> np.ndarray:
         elif len(same) > 1:
             by_pixels: dict[bytes, int] = {}
             for index in same:
-                images: Images = getattr(data, SPLITS[all_images.splits[index]])
+                images, own = all_images.place(index)
                 with suppress(UnreadableImage):  # it may be too large to be decoded whole
-                    whole = pixel_digest(images.picture(int(all_images.indices[index])))
+                    whole = pixel_digest(images.picture(own))
                     first[index] = by_pixels.setdefault(whole, index)
     return first
 

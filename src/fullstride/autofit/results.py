@@ -1,6 +1,6 @@
 """The results of a fit: all numbers as JSON, the last lines of the command, and the HTML page."""
 
-import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +24,8 @@ from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.predict import predict
 from fullstride.io.console import count_of, printable
-from fullstride.io.writing import atomic_write, json_output
+from fullstride.io.records import write_json
+from fullstride.io.writing import json_output
 from fullstride.measure.budget import Budget
 from fullstride.report import plots
 from fullstride.report.console_tables import score_interval, three_digits
@@ -102,14 +103,15 @@ class Within(NamedTuple):
     published: str | None  # the untrained candidate with the best published top-1
 
 
-def shares_of_budget(
-    results: FitResults, shares: Sequence[float] = (0.5, 1.0, 2.0)
-) -> list[Within]:
+def shares_of_budget(results: FitResults) -> list[Within]:
     """The best files and candidates within half, the whole and twice the budget.
 
     Candidates count by their shortest time before training, and estimates by the upper end.
     """
     metric, last, files = results.metric, results.last_scores, results.shipment.files
+
+    def file_rank(number: int) -> float:
+        return metric.rank(files[number].val[metric.name])
 
     def trained_rank(name: str) -> tuple[float, float]:
         score = last[name]
@@ -117,7 +119,7 @@ def shares_of_budget(
 
     rows = []
     published = {each.name: each.top1 for each in results.candidates if each.top1 is not None}
-    for share in shares:
+    for share in (0.5, 1.0, 2.0):
         ms = share * results.budget.ms_per_image
         ready = [
             number
@@ -126,21 +128,15 @@ def shares_of_budget(
         ]
         within = within_budget(results.times, replace(results.budget, ms_per_image=ms))
         names = dict.fromkeys(each.candidate for each in within)
+        trained = (name for name in names if name in last)
+        untrained = (name for name in names if name in published and name not in last)
         rows.append(
             Within(
                 share,
                 ms,
-                max(
-                    ready,
-                    key=lambda number: metric.rank(files[number].val[metric.name]),
-                    default=None,
-                ),
-                max((name for name in names if name in last), key=trained_rank, default=None),
-                max(
-                    (name for name in names if name in published and name not in last),
-                    key=lambda name: published[name],
-                    default=None,
-                ),
+                file=max(ready, key=file_rank, default=None),
+                trained=max(trained, key=trained_rank, default=None),
+                published=max(untrained, key=published.__getitem__, default=None),
             )
         )
     return rows
@@ -156,21 +152,16 @@ def fit_json(results: FitResults) -> dict[str, Any]:
         "task": results.task,
         "budget": results.budget.to_dict() | {"percentile": results.percentile},
         "settings": results.settings,
-        "data": asdict(results.data),
+        "data": results.data,
         "candidates": [asdict(each) | {"name": each.name} for each in results.candidates],
-        "times": [asdict(each) for each in results.times],
+        "times": results.times,
         "left_out": results.left_out,
         "plan": asdict(results.plan) | {"total_s": results.plan.total_s},
         "outcome": asdict(results.outcome) | {"scores": rungs},
-        "shipment": asdict(results.shipment),
+        "shipment": results.shipment,
         "within": [each._asdict() for each in shares_of_budget(results)],
-        "seconds": dict(results.seconds),
+        "seconds": results.seconds,
     }
-
-
-def write_json(folder: Path, results: FitResults) -> None:
-    with atomic_write(folder / RESULTS, OUTPUT) as beside:
-        beside.write_text(json.dumps(fit_json(results), indent=1))
 
 
 def headline(results: FitResults) -> str:
@@ -183,7 +174,7 @@ def headline(results: FitResults) -> str:
     split = shipment.test_split or "val"
     chosen = "" if shipment.test else ", by which it was chosen: expect less of new images"
     return (
-        f"{file.candidate} as {file.format} {file.precision}: {split} "
+        f"{file.title}: {split} "
         f"{metric.text(scores[metric.name])}{between} on {int(scores['images']):,} images{chosen}"
     )
 
@@ -217,7 +208,7 @@ def smaller_line(ships: SmallerBudget, results: FitResults, folder: Path) -> str
     scores, split = (ships.test, "test") if ships.test else (file.val, "val")
     time = "no estimate of its time" if file.ms is None else f"{ms_of(file.ms)} an image"
     return (
-        f"within {ships.budget_ms:g} ms: {file.candidate} as {file.format} {file.precision}, "
+        f"within {ships.budget_ms:g} ms: {file.title}, "
         f"{split} {metric.text(scores[metric.name])}, {time}: {folder / ships.model}"
     )
 
@@ -252,7 +243,7 @@ MAX_WORST = 12  # images with the worst scores
 
 def write_results(folder: Path, data: DataSet, results: FitResults) -> Path:
     """Write fit.json, the page of a fit and its plot to its folder. Returns the page's path."""
-    write_json(folder, results)
+    write_json(folder / RESULTS, OUTPUT, fit_json(results))
     write(folder / PAGE, render(folder, data, results))
     plots.save_png(figure(results), folder / PICTURE)
     return folder / PAGE
@@ -261,7 +252,8 @@ def write_results(folder: Path, data: DataSet, results: FitResults) -> Path:
 def render(folder: Path, data: DataSet, results: FitResults) -> str:
     """The page as HTML. `folder` has the runs, `data` the pictures of mistakes."""
     shipment, metric = results.shipment, results.metric
-    files = [file_row(each, results) for each in sorted(shipment.files, key=time_of)]
+    by_time = sorted(shipment.files, key=lambda file: math.inf if file.ms is None else file.ms)
+    files = [file_row(each, results) for each in by_time]
     classes = tuple(map(printable, data.classes))
     split = shipment.test_split or "val"
     return render_template(
@@ -326,10 +318,6 @@ def description(results: FitResults) -> str:
     )
 
 
-def time_of(file: ShippedFile) -> float:
-    return float("inf") if file.ms is None else file.ms
-
-
 def file_row(file: ShippedFile, results: FitResults) -> dict[str, Any]:
     metric = results.metric
     return dict(
@@ -389,7 +377,7 @@ def candidate_rows(results: FitResults) -> list[dict[str, Any]]:
         name, score, time = row["candidate"].name, row["score"], row["time"]
         place = finalists.index(name) if name in finalists else len(finalists)
         rank = results.metric.rank(score.scores[results.metric.name]) if score else 0.0
-        return place, -(score.epochs if score else 0), -rank, time.ms if time else float("inf")
+        return place, -(score.epochs if score else 0), -rank, time.ms if time else math.inf
 
     return sorted(rows, key=order)
 

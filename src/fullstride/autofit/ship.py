@@ -122,8 +122,8 @@ def ship(
     if job.profile is None:
         timed, environment = yield from measured(job, ready, candidate_times.times)
     else:
-        timed = estimated(ready, candidate_times.times, job.budget, job.settings.maybe)
-        environment = device_of(job.profile)
+        timed, environment = estimated(ready, candidate_times.times), device_of(job.profile)
+    timed = within(timed, job.budget, job.settings.maybe)
     metric = job.metric
     best = timed[choose(timed, metric)].file
     notes = doubts(best, job.budget)
@@ -166,11 +166,12 @@ def for_smaller_budgets(
 
     `best` is the file of the largest budget, and `test` has its scores.
     """
-    chosen, notes, maybe = [], list[str](), job.settings.maybe
+    chosen, notes = [], list[str]()
     for budget in job.budgets[1:]:
-        number = choose(within(timed, budget, maybe), job.metric)
+        records = within(timed, budget, job.settings.maybe)
+        number = choose(records, job.metric)
         file, scores = timed[number].file, test
-        notes += doubts(replace(file, within=is_within(file, budget, maybe)), budget)
+        notes += doubts(records[number].file, budget)
         if file is not best:
             scores = final_scores(job, file, f"test-{budget.ms_per_image:g}ms.json")
         ships = SmallerBudget(
@@ -190,17 +191,14 @@ def model_name(file: ShippedFile, budget: Budget | None = None) -> str:
     return f"{MODEL}{limit}{FORMATS[file.format].suffix}"
 
 
-def is_within(file: ShippedFile, budget: Budget, maybe: bool = False) -> bool:
-    ms = file.ms if maybe else file.upper_ms
-    return ms is not None and ms <= budget.ms_per_image
+def within(records: Sequence[FileRecord], budget: Budget, maybe: bool) -> list[FileRecord]:
+    """The records with `within` set by the budget; `maybe` is a setting of the fit."""
 
+    def marked(file: ShippedFile) -> ShippedFile:
+        ms = file.ms if maybe else file.upper_ms
+        return replace(file, within=ms is not None and ms <= budget.ms_per_image)
 
-def within(records: Sequence[FileRecord], budget: Budget, maybe: bool = False) -> list[FileRecord]:
-    """The records with `within` set for another budget."""
-    return [
-        replace(each, file=replace(each.file, within=is_within(each.file, budget, maybe)))
-        for each in records
-    ]
+    return [replace(each, file=marked(each.file)) for each in records]
 
 
 def pick(
@@ -219,8 +217,9 @@ def pick(
         if not file.failure
     ]
     records = [replace(record, file=file) for file, record in stored if record]
-    file = records[choose(within(records, budget, maybe), metric)].file
-    if not is_within(file, budget, maybe):
+    records = within(records, budget, maybe)
+    file = records[choose(records, metric)].file
+    if not file.within:
         raise ValueError(
             f"no file of {folder} is within {budget_ms:g} ms: the fastest, {file.path}, takes "
             f"{file.upper_ms or math.inf:.3g} ms an image"
@@ -228,8 +227,7 @@ def pick(
     name = model_name(file, budget)
     copy_export(folder / file.path, folder / name, file.format)
     score = metric.text(file.val[metric.name])
-    form = f"{file.candidate} as {file.format} {file.precision}"
-    return name, f"{form}: validation {score}, {file.ms:.3g} ms an image"
+    return name, f"{file.title}: validation {score}, {file.ms:.3g} ms an image"
 
 
 def bundle_of(candidate: str) -> str:

@@ -1,6 +1,5 @@
 """Measures or estimates the time of each candidate as the file that would ship."""
 
-import json
 import math
 import statistics
 import time
@@ -36,8 +35,8 @@ from fullstride.deploy.choose_form import (
 )
 from fullstride.deploy.exported import ExportedModel, Precision
 from fullstride.deploy.formats.base import last_line
-from fullstride.io.records import deletable, from_json, read_json
-from fullstride.io.writing import atomic_write, json_output, remove, scratch_folder
+from fullstride.io.records import Record
+from fullstride.io.writing import remove, scratch_folder
 from fullstride.latency.devices import find_operators, profile_here
 from fullstride.latency.estimator import operators_with_names
 from fullstride.latency.network_times import Estimate, estimates
@@ -304,8 +303,8 @@ def most_tried(limit_hours: float | None, first_form_s: float) -> int:
 
 
 PROMISING = "the highest published top-1 or the nearest to the budget, from several families"
-CANDIDATE_TIMES = json_output(
-    "the times of a candidate", "candidate", "format", "precision", "measured"
+CANDIDATE_TIMES = Record(
+    Rows, "the times of a candidate", ("candidate", "format", "precision", "measured")
 )
 
 
@@ -499,7 +498,7 @@ def measured_in_turn(
                 break
             place = *network(candidate), candidate.resolution
             path, title = folder / f"{candidate.name}.json", f"{number} of {len(order)}"
-            stored = read_times(path) if path.exists() else ()
+            stored = CANDIDATE_TIMES.find(path) or ()
             same_model, labels = by_model.setdefault(candidate.model, []), job.labels
             due = again and stored and stored[0].measurements < 2
             if stored and not due and (quick or has_all(job, stored, candidate.model, by_model)):
@@ -528,9 +527,7 @@ def measured_in_turn(
             budget_ms = 0.0 if quick else job.budget.ms_per_image
             first_s = stored[0].first_s if stored else seconds
             rows = tuple(replace(row, budget_ms=budget_ms, first_s=first_s) for row in rows)
-            with atomic_write(path, CANDIDATE_TIMES) as temporary:
-                temporary.write_text(json.dumps([asdict(row) for row in rows], indent=1))
-            times[candidate.name] = same[place] = rows
+            times[candidate.name] = same[place] = CANDIDATE_TIMES.save(path, rows)
             same_model.append(rows)
             yield f"{candidate.name}: {title}, {summary(rows)}, after {seconds:.1f} s"
     return times
@@ -548,12 +545,6 @@ def shorter(rows: Rows, earlier: Rows) -> Rows:
 def network(candidate: Candidate) -> tuple[str, float, float, int, tuple[tuple[str, Any], ...]]:
     options = tuple(candidate.task_options.items())
     return candidate.model, candidate.width, candidate.depth, candidate.channels or 0, options
-
-
-def read_times(path: Path) -> Rows:
-    """Read times that `time_candidates` stored. Raises ValueError in one line."""
-    with deletable():
-        return from_json(Rows, read_json(path), str(path))
 
 
 def summary(rows: Rows) -> str:

@@ -180,7 +180,7 @@ def bench(
     from fullstride.measure.protocols import MEASUREMENTS, save_measurements
     from fullstride.report import console_tables
 
-    check_output(out, MEASUREMENTS)
+    check_output(out, MEASUREMENTS.output)
     with bench_plan(models, settings, trust) as plan:
         rows = print_tables(plan.run(), is_one_table=not settings.protocol)
     print(*console_tables.measurement_notes(rows, plan.options.in_channels), sep="\n")

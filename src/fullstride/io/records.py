@@ -1,7 +1,7 @@
 """Reads and writes JSON strictly as frozen dataclasses, whose annotations say what it may hold.
 
-`from_json` and `to_json` convert between JSON and dataclasses, a `Record` describes a file that
-holds a dataclass, and `Bounds` limits numbers.
+`from_json` and `to_json` convert between JSON and dataclasses, a `Record` describes a file of
+them, and `Bounds` limits numbers.
 """
 
 import csv
@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -122,15 +122,23 @@ def parse_json(text: str | bytes, where: str) -> Any:
         raise ValueError(f"{where} is not whole JSON: {str(error)[:200]}") from None
 
 
-def to_json(instance: Any, names: Mapping[Any, str] | None = None) -> str:
-    """A dataclass as JSON. `names` maps each class and function to its name in the file."""
+def to_json(value: Any, names: Mapping[Any, str] | None = None) -> str:
+    """Dataclasses and containers of them as JSON; `names` names classes and functions in a file."""
 
-    def name(part: Any) -> str:
+    def in_json(part: Any) -> Any:
+        if is_dataclass(part) and not isinstance(part, type):
+            return {each.name: getattr(part, each.name) for each in fields(part)}
         if names is None or part not in names:
             raise TypeError(f"{part!r} has no form in JSON")
         return names[part]
 
-    return json.dumps(asdict(instance), indent=1, default=name)
+    return json.dumps(value, indent=1, default=in_json)
+
+
+def write_json(path: Path, output: Output, value: Any) -> None:
+    """Write `to_json` of `value` whole or not at all, and only over an earlier `output`."""
+    with atomic_write(path, output) as temporary:
+        temporary.write_text(to_json(value))
 
 
 def from_json(kind: type[T], data: Any, where: str, registry: Mapping[str, Any] | None = None) -> T:
@@ -153,7 +161,7 @@ def from_json(kind: type[T], data: Any, where: str, registry: Mapping[str, Any] 
 
 @dataclass(frozen=True)
 class Record(Generic[T]):
-    """A JSON file that holds one dataclass: how it is read, written and recognised."""
+    """A JSON file of a dataclass or a tuple of them: how it is read, written and recognised."""
 
     kind: type[T]
     noun: str  # for errors: "the times of a fit"
@@ -175,8 +183,7 @@ class Record(Generic[T]):
 
     def save(self, path: Path, value: T) -> T:
         """Write the file whole or not at all. Returns what a later `load` returns."""
-        with atomic_write(path, self.output) as temporary:
-            temporary.write_text(to_json(value))
+        write_json(path, self.output, value)
         return self.load(path)
 
 

@@ -1,10 +1,9 @@
 """Fits a profile of the device at hand to timed microbenchmarks."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import NormalDist
@@ -13,7 +12,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
-from fullstride.io.writing import atomic_write, check_output, json_output
+from fullstride.io.records import write_json
+from fullstride.io.writing import check_output, json_output
 from fullstride.latency.devices import profile_names
 from fullstride.latency.fitting import (
     PRIORS,
@@ -486,11 +486,7 @@ def save_times(path: Path, samples: Sequence[Timing], plan: Plan) -> None:
     keys += () if plan.there else ("quiet", "clock", "wall_s", "cpu_s")
     rows = [{key: getattr(sample, key) for key in keys} for sample in samples]
     settings = {key: getattr(plan, key) for key in ("resolution", "precision", "layout")}
-    environment = asdict(plan.environment)
-    with atomic_write(path, TIMES) as temporary:
-        temporary.write_text(
-            json.dumps({"environment": environment, **settings, "times": rows}, indent=1)
-        )
+    write_json(path, TIMES, {"environment": plan.environment, **settings, "times": rows})
 
 
 def check_interval(fit: Fit) -> None:

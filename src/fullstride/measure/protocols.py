@@ -1,6 +1,5 @@
 """Defines how calls are timed: named protocols, timed calls and the result, `Measurement`."""
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ import torch
 
 from fullstride.io import records
 from fullstride.io.records import NonNegative, Positive
-from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.measure.workload import Layout, Precision, Work
 from fullstride.nets.efficiency import Efficiency, short_precision
@@ -80,7 +78,6 @@ GENET = Protocol(name="genet", batch=1, rounds=30, round_s=1e-6, trim=0.1)
 # Table 7 of ResNet-RS, arXiv:2103.07579.
 RESNET_RS = Protocol(name="resnet_rs", batch=128, work="training", fit="halved", memory_batch=32)
 
-MEASUREMENTS = json_output("a file of measurements", "protocol", "images_per_s", "environment")
 # The parts of a protocol are timed one after the other and never compared with each other.
 PROTOCOLS: dict[str, tuple[Protocol, ...]] = {
     "online": (ONLINE,),
@@ -209,6 +206,13 @@ class Measurement:
         return records.from_json(cls, data, where)
 
 
+MEASUREMENTS = records.Record(
+    tuple[Measurement, ...],
+    "a file of measurements",
+    ("protocol", "images_per_s", "environment"),
+)
+
+
 def spread_of_rounds(row: Measurement) -> float:
     """The `spread` of the rounds' medians, which a single delayed call does not change."""
     samples = np.array(row.samples)
@@ -287,8 +291,7 @@ def compare(one: Measurement, other: Measurement) -> float:
 
 def save_measurements(rows: Sequence[Measurement], path: Path) -> None:
     """Save the measurements, with their samples, as a JSON list."""
-    with atomic_write(path, MEASUREMENTS) as beside:
-        beside.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    records.write_json(path, MEASUREMENTS.output, rows)
 
 
 def read_measurements(path: Path) -> list[Measurement]:

@@ -5,7 +5,6 @@ bottleneck, DW an inverted bottleneck with a depthwise convolution. Stacks have 
 and the same width and resolution throughout.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, groupby, product
@@ -17,8 +16,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from fullstride.io.records import Positive, PositiveInt, refuse_flags
-from fullstride.io.writing import PLOT, atomic_write, check_output, json_output
+from fullstride.io.records import Positive, PositiveInt, refuse_flags, write_json
+from fullstride.io.writing import PLOT, check_output, json_output
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment, choose_device
 from fullstride.measure.protocols import THROUGHPUT, Protocol
@@ -205,9 +204,7 @@ class Method:
         return LINE.format(*sizes, "ms/image", INTERVALS[self.how], "GMACs/s")
 
     def save(self, path: Path, rows: Sequence[BlockTime]) -> None:
-        content = {"how": self.how, **self.settings, "rows": [asdict(row) for row in rows]}
-        with atomic_write(path, OUTPUT) as beside:
-            beside.write_text(json.dumps(content, indent=1))
+        write_json(path, OUTPUT, {"how": self.how, **self.settings, "rows": rows})
 
 
 def check_outputs(out: Path) -> None:
@@ -240,13 +237,13 @@ def find_method(
     rounds = THROUGHPUT.rounds if rounds is None else rounds
     protocol = replace(THROUGHPUT, batch=images, rounds=rounds)
     here = Environment.here(place)
-    settings = {"protocol": asdict(protocol), "precision": kind, "layout": order}
+    settings = {"protocol": protocol, "precision": kind, "layout": order}
     return Method(
         how="measured",
         time=measured(place, protocol, precision=kind, layout=order),
         description=f"measured on {here.device}, {here.threads} threads, torch {here.torch}, "
         f"{short_precision(kind)}, {order}, batch {images}",
-        settings={**settings, "environment": asdict(here)},
+        settings={**settings, "environment": here},
     )
 
 

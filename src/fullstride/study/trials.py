@@ -21,10 +21,9 @@ from fullstride.io.locks import (
     find_holder,
     hold,
 )
-from fullstride.io.records import deletable, from_json, read_json, to_json
+from fullstride.io.records import deletable, from_json, read_json, write_json
 from fullstride.io.writing import (
     Output,
-    atomic_write,
     check_output,
     cores,
     has_keys,
@@ -93,8 +92,7 @@ class TrialKind:
             return from_json(Failure if has_failed else self.result_type, data, str(trial.result))
 
     def write(self, trial: Trial, result: Any) -> None:
-        with atomic_write(trial.result, self.output) as temporary:
-            temporary.write_text(to_json(result))
+        write_json(trial.result, self.output, result)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,10 +27,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from fullstride.io.records import Positive, Record, deletable, from_json
+from fullstride.io.records import Positive, Record, from_json
 from fullstride.io.writing import user_cache
 from fullstride.measure.environment import Environment, version
-from fullstride.measure.protocols import Measurement, read_measurements, save_measurements, spread
+from fullstride.measure.protocols import MEASUREMENTS, Measurement, spread
 from fullstride.targets import runner, sessions
 
 # Reads the text of the runner from standard input, before the requests.
@@ -532,15 +532,10 @@ class StoredTimes:
         Raises ValueError for a file with other content.
         """
         path = self.path(*key)  # pyright: ignore[reportArgumentType]
-        if not path.exists():
-            return None
-        with deletable():
-            (row,) = read_measurements(path)
-        return row
+        rows = MEASUREMENTS.find(path)
+        return rows[0] if rows else None
 
     def save(self, network: str, format: str, precision: str, row: Measurement) -> Measurement:
         """Store a measurement by the online protocol."""
-        own = replace(row, name=network)
         path = self.path(network, row.protocol.resolution, row.protocol.batch, format, precision)
-        save_measurements([own], path)
-        return own
+        return MEASUREMENTS.save(path, (replace(row, name=network),))[0]

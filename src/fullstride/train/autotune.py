@@ -21,8 +21,8 @@ from typing import Any, get_args
 import torch
 
 from fullstride.data.loader import Batch
-from fullstride.io.records import from_json, read_json
-from fullstride.io.writing import Output, atomic_write, lacks_memory, user_cache
+from fullstride.io.records import from_json, read_json, write_json
+from fullstride.io.writing import Output, lacks_memory, user_cache
 from fullstride.measure.environment import Environment
 from fullstride.measure.max_batch import budget_bytes, predict
 from fullstride.measure.protocols import THROUGHPUT, timed_calls, warm_up
@@ -83,9 +83,7 @@ def choose_efficiency(
         rates = measure_rates(recipe, task, net, batch, torch.device(device))
         fastest = max(rates, key=rates.__getitem__)
         entries[digest] = CacheEntry(fastest, rates, environment)
-        content = {key: asdict(entry) for key, entry in entries.items()}
-        with atomic_write(path, OUTPUT) as temporary:
-            temporary.write_text(json.dumps(content, indent=1))
+        write_json(path, OUTPUT, entries)
     return recipe.with_efficiency(entries[digest].fastest)
 
 

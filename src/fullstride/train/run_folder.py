@@ -25,6 +25,7 @@ from fullstride.io.records import (
     from_json,
     read_json,
     to_json,
+    write_json,
 )
 from fullstride.io.writing import (
     Output,
@@ -253,8 +254,7 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
                 "same arguments"
             )
         return
-    with atomic_write(path, OUTPUTS[RUN_CONFIG]) as temporary:
-        temporary.write_text(to_json(config))
+    write_json(path, OUTPUTS[RUN_CONFIG], config)
 
 
 def comparable(config: RunConfig, defaults: Mapping[str, Any]) -> dict[str, Any]:

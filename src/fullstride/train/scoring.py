@@ -19,8 +19,7 @@ from fullstride.data.readers.splits import OnlyCopiesError, SplitRule
 from fullstride.data.transforms.clips import ViewsOfVideo
 from fullstride.data.transforms.crop import to_input
 from fullstride.io.console import print_note
-from fullstride.io.records import from_json, read_json, to_json
-from fullstride.io.writing import atomic_write
+from fullstride.io.records import from_json, read_json, write_json
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
@@ -332,8 +331,7 @@ def save_scores(
         )
         for split, result in results.items()
     }
-    with atomic_write(path, SCORES) as beside:
-        beside.write_text(to_json(ScoreFile(network, data, classes, splits)))
+    write_json(path, SCORES, ScoreFile(network, data, classes, splits))
 
 
 def load_scores(path: Path) -> ScoreFile:

@@ -1,6 +1,5 @@
 """Times data loading, training steps and whole runs, to train within a time limit."""
 
-import json
 import math
 import statistics
 import time
@@ -15,7 +14,8 @@ import torch
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
 from fullstride.io.console import count_of, print_note
-from fullstride.io.writing import atomic_write, cores, json_output, scratch_folder
+from fullstride.io.records import write_json
+from fullstride.io.writing import cores, json_output, scratch_folder
 from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import timed_calls
 from fullstride.tasks import find_task
@@ -207,15 +207,14 @@ def save_data_bench(
         "model": model,
         "data": data.where,
         "fingerprint": data.fingerprint,
-        "recipe": asdict(recipe),
+        "recipe": recipe,
         **asdict(bench),
         "verdict": bench.verdict(),
         "waiting": bench.waiting,
         "suggestions": bench.suggestions(recipe, from_files=data.train.file is not None),
-        "environment": asdict(environment),
+        "environment": environment,
     }
-    with atomic_write(path, DATA_BENCH) as temporary:
-        temporary.write_text(json.dumps(content, indent=1))
+    write_json(path, DATA_BENCH, content)
 
 
 def measure_loading(

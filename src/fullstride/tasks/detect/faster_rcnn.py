@@ -7,7 +7,6 @@ which the loss of the proposals keeps.
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -244,7 +243,7 @@ def objects_of(target: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def levels_by_name(levels: Sequence[Tensor]) -> dict[str, Tensor]:
-    return OrderedDict((str(i), level) for i, level in enumerate(levels))
+    return {str(number): level for number, level in enumerate(levels)}
 
 
 def pooling() -> MultiScaleRoIAlign:

@@ -164,7 +164,7 @@ def detections(
     rows = torch.cat((boxes_nd4, scores_nd[..., None], labels_nd[..., None] - NO_CLASS), -1)
     rows = torch.where(scores_nd[..., None] > 0, rows, 0.0)
     # pad to at least `limit` rows, then cut to `limit`
-    rows = torch.nn.functional.pad(rows, (0, 0, 0, limit))[:, :limit]
+    rows = F.pad(rows, (0, 0, 0, limit))[:, :limit]
     return rows + rows.new_tensor([0.0] * (COLUMNS - 1) + [NO_CLASS])
 
 
