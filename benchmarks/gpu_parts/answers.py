@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import shipping as files
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullstride.data.transforms.crop import to_input
 from fullstride.deploy.exported import ExportedModule, Precision
@@ -19,11 +19,10 @@ from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.deploy.formats.tensorrt import engine_missing
 from fullstride.latency.devices import estimate_by_name
 from fullstride.latency.microbenchmarks import by_sheet
-from fullstride.measure.bench import BenchOptions, measure_all
 from fullstride.measure.protocols import ONLINE, THROUGHPUT
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
-from fullstride.papers.suite import reason
+from gpu_parts.in_turn import time_in_turn
 from gpu_parts.settings import Result, Settings, Work, run_command
 
 PAIRS, SIDE = files.PAIRS, files.SIDE
@@ -35,7 +34,6 @@ FILES: dict[str, tuple[tuple[str, Precision], ...]] = {  # by the device
     "cuda": (("tensorrt", "fp16"), ("tensorrt", "int8"), ("aoti", "bf16")),
     "cpu": (("onnx", "fp32"),),
 }
-Call = Callable[[Tensor], Tensor]
 
 
 def shipping(settings: Settings) -> Iterator[Work]:
@@ -45,63 +43,88 @@ def shipping(settings: Settings) -> Iterator[Work]:
             yield f"{name}, batch {batch}", partial(contest, settings, name, theirs, batch)
 
 
+@dataclass(frozen=True)
+class AnswerMaker:
+    """Makes the call of a form on a batch. Raises ValueError for other logits than eager ones."""
+
+    name: str
+    theirs: str  # timm's network
+    form: str
+    batch: int
+    device: torch.device
+
+    def __call__(self) -> tuple[Callable[[], Tensor], dict[str, Any]]:
+        kind: Any = dict(
+            device=self.device, dtype=torch.bfloat16, memory_format=torch.channels_last
+        )
+        bundle = files.random_bundle(self.name)
+        x = pictures(bundle, self.batch).to(**kind)
+        if self.form.startswith("timm"):
+            return inference(as_run(zoo.create(self.theirs).eval().to(**kind), self.form), x), {}
+        eager = fold_batch_norm(bundle.net).eval().to(**kind)
+        if self.form in (file := {" ".join(each): each for each in FILES[self.device.type]}):
+            net = as_file(bundle, *file[self.form], x)
+        else:
+            net = as_run(eager, self.form)
+        call = inference(net, x)
+        with torch.inference_mode():
+            expected, logits = eager(x).float(), call().float().to(self.device)
+        error = (logits - expected).abs().max() / expected.abs().max()
+        if not error <= MAX_ERROR:
+            raise ValueError(f"its logits differ by {error:.0%} of the largest")
+        return call, {"error": error.item()}
+
+
+def as_run(net: nn.Module, form: str) -> Callable[[Tensor], Tensor]:
+    """The network, eager, compiled, or compiled and captured."""
+    if form.endswith("eager"):
+        return net
+    mode = "reduce-overhead" if form.endswith("CUDA graph") else None
+    return torch.compile(net, dynamic=False, mode=mode)
+
+
+def inference(net: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
+    def call() -> Tensor:
+        with torch.inference_mode():
+            return net(x)
+
+    call()  # compiles, and selects algorithms
+    return call
+
+
 def contest(settings: Settings, name: str, theirs: str, batch: int) -> Result:
     """Images/s, or ms of a call, of all forms in turn; those whose logits differ are errors."""
-    device, dtype = settings.device, torch.bfloat16
-    bundle = files.random_bundle(name)
-    kind: Any = dict(device=device, dtype=dtype, memory_format=torch.channels_last)
-    ours = fold_batch_norm(bundle.net).eval().to(**kind)
-    timm = zoo.create(theirs).eval().to(**kind)
-    x = pictures(bundle, batch).to(**kind)
-    compiled: dict[str, Any] = dict(dynamic=False)
-    graph = compiled | dict(mode="reduce-overhead")
-    makers: dict[str, Callable[[], Any]] = {
-        "timm eager": lambda: timm,
-        REFERENCE: partial(torch.compile, timm, **compiled),
-        "eager": lambda: ours,
-        "compiled": partial(torch.compile, ours, **compiled),
-    }
+    device = settings.device
+    forms = ["timm eager", REFERENCE, "eager", "compiled"]
     if settings.gpu:
-        makers["timm CUDA graph"] = partial(torch.compile, timm, **graph)
-        makers["CUDA graph"] = partial(torch.compile, ours, **graph)
-    makers |= {
-        f"{format} {precision}": partial(as_file, bundle, format, precision, x)
-        for format, precision in FILES["cuda" if settings.gpu else "cpu"]
+        forms += ["timm CUDA graph", "CUDA graph"]
+    forms += [" ".join(each) for each in FILES[device.type]]
+    makers = {form: AnswerMaker(name, theirs, form, batch, device) for form in forms}
+    protocol = replace(ONLINE if batch == 1 else THROUGHPUT, batch=batch, resolution=SIDE)
+    if not settings.gpu:
+        protocol = replace(protocol, rounds=2, warmup_s=0.0, round_s=0.01)
+    rows, failed = time_in_turn(makers, protocol, device, settings.seconds / 2)
+    reference = REFERENCE if REFERENCE in rows else "eager"
+    first = rows[reference].images_per_s
+    ratios = {
+        form: float(np.median(np.divide(row.images_per_s, first))) for form, row in rows.items()
     }
-    torch.compiler.reset()
-    calls, failed = dict[str, Callable[[], object]](), dict[str, str]()
-    with torch.inference_mode():
-        expected = ours(x).float()
-        for form, make in makers.items():
-            try:
-                call = make()
-                logits = call(x).float().to(device)
-                if not form.startswith("timm"):
-                    error = (logits - expected).abs().max() / expected.abs().max()
-                    if not error <= MAX_ERROR:
-                        raise ValueError(f"its logits differ by {error:.0%} of the largest")
-                calls[form] = partial(call, x)
-            except Exception as error:  # the others go on
-                failed[form] = reason(error)
-        protocol = replace(ONLINE if batch == 1 else THROUGHPUT, batch=batch, resolution=SIDE)
-        if not settings.gpu:
-            protocol = replace(protocol, rounds=2, warmup_s=0.0, round_s=0.01)
-        reference = REFERENCE if REFERENCE in calls else "eager"
-        options = BenchOptions(precision="bfloat16", layout="nhwc", reference=reference)
-        rows = measure_all(calls, protocol, device, options)
-    ratios = {row.name: row.ratio for row in rows}
-    best = max((form for form in ratios if "timm" not in form), key=lambda form: ratios[form] or 0)
+    best = max((form for form in ratios if "timm" not in form), key=ratios.__getitem__)
     note = f"; failed: {', '.join(failed)}" if failed else ""
     return {
-        "ok": not settings.gpu or batch < max(BATCHES) or (ratios[best] or 0) >= GOAL,
+        "ok": not settings.gpu or batch < max(BATCHES) or ratios[best] >= GOAL,
         "summary": f"{best} is {ratios[best]:.2f}x {reference}{note}",
         "batch": batch,
         "resolution": SIDE,
-        "ms_per_image": {row.name: row.ms_per_image or 1e3 / row.images_per_s for row in rows},
-        "ms_p99": {row.name: row.ms_p99 for row in rows},
+        "ms_per_image": {form: 1e3 / row.rate for form, row in rows.items()},
+        "ms_p99": {
+            form: float(np.percentile(row.samples, 99)) if protocol.waits else None
+            for form, row in rows.items()
+        },
         "ratios": ratios,
         "reference": reference,
-        "spreads": {row.name: row.spread for row in rows},
+        "spreads": {form: row.spread for form, row in rows.items()},
+        "errors": {form: row.facts["error"] for form, row in rows.items() if row.facts},
         "estimated": estimated(settings, theirs, batch),
         "failed": failed,
     }
@@ -114,7 +137,9 @@ def pictures(bundle: Bundle, count: int) -> Tensor:
     return to_input(pixels, bundle.preprocessing)
 
 
-def as_file(bundle: Bundle, format: str, precision: Precision, x: Tensor) -> Call:
+def as_file(
+    bundle: Bundle, format: str, precision: Precision, x: Tensor
+) -> Callable[[Tensor], Tensor]:
     """The file that ships, which takes images of the host and returns logits there."""
     if format == "tensorrt" and (why := engine_missing()):  # its folder would be an ONNX file
         raise ValueError(why)

@@ -93,7 +93,9 @@ def gradients(settings: Settings, name: str, side: int, precision: str, layout: 
     net = zoo.create(name)
     for norm in net.modules():
         if isinstance(norm, nn.BatchNorm2d):
-            nn.init.uniform_(norm.weight, 0.2, 1.2)
+            # The ends of blocks begin at zero. With large gains there, bf16 gradients are noise.
+            gains = (0.2, 1.2) if norm.weight.any() else (0.05, 0.2)
+            nn.init.uniform_(norm.weight, *gains)
             nn.init.normal_(norm.bias, std=0.1)
     images, labels = torch.randn(IMAGES, 3, side, side), torch.arange(IMAGES) % net.spec.classes
     format, device = FORMATS[layout], settings.device

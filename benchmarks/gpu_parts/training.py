@@ -1,21 +1,22 @@
 """How fast do networks train and answer, in each form, beside those of timm, and at what batch?"""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
+import torch
 from torch import nn
 
 from fullstride.measure.bench import BenchOptions, measure_all
 from fullstride.measure.max_batch import Trial, largest, peak_mib, predict, search
-from fullstride.measure.protocols import THROUGHPUT
-from fullstride.measure.workload import Step, StepOptions, compiling, exact_float32
+from fullstride.measure.protocols import THROUGHPUT, Protocol
+from fullstride.measure.workload import Step, StepOptions
 from fullstride.nets import fused_form, zoo
-from fullstride.nets.efficiency import Efficiency
-from fullstride.papers.suite import reason
+from fullstride.nets.efficiency import Efficiency, is_compiled
+from gpu_parts.in_turn import time_in_turn
 from gpu_parts.settings import FORMATS, Result, Settings, Work
 
 
@@ -46,46 +47,41 @@ class Form(NamedTuple):
     build: Callable[[], nn.Module]
     efficiency: Efficiency = "plain"
     compiled: bool = False  # by torch.compile alone
-    eager: str = ""  # the eager form whose best layout it takes
 
 
 def training_forms(name: str, timm: str) -> dict[str, Form]:
     """The five ways of training that a recipe has, and timm's network."""
     theirs, ours = partial(zoo.create, f"timm/{timm}"), partial(zoo.create, name)
-
-    def int8() -> nn.Module:
-        return fused_form.to_fused(ours(), name, int8=True)
-
     forms = {
         "timm eager": Form(theirs),
-        "timm compiled": Form(theirs, compiled=True, eager="timm eager"),
+        "timm compiled": Form(theirs, compiled=True),
         "plain": Form(ours),
         "fused": Form(ours, "fused"),
-        "plain compiled": Form(ours, "plain_compiled", eager="plain"),
-        "fused compiled": Form(ours, "fused_compiled", eager="fused"),
-        "int8": Form(int8, "fused_compiled", eager="fused"),
+        "plain compiled": Form(ours, "plain_compiled"),
+        "fused compiled": Form(ours, "fused_compiled"),
+        "int8": Form(partial(int8, name), "fused_compiled"),
     }
     if name == "tresnet_m":
         resnet = partial(zoo.create, "timm/resnet50")
         forms["resnet50 eager"] = Form(resnet)
-        forms["resnet50 compiled"] = Form(resnet, compiled=True, eager="resnet50 eager")
+        forms["resnet50 compiled"] = Form(resnet, compiled=True)
     return forms
+
+
+def int8(name: str) -> nn.Module:
+    return fused_form.to_fused(zoo.create(name), name, int8=True)
+
+
+def padded(name: str) -> nn.Module:
+    return fused_form.to_padded(zoo.create(name), name)
 
 
 def padding_forms(name: str) -> dict[str, Form]:
-    ours, forms = partial(zoo.create, name), {}
-
-    def padded() -> nn.Module:
-        return fused_form.to_padded(ours(), name)
-
-    for build, suffix in ((ours, ""), (padded, " padded")):
-        forms |= {
-            f"plain{suffix}": Form(build),
-            f"fused{suffix}": Form(build, "fused"),
-            f"plain compiled{suffix}": Form(build, "plain_compiled", eager=f"plain{suffix}"),
-            f"fused compiled{suffix}": Form(build, "fused_compiled", eager=f"fused{suffix}"),
-        }
-    return forms
+    return {
+        f"{efficiency.replace('_', ' ')}{suffix}": Form(partial(build, name), efficiency)
+        for build, suffix in ((zoo.create, ""), (padded, " padded"))
+        for efficiency in get_args(Efficiency)
+    }
 
 
 def speed(settings: Settings) -> Iterator[Work]:
@@ -101,61 +97,65 @@ def speed(settings: Settings) -> Iterator[Work]:
             yield f"{padded}, training padded", partial(race, settings, forms, other, {})
 
 
+@dataclass(frozen=True)
+class StepMaker:
+    """Makes the training step of a form: eager ones in the faster layout, compiled ones in NHWC."""
+
+    form: Form
+    trial: Protocol  # by which the layouts are compared
+    device: torch.device
+
+    def __call__(self) -> tuple[Step, dict[str, Any]]:
+        form = self.form
+        compiled = form.compiled or is_compiled(form.efficiency)
+        steps = {layout: self.step(layout) for layout in (["nhwc"] if compiled else FORMATS)}
+        rates: dict[str, float] = {}
+        if not compiled:
+            rows = measure_all(steps, self.trial, self.device, BF16)
+            rates = {row.name: row.images_per_s for row in rows}
+        layout = max(rates, key=rates.__getitem__, default="nhwc")
+        step = steps[layout]
+        peak = peak_mib(step.resident(), step, self.device)
+        return step, {"layout": layout, "peak_memory_mib": peak, "layouts": rates}
+
+    def step(self, layout: Any) -> Step:
+        options = StepOptions(
+            precision="bfloat16",
+            layout=layout,
+            compiled=self.form.compiled,
+            efficiency=self.form.efficiency,
+        )
+        net, trial = self.form.build(), self.trial
+        first = Step(net, "training", trial.batch, trial.resolution, self.device, options=options)
+        first()  # compiles and selects algorithms
+        return first
+
+
 def race(
     settings: Settings,
     build_forms: Callable[[], Mapping[str, Form]],
     network: Network,
     goals: Mapping[str, float],
 ) -> Result:
-    """Images/s of all forms, in turn in every round, each in its best layout, and peak memory."""
+    """Images/s of all forms, in turn in every round, and peak memory."""
     side, batch = network.resolution, network.batch
-    short: dict[str, Any] = dict(warmup_s=0.5, rounds=3, round_s=0.2)
+    short: dict[str, Any] = dict(warmup_s=0.3, rounds=3, round_s=0.2)
     if not settings.gpu:
         short = dict(warmup_s=0.0, rounds=2, round_s=0.01)
     trial = replace(THROUGHPUT, batch=batch, resolution=side, work="training", **short)
-    final = replace(trial, warmup_s=1.0, rounds=15) if settings.gpu else trial
-    layouts: dict[str, str] = {}
-    steps: dict[str, Step] = {}
-    peaks: dict[str, float | None] = {}
-    failed: dict[str, str] = {}
-
-    def step(form: Form, layout: str) -> Step:
-        options = StepOptions(
-            precision="bfloat16",
-            layout=layout,  # pyright: ignore[reportArgumentType]
-            compiled=form.compiled,
-            efficiency=form.efficiency,
-        )
-        first = Step(form.build(), "training", batch, side, settings.device, options=options)  # pyright: ignore[reportArgumentType]
-        first()  # compiles and selects algorithms
-        return first
-
-    with exact_float32(), compiling(True):
-        for name, form in build_forms().items():
-            if form.eager and not settings.gpu:
-                continue
-            try:
-                if form.eager:
-                    layouts[name] = layouts[form.eager]
-                    steps[name] = step(form, layouts[name])
-                else:
-                    both = {layout: step(form, layout) for layout in FORMATS}
-                    rows = measure_all(both, trial, settings.device, BF16)
-                    layouts[name] = max(rows, key=lambda row: row.images_per_s).name
-                    steps[name] = both.pop(layouts[name])
-                    both.clear()
-                peaks[name] = peak_mib(steps[name].resident(), steps[name], settings.device)
-            except Exception as error:
-                failed[name] = reason(error)
-                error.__traceback__ = None  # it refers to maps
-        rows = measure_all(steps, final, settings.device, BF16)
-    rates = {row.name: row.images_per_s for row in rows}
-    samples = {row.name: row.samples for row in rows}
+    final = replace(trial, warmup_s=0.5, rounds=15) if settings.gpu else trial
+    makers = {
+        name: StepMaker(form, trial, settings.device)
+        for name, form in build_forms().items()
+        if settings.gpu or not (form.compiled or is_compiled(form.efficiency))
+    }
+    rows, failed = time_in_turn(makers, final, settings.device, settings.seconds / 2)
+    rates = {name: row.rate for name, row in rows.items()}
     ours = [name for name in rates if not name.startswith(("timm", "resnet50"))]
     best = max(ours, key=rates.__getitem__)
     ratios = {
-        name: float(np.median(np.divide(samples[best], samples[name])))
-        for name in rates
+        name: float(np.median(np.divide(rows[best].images_per_s, row.images_per_s)))
+        for name, row in rows.items()
         if name != best
     }
     goals = {name: goal for name, goal in goals.items() if name in ratios}
@@ -171,12 +171,15 @@ def race(
         "ratios": ratios,
         "goals": goals,
         "images_per_s": rates,
-        "peak_memory_mib": peaks,
+        "spreads": {name: row.spread for name, row in rows.items()},
+        "peak_memory_mib": {name: row.facts["peak_memory_mib"] for name, row in rows.items()},
         "batch": batch,
         "resolution": side,
-        "layouts": layouts,
+        "layouts": {
+            name: row.facts["layouts"] or row.facts["layout"] for name, row in rows.items()
+        },
         "failed": failed,
-        "samples": samples,
+        "samples": {name: row.samples for name, row in rows.items()},
     }
 
 

@@ -116,7 +116,7 @@ def bn_add_act_kernel(y, x_int8, other_int8, x, other, slope, outer, units, cut:
     pivot, scale, shift = three(x.affine, here)
     if x_int8 is not None:
         rate = number(x.rate_c, here)
-    if other is not None and other.affine is not None:
+    if other.affine is not None:
         other_pivot, other_scale, other_shift = three(other.affine, here)
     if other_int8 is not None:
         other_rate = number(other.rate_c, here)
@@ -125,7 +125,7 @@ def bn_add_act_kernel(y, x_int8, other_int8, x, other, slope, outer, units, cut:
         value = values(x.map, at, mask)
         centred = value - pivot
         z = scale * centred + shift
-        if other is not None:
+        if other.map is not None:
             more = values(other.map, at, mask)
             if other.affine is not None:
                 more -= other_pivot
@@ -162,18 +162,18 @@ def bn_add_act_sums_kernel(sums, grad, y, x, other, slope, outer, units, cut: tl
     pivot, scale, shift = three(x.affine, here)
     numbers = pivot, 1.0 / scale, shift
     first_sum, second_sum, third_sum = zeros(cut), zeros(cut), zeros(cut)
-    if other is not None:
+    if other.map is not None:
         other_pivot = number(other.affine.pivot_c, here)
     for step in range(cut.steps):
         _, at, mask = tile(here, step, cut)
         d, centred = d_and_centred(grad, None, y, x.map, numbers, slope, at, mask)
         first_sum += d
         second_sum += d * centred
-        if other is not None:
+        if other.map is not None:
             third_sum += d * (values(other.map, at, mask) - other_pivot)
     save(sums[0], first_sum, here, cut)
     save(sums[1], second_sum, here, cut)
-    if other is not None:
+    if other.map is not None:
         save(sums[2], third_sum, here, cut)
 
 
@@ -187,14 +187,14 @@ def bn_add_act_gradients_kernel(
     steep, constant, linear = three(x.slopes, here)
     if squeeze is not None:
         squeeze = number(squeeze, here)
-    if other is not None:
+    if other.map is not None:
         other_pivot = number(other.affine.pivot_c, here)
         other_steep, other_constant, other_linear = three(other.slopes, here)
     for step in range(cut.steps):
         _, at, mask = tile(here, step, cut)
         d, centred = d_and_centred(grad, squeeze, y, x.map, numbers, slope, at, mask)
         tl.store(grad_x + at, steep * d + constant + linear * centred, mask=mask)
-        if other is not None:
+        if other.map is not None:
             more = other_linear * (values(other.map, at, mask) - other_pivot)
             tl.store(grad_other + at, other_steep * d + other_constant + more, mask=mask)
         elif grad_other is not None:

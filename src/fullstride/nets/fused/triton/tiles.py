@@ -52,7 +52,7 @@ class Numbers(NamedTuple):
     """Numbers per channel as an argument of a kernel."""
 
     data: Tensor
-    per_image: int | None  # 1 for (N, C), None for numbers that all images share
+    stride: int  # from an image to the next: C for (N, C), 0 for numbers that all images share
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Tiles:
         return None if maps is None else maps.contiguous(memory_format=self.format)
 
     def term(self, term: Term | None) -> Any:
-        """A term as an argument of a kernel."""
-        return term and Term(self.lay(term.map), *map(numbers_of, term[1:]))
+        """A term as an argument of a kernel, without a map if there is none."""
+        return Term(self.lay(term.map), *map(numbers_of, term[1:])) if term else Term(None)
 
     @cached_property
     def spans(self) -> int:
@@ -123,8 +123,8 @@ def numbers_of(numbers: Tensor | Affine | Slopes | None) -> Any:
         return type(numbers)(*map(numbers_of, numbers))
     if numbers is None:
         return None
-    per_image = 1 if numbers.ndim == 2 and len(numbers) > 1 else None
-    return Numbers(numbers.float().contiguous(), per_image)
+    stride = numbers.shape[1] if numbers.ndim == 2 and len(numbers) > 1 else 0
+    return Numbers(numbers.float().contiguous(), stride)
 
 
 def slope_of(slope: float | None) -> float | None:
@@ -175,7 +175,7 @@ def values(maps, at, mask):
 def number(numbers, here):
     """Numbers of an image's channels, (1, block_c); 1 outside, a safe divisor."""
     n, _, c, _, channels = here
-    at = c if numbers.per_image is None else n * channels + c
+    at = n * numbers.stride + c
     return tl.load(numbers.data + at, mask=c < channels, other=1.0)[None, :]
 
 
@@ -187,7 +187,7 @@ def three(numbers, here):
 
 @triton.jit
 def zeros(cut: tl.constexpr):
-    return tl.zeros([cut.block_p, cut.block_c], tl.float32)
+    return tl.full([cut.block_p, cut.block_c], 0.0, tl.float32)
 
 
 @triton.jit
