@@ -39,7 +39,7 @@ def known():
     """GENet's networks at batch 64, timed by what its authors printed, and by estimates alone."""
     profile = load_profile("v100-fp16")
     return {
-        printed: list(options_with_times(genet_paper(), profile, 64, printed))
+        printed: list(options_with_times(genet_paper(), profile, 64, printed, {}))
         for printed in (True, False)
     }
 

@@ -14,9 +14,9 @@ from fullstride.autofit.near_copies import (
     MAX_COMPARED,
     REPORT_S,
     SPLITS,
+    ComparedImages,
     ImageIndex,
     Matches,
-    Pictures,
     find_matches,
     index_images,
     same_pixels,
@@ -321,7 +321,7 @@ def _some(names: Iterable[str], count: int) -> str:
     return ", ".join(shown) + more
 
 
-def _notes(data: DataSet, pictures: Pictures) -> list[str]:
+def _notes(data: DataSet, pictures: ComparedImages) -> list[str]:
     notes = []
     for split in SPLITS:
         missing = data.missing_classes(split) if len(getattr(data, split)) else ()

@@ -55,7 +55,7 @@ HASH_CHUNK = 1024  # images at once
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ComparedImages:
     """The compared data of N images."""
 
     pooled: np.ndarray  # uint8 (N, side, side, C), with C of 1 or 3
@@ -65,8 +65,10 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.hashes)
 
-    def subset(self, indices: np.ndarray) -> "Pictures":
-        return Pictures(self.pooled[indices], self.hashes[indices], self.mirrored_hashes[indices])
+    def subset(self, indices: np.ndarray) -> "ComparedImages":
+        return ComparedImages(
+            self.pooled[indices], self.hashes[indices], self.mirrored_hashes[indices]
+        )
 
     @cached_property
     def contrasted(self) -> np.ndarray:
@@ -152,18 +154,18 @@ def crop_matrix(side: int, low: float, high: float) -> np.ndarray:
     return np.maximum(1 - distances, 0).astype(np.float32)
 
 
-def compared(thumbnails: np.ndarray) -> Pictures:
+def compared(thumbnails: np.ndarray) -> ComparedImages:
     """The compared data of thumbnails: uint8 (N, side, side, C), side even, C of 1 or 3."""
     n, side, _, c = thumbnails.shape
     blocks = thumbnails.reshape(n, side // POOL, POOL, side // POOL, POOL, c)
     pooled = np.rint(blocks.mean((2, 4), dtype=np.float32)).astype(np.uint8)
-    return Pictures(
+    return ComparedImages(
         pooled, perceptual_hashes(thumbnails), perceptual_hashes(thumbnails[:, :, ::-1])
     )
 
 
-def concatenated(parts: Sequence[Pictures]) -> Pictures:
-    return Pictures(
+def concatenated(parts: Sequence[ComparedImages]) -> ComparedImages:
+    return ComparedImages(
         np.concatenate([part.pooled for part in parts]),
         np.concatenate([part.hashes for part in parts]),
         np.concatenate([part.mirrored_hashes for part in parts]),
@@ -243,7 +245,7 @@ class Matches(NamedTuple):
 
 
 def find_matches(
-    pictures: Pictures, in_split: np.ndarray, classes: np.ndarray, mirror: bool
+    pictures: ComparedImages, in_split: np.ndarray, classes: np.ndarray, mirror: bool
 ) -> Generator[float, None, Matches]:
     """The partners of each picture in other splits, and in another class.
 
@@ -281,7 +283,7 @@ def find_matches(
 
 
 def near_pairs(
-    pictures: Pictures,
+    pictures: ComparedImages,
     rows: np.ndarray,
     later: bool,
     mirror: bool,
@@ -335,7 +337,7 @@ class ImageIndex:
     """The N readable images of a data set: train, then validation, then test."""
 
     data: DataSet
-    pictures: Pictures
+    pictures: ComparedImages
     splits: np.ndarray  # int64 (N,): index in SPLITS
     indices: np.ndarray  # int64 (N,): index in the split
     facts: tuple[Facts, ...]
@@ -351,7 +353,7 @@ def index_images(data: DataSet, workers: int = 0) -> Generator[str, None, ImageI
 
     Yields lines of progress. Raises ValueError if no image can be read.
     """
-    parts: list[Pictures] = []
+    parts: list[ComparedImages] = []
     splits, indices, facts, unreadable = [], [], [], {}
     total, done = sum(len(getattr(data, split)) for split in SPLITS), 0
     start = last = time.monotonic()
@@ -438,7 +440,7 @@ def pixel_digest(image: Image.Image) -> bytes:
 
 
 Result = tuple[np.ndarray, Facts] | str  # a thumbnail with facts, or why there is none
-Block = tuple[Pictures | None, list[Facts | str]]  # images in order; None: all are unreadable
+Block = tuple[ComparedImages | None, list[Facts | str]]  # images in order; None: all are unreadable
 
 
 @dataclass(frozen=True)

@@ -297,33 +297,25 @@ def of_file(path: Path, root: Path) -> Start:
         why = unnamed(path)
         for name in names:
             try:
-                return of_timm(path, name, timm_classes(state, name))
+                spec = timm_spec(name, classes=timm_classes(state, name))
+                return of_network(path, f"timm/{name}", spec, name)
             except ValueError as error:
                 why = f"{path}: {error}"
         raise ValueError(why) from None
-    config = pretrained_config(tagged) if tagged else None
-    side = release.resolution if release else match.spec.resolution
-    return Start(
-        model=match.name,
-        weights=str(path),
-        label=str(path),
-        family=family_of(match.name, match.spec),
-        trained_at=config.input_size[1] if config else side,
-        channels=match.spec.in_channels,
-        top1=published_top1(tagged),
-        licence=config.license or "" if config else "",
-    )
+    spec = replace(match.spec, resolution=release.resolution) if release else match.spec
+    return of_network(path, match.name, spec, tagged)
 
 
-def of_timm(path: Path, name: str, classes: int) -> Start:
-    spec = timm_spec(name, classes=classes)
+def of_network(path: Path, model: str, spec: NetSpec | TimmSpec, name: str) -> Start:
+    """The weights of a known network; `name`: timm's NAME.TAG if the weights are released."""
     config = pretrained_config(name) if "." in name else None
     return Start(
-        model=f"timm/{name}",
+        model=model,
         weights=str(path),
         label=str(path),
-        family=family_of(f"timm/{name}", spec),
-        trained_at=spec.resolution,
+        family=family_of(model, spec),
+        trained_at=config.input_size[1] if config else spec.resolution,
+        channels=spec.in_channels,
         top1=published_top1(name),
         licence=config.license or "" if config else "",
     )

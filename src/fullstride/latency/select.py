@@ -170,28 +170,25 @@ def options_with_times(
     networks: Iterable[Published],
     profile: Profile,
     batch: int,
-    prefer_published: bool = False,
-    left_out: dict[str, str] | None = None,
+    prefer_published: bool,
+    left_out: dict[str, str],
     with_head: WithHead | None = None,
 ) -> Iterator[Option]:
     """Yield each network with its time at its own resolution.
 
     `prefer_published`: published times decide where they exist. `left_out` receives networks that
-    cannot be built or do not accept the image, with the reason; without it ValueError is raised.
-    Networks of `with_head` are traced, and have no published times.
+    cannot be built or do not accept the image, with the reason. Networks of `with_head` are traced,
+    and have no published times.
     """
     operators: dict[tuple[str, int], tuple[Operators, frozenset[str]]] = {}
-    reasons: dict[str, str] = {} if left_out is None else left_out
     options = []
     for network in networks:
         key, label = (network.name, network.resolution), f"{network.name} at {network.resolution}"
         try:
-            if key not in operators and label not in reasons:
+            if key not in operators and label not in left_out:
                 operators[key] = operators_of_option(*key, with_head)
         except ValueError as error:
-            if left_out is None:
-                raise
-            reasons[label] = str(error)
+            left_out[label] = str(error)
         if key in operators:
             options.append(network)
     keys = [(network.name, network.resolution) for network in options]

@@ -268,9 +268,6 @@ class Row:
         how = f"{self.contest.parts[0].name}, {self.contest.layout}, {mode(self.contest.compiled)}"
         return f"{how}, images/s: {'; '.join(rates)}"
 
-    def to_json(self, environment: Environment) -> str:
-        return to_json(RowFile(same_environment(environment), self.measured, self.failed))
-
 
 @dataclass(frozen=True)
 class RowFile:

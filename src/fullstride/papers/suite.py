@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from fullstride.io.records import from_json, read_json
+from fullstride.io.records import from_json, read_json, write_json
 from fullstride.io.writing import Output, atomic_write, begins_with, check_output, json_output
 from fullstride.measure.bench import BenchOptions, bench, find_batches
 from fullstride.measure.environment import Environment, find_device
@@ -167,8 +167,7 @@ def run(
             if time.monotonic() > deadline:
                 continue
             row = measure(contest, device)
-            with atomic_write(file, ROW) as beside:
-                beside.write_text(row.to_json(here))
+            write_json(file, ROW, RowFile(same_environment(here), row.measured, row.failed))
         rows[contest] = row
         write()
         yield row

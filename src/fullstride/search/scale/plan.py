@@ -186,7 +186,7 @@ def band(
 # The cost of a point: its time here or on a profile's device, its training time and its memory.
 
 # Bytes that a training step saves for each element that an operator writes: 1.23 to 1.32 and 2.39
-# to 2.53 in ResNet-RS and GENet of widths 0.25 to 2 (`max_batch.predict`, tests/test_scale_costs).
+# to 2.53 in ResNet-RS and GENet of widths 0.25 to 2 (`max_batch.predict`).
 SAVED_BYTES = {"bfloat16": 1.32, "float32": 2.53}
 # Bytes for each weight: the value, the momentum and, in 16 bits, the cast.
 WEIGHT_BYTES = {"bfloat16": 2.5 * FLOAT_BYTES, "float32": 2 * FLOAT_BYTES}
