@@ -12,7 +12,9 @@ import torch
 from short_times import shorten
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["forks", "fullstride.autofit.fit", "onnxscript", "onnxruntime"])
+# What a fit would import at its first training and its first file, in each process again.
+TRAINING = ["fullstride.autofit.fit", "timm", "torch._dynamo", "scipy.optimize"]
+CONTEXT.set_forkserver_preload(["forks", *TRAINING, "onnxruntime", "parsed_operators"])
 
 
 class Fork:

@@ -6,10 +6,12 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from importlib import import_module
 from itertools import product
 from math import comb
 from pathlib import Path
 
+import forks
 import pytest
 import torch
 from forks import Fork
@@ -472,7 +474,9 @@ def test_a_fit_that_is_killed_at_any_moment_ends_in_the_same_bits(whole, data, t
 
 
 @pytest.mark.slow
-def test_several_devices_choose_as_one_does(whole, data, tmp_path):
+def test_several_devices_choose_as_one_does(whole, data, tmp_path, monkeypatch):
+    """Each trial in a process of its own, which begins as a fork, as imports take seconds."""
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: forks.CONTEXT)
     outcome = fit(tmp_path / "fit", data, devices=("cpu", "cpu"))
     assert without_seconds(outcome) == without_seconds(whole[1])
     assert bits(tmp_path / "fit") == bits(whole[0])
@@ -599,6 +603,8 @@ def test_the_time_to_ship_is_for_the_formats_and_precisions_that_are_left(
 
 @pytest.mark.slow
 def test_a_measured_epoch_takes_what_training_takes(data, tmp_path):
+    for name in forks.TRAINING:
+        import_module(name)  # which is part of a process's first training
     measured = measure_training(job_of(tmp_path, data), CANDIDATES[0])
     plan = replace(
         PLAN,

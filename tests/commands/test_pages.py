@@ -43,6 +43,7 @@ ONNX = f"{ONE} --formats onnx --precisions fp32"
 SMALL = f"{ONNX} --budget-ms 500"  # which a busy machine keeps too
 SHORTER = {
     "start/index.md: fit .*--dry-run": SMALL,
+    "study search digits .*--dry-run": "--measured 6",
     "--dry-run": "",
     "start/index.md: fit": f"{SMALL} --epochs 1".replace("onnx", "openvino"),
     "(README|docs/index).md: fit": f"{SMALL} --epochs 1",
@@ -53,6 +54,7 @@ SHORTER = {
     "fit PHOTOS --hours 3": f"{ONNX} --dry-run",
     ": fit ": f"{SMALL} --dry-run",
     ": train PHOTOS": "--epochs 1 --resolution 32",
+    ": train digits": "--epochs 2",
     ": data bench ": "--resolution 32 --workers 1",
     ": study search": "--master genet_tiny --target v100-fp16 --dry-run",
     "--models genet_light --regimes": "--models genet_tiny --regimes 1 --widths 0.5 1 2 --depths 1 "
