@@ -32,8 +32,8 @@ check: .venv/ready
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-# What waits for a GPU, the most valuable first, and docs/reproduce/gpu.md; the same call goes on. Without one the
-# kernels are interpreted and the rest is checked on tiny networks.
+# What waits for a GPU, the most valuable first, and docs/reproduce/gpu.md; the same call goes on. Without one
+# everything is checked on tiny networks.
 MINUTES ?= 30
 gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py --minutes $(MINUTES)

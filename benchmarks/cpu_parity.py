@@ -5,8 +5,8 @@
 Needs a quiet machine and takes some minutes. In every round each network of a pair runs one call
 directly after the other, and the ratio is computed within the round: above 1, this package's is
 faster. A call has 8 images, on 2 threads, in float32, eager; training steps are complete, with SGD.
-Networks are plain: neither fused nor with folded batch norms. `--quick` uses one thread, since on a
-busy machine a thread without a core delays the other.
+Networks are plain: batch norms are not folded. `--quick` uses one thread, since on a busy machine a
+thread without a core delays the other.
 """
 
 import argparse

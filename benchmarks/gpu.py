@@ -5,8 +5,8 @@
 Each part is a process with a share of the minutes that are left. Its file in benchmarks/gpu is
 written after every result, and docs/reproduce/gpu.md, the page with gates and published figures,
 after every part. The same command goes on with what is missing or failed; without its file a part
-is measured again. Without a GPU the kernels are interpreted, everything else runs on tiny networks,
-and both go to runs/gpu, not to the page. The package need not be installed.
+is measured again. Without a GPU everything runs on tiny networks and goes to runs/gpu, not to the
+page. The package need not be installed.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE, TESTS = ROOT / "src", ROOT / "tests" / "nets" / "fused"
-sys.path[:0] = [str(SOURCE), str(TESTS)]
+SOURCE = ROOT / "src"
+sys.path[:0] = [str(SOURCE)]
 
 import torch  # noqa: E402
-from gpu_parts import answers, digits, kernels, page, training  # noqa: E402
+from gpu_parts import answers, digits, gradients, page, training  # noqa: E402
 from gpu_parts.settings import TIME_SHARE, Result, Settings, Work, read  # noqa: E402
 
 from fullstride.io.writing import atomic_write, check_output  # noqa: E402
@@ -38,14 +38,13 @@ ALIKE = {*DECISIVE_FIELDS} - {"commit"}  # a result of an earlier commit stays, 
 
 # Name -> its work, and its share of the minutes. The first ones are worth most.
 PARTS: dict[str, tuple[Callable[[Settings], Iterator[Work]], float]] = {
-    "correctness": (kernels.correctness, 4),
+    "correctness": (gradients.correctness, 3),
     "speed": (training.speed, 9),
     "batches": (training.batches, 4),
     "shipping": (answers.shipping, 5),
     "profile": (answers.profile, 3),
     "papers": (digits.papers, 3),
     "training": (digits.training, 3),
-    "bandwidth": (kernels.bandwidth, 2),
 }
 
 
@@ -143,7 +142,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not gpu:
-        print("no GPU is here: kernels are interpreted, the rest runs on tiny networks, on the CPU")
+        print("no GPU is here: everything runs on tiny networks, on the CPU")
     arguments = ["--device", str(device), "--out", str(out), "--commit", args.commit]
     for end in run_parts(args.parts, arguments, args.minutes):
         with atomic_write(written, page.MARKDOWN) as beside:

@@ -10,7 +10,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -94,11 +93,3 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert suppress.__kwdefaults__
     monkeypatch.setitem(suppress.__kwdefaults__, "rounds", 4)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked `fused` where the optional folder is removed."""
-    if find_spec("fullstride.nets.fused") is None:
-        for item in items:
-            if item.get_closest_marker("fused"):
-                item.add_marker(pytest.mark.skip(reason="nets/fused is removed"))

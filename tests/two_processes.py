@@ -4,7 +4,6 @@ losses: run by a test."""
 import json
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -73,8 +72,6 @@ def main(out: str) -> None:
         partly = replace(recipe, freeze_epochs=1.5, freeze_stages=1, layer_decay=0.7)
         in_parts = replace(recipe, grad_accum_steps=4, clip_norm=1.0)
         others = [partly, in_parts]
-        if find_spec("fullstride.nets.fused"):
-            others.append(replace(recipe, sync_bn=True, efficiency="fused"))
         *others, epochs = (trained(each, batches, context) for each in (*others, recipe))
         # each digit is a label, and so is the next one
         several = data.with_targets(data.classes, lambda label: (label, (label + 1) % 10))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = {"nhwc": torch.channels_last, "nchw": torch.contiguous_format}
@@ -44,7 +43,3 @@ def run_command(*words: str) -> tuple[int, list[str]]:
     command = [sys.executable, "-m", "fullstride", *words]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, (done.stdout + done.stderr).splitlines()
-
-
-def size_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -14,7 +14,7 @@ from fullstride.measure.bench import BenchOptions, measure_all
 from fullstride.measure.max_batch import Trial, largest, peak_mib, predict, search
 from fullstride.measure.protocols import THROUGHPUT, Protocol
 from fullstride.measure.workload import Step, StepOptions
-from fullstride.nets import fused_form, zoo
+from fullstride.nets import padding, zoo
 from fullstride.nets.efficiency import Efficiency, is_compiled
 from gpu_parts.in_turn import time_in_turn
 from gpu_parts.settings import FORMATS, Result, Settings, Work
@@ -50,16 +50,13 @@ class Form(NamedTuple):
 
 
 def training_forms(name: str, timm: str) -> dict[str, Form]:
-    """The five ways of training that a recipe has, and timm's network."""
+    """The two ways of training that a recipe has, and timm's network."""
     theirs, ours = partial(zoo.create, f"timm/{timm}"), partial(zoo.create, name)
     forms = {
         "timm eager": Form(theirs),
         "timm compiled": Form(theirs, compiled=True),
         "plain": Form(ours),
-        "fused": Form(ours, "fused"),
         "plain compiled": Form(ours, "plain_compiled"),
-        "fused compiled": Form(ours, "fused_compiled"),
-        "int8": Form(partial(int8, name), "fused_compiled"),
     }
     if name == "tresnet_m":
         resnet = partial(zoo.create, "timm/resnet50")
@@ -68,12 +65,8 @@ def training_forms(name: str, timm: str) -> dict[str, Form]:
     return forms
 
 
-def int8(name: str) -> nn.Module:
-    return fused_form.to_fused(zoo.create(name), name, int8=True)
-
-
 def padded(name: str) -> nn.Module:
-    return fused_form.to_padded(zoo.create(name), name)
+    return padding.to_padded(zoo.create(name), name)
 
 
 def padding_forms(name: str) -> dict[str, Form]:
@@ -186,14 +179,13 @@ def race(
 # ---- The largest batch
 
 GIB = 16.0
-BATCH_FORMS = ("timm eager", "resnet50 eager", "plain", "fused")
-BATCH_FORMS += ("plain compiled", "fused compiled", "int8")
+BATCH_FORMS = ("timm eager", "resnet50 eager", "plain", "plain compiled")
 
 
 def batches(settings: Settings) -> Iterator[Work]:
     name = "tresnet_m" if settings.gpu else "tresnet_tiny"
     forms = training_forms(name, (TINY | NETWORKS)[name].timm)
-    for label in BATCH_FORMS if settings.gpu else ("fused",):
+    for label in BATCH_FORMS if settings.gpu else ("plain",):
         yield f"{name}, {label}", partial(largest_batch, settings, label, forms[label])
 
 

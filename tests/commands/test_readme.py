@@ -43,7 +43,6 @@ def test_the_zoo_and_the_page_of_networks_have_published_counts_and_accuracies(c
         )
 
 
-@pytest.mark.fused
 def test_the_tree_of_the_page_on_design_names_every_module_where_it_is():
     tree = re.search(r"^src/fullstride/\n(.*?)```", DESIGN, re.MULTILINE | re.DOTALL)[1]
     named, folders = set(), []

@@ -21,7 +21,7 @@ from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.operators import Operators
 from fullstride.measure.protocols import THROUGHPUT
 from fullstride.measure.workload import EAGER
-from fullstride.nets import fused_form, zoo
+from fullstride.nets import zoo
 from fullstride.nets.blocks import Block, Style
 from fullstride.nets.families import SPECS
 from fullstride.papers import figures
@@ -208,19 +208,6 @@ def test_memory_that_a_cpu_does_not_have_is_refused_before_a_measurement(monkeyp
     with pytest.raises(MemoryError):
         batch_sizes.check_room(zoo.create("genet_tiny"), part, torch.device("cpu"), 3, EAGER)
     batch_sizes.check_room(zoo.create("genet_tiny"), part, torch.device("cuda"), 3, EAGER)
-
-
-def test_without_the_fused_room_its_forms_are_refused(monkeypatch):
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError(name=name)
-
-    monkeypatch.setattr(fused_form, "import_module", missing)
-    with pytest.raises(ValueError, match="not part of this installation: use efficiency plain"):
-        zoo.create("genet_tiny", efficiency="fused")
-    monkeypatch.setattr(fused_form, "FUSED", "another.package")
-    monkeypatch.setattr(fused_form, "import_module", lambda name: missing("a library"))
-    with pytest.raises(ModuleNotFoundError):
-        zoo.create("genet_tiny", efficiency="fused")
 
 
 def test_networks_that_take_other_channels_are_not_measured_together():

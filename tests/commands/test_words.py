@@ -18,7 +18,7 @@ COLUMNS = 100
 PARTICIPLES = {"asked", "found", "given", "kept", "known", "made", "said", "seen", "told", "took"}
 # Private word -> the field's.
 DIALECT = {
-    r"lean": "fused, or memory-efficient",
+    r"lean": "memory-efficient",
     r"come by": "measured, estimated or published",
     r"first_does": "on_rank_zero",
     r"even_out": "sync_buffers",

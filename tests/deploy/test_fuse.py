@@ -11,7 +11,7 @@ from networks import randomise
 from torch import Tensor, nn
 
 from fullstride.deploy.fold_batch_norm import fold_batch_norm, folding
-from fullstride.nets import fused_form, zoo
+from fullstride.nets import zoo
 
 COUNTS = {
     "tresnet_m": 60,
@@ -81,15 +81,6 @@ def test_a_folded_network_has_no_batch_norm_and_the_same_outputs(name, count, ge
     assert error(fold.net(x.double()), exact) < 1e-9
     # A random ResNet-50 is off by 1e-5 by its own rounding.
     assert error(fold.net.float()(x), exact) < max(1e-5, 2 * error(rounded, exact))
-
-
-def test_a_fused_network_is_folded_as_it_evaluates_and_stays_fused_itself(generator):
-    net = fused_form.to_fused(make("tresnet_tiny", generator)).train()
-    copied = fold_batch_norm(net).train().eval()
-    x = torch.randn(2, 3, 64, 64, generator=generator)
-    assert net.training
-    assert net.saved_tensor_choices()
-    assert error(copied(x), net.eval()(x)) < 1e-5
 
 
 class Odd(nn.Module):

@@ -9,7 +9,7 @@ from fullstride import cli
 from fullstride.measure import max_batch
 from fullstride.measure.activation_bytes import activation_bytes, stages
 from fullstride.measure.cost import network_cost
-from fullstride.nets import fused_form, zoo
+from fullstride.nets import padding, zoo
 from fullstride.nets.efficiency import TrainingForm
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
@@ -88,9 +88,7 @@ def test_saved_bytes_are_those_of_real_tensors_with_drop_path_and_dropout_on(nam
     ("form", "precision"),
     [
         (dict(efficiency="plain"), "bf16"),
-        pytest.param(dict(pad_channels=True), "float32", marks=pytest.mark.fused),
-        pytest.param(dict(efficiency="fused"), "bf16", marks=pytest.mark.fused),
-        pytest.param(dict(efficiency="fused", int8_maps=True), "bf16", marks=pytest.mark.fused),
+        (dict(pad_channels=True), "float32"),
     ],
 )
 def test_a_prediction_for_a_recipe_is_of_the_bytes_that_its_step_saves(form, precision, tmp_path):
@@ -103,9 +101,7 @@ def test_a_prediction_for_a_recipe_is_of_the_bytes_that_its_step_saves(form, pre
 
     net = Network(SPECS["genet_tiny"])
     net.regularise(drop_path=0.3, by="stage", dropout=0.2)
-    net = fused_form.to_padded(net) if recipe.pad_channels else net
-    if recipe.efficiency == "fused":
-        fused_form.to_fused(net, int8=recipe.int8_maps)
+    net = padding.to_padded(net) if recipe.pad_channels else net
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     few, more = (saved_bytes(net.train(), batch, dtype) for batch in (3, 5))
     image = 3 * 64 * 64 * 4 if precision == "bf16" else 0
@@ -116,25 +112,19 @@ def test_flags_have_precedence_over_the_recipe_of_a_prediction():
     step = training_step("study_drop_path", resolution=96, precision="fp16", layout="nhwc")
     assert (step.resolution, step.precision, step.layout) == (96, "fp16", "nhwc")
     assert step.form == TrainingForm(drop_path=0.1, drop_path_by="stage")
-    assert training_step("study_drop_path", efficiency="fused").form.efficiency == "fused"
+    compiled = training_step("study_drop_path", efficiency="plain_compiled")
+    assert compiled.form.efficiency == "plain_compiled"
     assert training_step("").form == TrainingForm()
 
 
-@pytest.mark.fused
 @pytest.mark.slow
-def test_cost_counts_the_step_of_a_recipe_in_every_form():
-    form = TrainingForm(efficiency="fused_compiled", int8=True, drop_path=0.3)
+def test_cost_counts_the_step_of_a_recipe_eager_and_compiled():
+    form = TrainingForm(efficiency="plain_compiled", drop_path=0.3)
     cost = network_cost("genet_tiny", 64, training=True, form=form)
-    plain, *_ = nets = [Network(SPECS["genet_tiny"]) for _ in range(3)]
-    for net in nets:
-        net.regularise(drop_path=0.3)
-    for net, int8 in zip(nets[1:], (False, True), strict=True):
-        fused_form.to_fused(net, int8=int8)
-    assert cost.saved == activation_bytes(plain, 64)
-    compiled = cost.other_bytes.pop("fused and compiled with int8 activations")
-    counts = [activation_bytes(net, 64).bytes_per_image for net in nets[1:]]
-    assert list(cost.other_bytes.values()) == counts
-    assert 0 < compiled < min(counts)
+    net = Network(SPECS["genet_tiny"])
+    net.regularise(drop_path=0.3)
+    assert cost.saved == activation_bytes(net, 64)
+    assert 0 < cost.other_bytes["compiled"] < cost.saved.bytes_per_image
 
 
 @pytest.mark.parametrize("name", ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny"])

@@ -1,4 +1,3 @@
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,6 @@ from torch._inductor.compile_fx import compile_fx
 from fullstride import cli
 from fullstride.measure import bench as batch_sizes
 from fullstride.measure import max_batch
-from fullstride.measure.activation_bytes import activation_bytes
 from fullstride.measure.bench import BenchOptions, bench, find_batches
 from fullstride.measure.compiled_bytes import compiled_bytes
 from fullstride.measure.max_batch import Probe, Trial, predict
@@ -26,7 +24,7 @@ from fullstride.measure.protocols import (
     compare,
 )
 from fullstride.measure.workload import Step, StepOptions
-from fullstride.nets import compile, fused_form
+from fullstride.nets import compile
 from fullstride.nets.compile import recompute_options
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
@@ -47,39 +45,11 @@ def one_block() -> Network:
     return Network(replace(spec, stages=(replace(spec.stages[0], depth=1),)))
 
 
-@pytest.mark.fused
-def test_a_fused_step_is_the_plain_one_and_leaves_the_network_unchanged():
-    torch.manual_seed(0)
-    net = tiny()
-    plain = Step(net, "training", 4, 32, CPU)
-    fused = Step(net, "training", 4, 32, CPU, options=StepOptions(efficiency="fused"))
-    assert (plain.efficiency, fused.efficiency, net.is_fused) == ("plain", "fused", False)
-    fused.images = plain.images
-    plain()
-    fused.targets = plain.targets
-    before = copy.deepcopy(fused.net)
-    for step in (plain, fused):
-        step.net.load_state_dict(before.state_dict())
-        step.optimizer = torch.optim.SGD(step.net.parameters(), lr=0.1)
-        step()
-
-    def distance(a: nn.Module, b: nn.Module) -> float:
-        pairs = zip(a.parameters(), b.parameters(), strict=True)
-        return sum((x - y).norm().item() for x, y in pairs)
-
-    moved = distance(fused.net, before)
-    assert moved > 0
-    assert distance(fused.net, plain.net) < 5e-4 * moved  # 3e-5 to 4e-4, by the seed
-
-
-@pytest.mark.fused
 @pytest.mark.parametrize(
     ("net", "options", "efficiency", "recomputes"),
     [
         (tiny, {"efficiency": "plain_compiled"}, "plain_compiled", True),
-        (tiny, {"efficiency": "fused_compiled"}, "fused_compiled", True),
         (tiny, {"compiled": True}, "plain_compiled", True),
-        (lambda: fused_form.to_fused(tiny()), {"compiled": True}, "fused_compiled", True),
         (lambda: nn.Conv2d(3, 4, 3), {"efficiency": "plain_compiled"}, "plain_compiled", True),
         (lambda: nn.Conv2d(3, 4, 3), {"compiled": True}, "plain", False),
     ],
@@ -97,44 +67,30 @@ def test_a_compiled_training_step_recomputes_and_says_where_the_installed_torch_
     )
 
 
-@pytest.mark.fused
-def test_fused_and_plain_have_their_turn_together_and_rows_have_their_efficiency():
-    net = tiny()
-    nets: dict[str, nn.Module] = {"net": net, "net fused": net}
-    options = BenchOptions(efficiency={"net fused": "fused"}, reference="net", threads=1)
+@pytest.mark.slow
+def test_both_efficiencies_have_their_turn_together_and_are_in_their_rows():
+    net = one_block()
+    nets: dict[str, nn.Module] = {"net": net, "compiled": net}
+    options = BenchOptions(efficiency={"compiled": "plain_compiled"}, reference="net", threads=1)
     rows = bench(nets, TRAINING, options=options)
     assert [(row.name, row.efficiency, row.ratio is not None) for row in rows] == [
         ("net", "plain", True),
-        ("net fused", "fused", True),
+        ("compiled", "plain_compiled", True),
     ]
     assert Measurement.from_json(rows[1].to_json()) == rows[1]
-    with pytest.raises(ValueError, match="efficiency plain and fused"):
+    with pytest.raises(ValueError, match="efficiency plain and plain_compiled"):
         compare(*rows)
     data = json.loads(rows[1].to_json())
     del data["efficiency"]
     assert Measurement.from_json(data).efficiency == "plain"
 
 
-@pytest.mark.fused
-def test_a_fused_network_is_measured_as_such_in_training_and_as_plain_in_inference():
-    nets = {"net": fused_form.to_fused(tiny())}
-    inference = Protocol(name="throughput", **SHORT)
-    rows = [bench(nets, part, options=BenchOptions(threads=1))[0] for part in (TRAINING, inference)]
-    assert [row.efficiency for row in rows] == ["fused", "plain"]
-
-
-@pytest.mark.fused
-def test_an_efficiency_is_for_training_and_other_networks_have_no_fused_form():
+def test_an_efficiency_is_for_training():
     inference = Protocol(name="throughput", **SHORT)
     with pytest.raises(ValueError, match="a, plain_compiled: .* for training"):
         bench({"a": tiny()}, inference, options=BenchOptions(efficiency={"a": "plain_compiled"}))
-    nets = {"a": tiny(), "b": nn.Conv2d(3, 8, 3)}
-    options = BenchOptions(efficiency={"a": "fused", "b": "fused_compiled"})
-    with pytest.raises(ValueError, match="b has no fused form"):
-        bench(nets, TRAINING, options=options)
 
 
-@pytest.mark.fused
 def test_the_search_for_a_batch_runs_steps_of_the_efficiency(monkeypatch):
     trials: dict[str, Trial] = {}
 
@@ -145,10 +101,10 @@ def test_the_search_for_a_batch_runs_steps_of_the_efficiency(monkeypatch):
     monkeypatch.setattr(Trial, "probe", probe)
     monkeypatch.setattr(batch_sizes, "budget_bytes", lambda *_: 2**30)
     part = replace(RESNET_RS, resolution=32)
-    options = BenchOptions(efficiency={"b": "fused"})
+    options = BenchOptions(efficiency={"b": "plain_compiled"})
     sizes = find_batches({"a": tiny(), "b": tiny()}, part, CPU, options)
     assert sizes == {"a": 128, "b": 128}
-    assert list(trials) == ["plain", "fused"]
+    assert list(trials) == ["plain", "plain_compiled"]
     efficiencies: list[str] = []
 
     def step(*arguments: Any) -> Any:
@@ -157,31 +113,15 @@ def test_the_search_for_a_batch_runs_steps_of_the_efficiency(monkeypatch):
 
     monkeypatch.setattr(max_batch, "Step", step)
     with pytest.raises(MemoryError):
-        trials["fused"].run(8)
-    assert efficiencies == ["fused"]
-
-
-@pytest.mark.fused
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_prediction_for_fused_steps_is_of_the_tensors_that_they_save(precision):
-    net, memory = tiny("tresnet_tiny"), 2.0**32
-    plain, fused = (
-        predict(net, memory, 64, precision, efficiency=efficiency)
-        for efficiency in ("plain", "fused")
-    )
-    image = 0 if precision == "float32" else 3 * 64 * 64 * 4
-    saved = activation_bytes(fused_form.to_fused(tiny("tresnet_tiny")), 64, precision)
-    assert fused.bytes_per_image == saved.bytes_per_image + image
-    assert fused.bytes_per_image < 0.7 * plain.bytes_per_image
-    assert fused.batch > plain.batch
-    assert not net.is_fused
+        trials["plain_compiled"].run(8)
+    assert efficiencies == ["plain_compiled"]
 
 
 def saved_bytes(net: Network, images: int, side: int) -> float:
     """Bytes per image that autograd saves in a compiled step whose passes run eagerly."""
 
     def backend(gm, inputs):
-        with config.patch(**recompute_options(net.custom_operators)):
+        with config.patch(**recompute_options()):
             return compile_fx(
                 gm, inputs, inner_compile=lambda graph, *_, **__: make_boxed_func(graph)
             )
@@ -201,26 +141,21 @@ def saved_bytes(net: Network, images: int, side: int) -> float:
     return sum(storage.nbytes() for storage in storages.values()) / images
 
 
-@pytest.mark.fused
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [lambda net: net, fused_form.to_fused], ids=["plain", "fused"])
-def test_the_bytes_of_a_compiled_step_are_those_that_autograd_saves(form):
-    net = form(one_block()).train()
+def test_the_bytes_of_a_compiled_step_are_those_that_autograd_saves():
+    net = one_block().train()
     assert compiled_bytes(net, 48, "float32") == saved_bytes(net, 5, 48)
 
 
-@pytest.mark.fused
 @pytest.mark.slow
 def test_a_prediction_for_compiled_steps_is_of_the_tensors_that_they_save():
     net, memory, image = one_block(), 2.0**30, 3 * 32 * 32 * 4
-    eager = predict(net, memory, 32, efficiency="fused")
-    fused = predict(net, memory, 32, efficiency="fused_compiled")
-    plain = predict(net, memory, 32, efficiency="plain_compiled")
-    expected = compiled_bytes(fused_form.to_fused(one_block()), 32)
-    assert fused.bytes_per_image == expected + image < eager.bytes_per_image
-    assert plain.bytes_per_image == compiled_bytes(one_block(), 32) + image
-    assert predict(net, memory, 32, compiled=True) == plain
-    assert fused.map_batch == eager.map_batch
+    eager = predict(net, memory, 32)
+    compiled = predict(net, memory, 32, efficiency="plain_compiled")
+    expected = compiled_bytes(one_block(), 32)
+    assert compiled.bytes_per_image == expected + image < eager.bytes_per_image
+    assert predict(net, memory, 32, compiled=True) == compiled
+    assert compiled.map_batch == eager.map_batch
 
 
 @pytest.fixture
@@ -234,26 +169,25 @@ def everything_fits(monkeypatch):
         monkeypatch.setitem(PROTOCOLS, name, tuple(replace(part, **short) for part in parts))
 
 
-@pytest.mark.fused
+@pytest.mark.slow
 @pytest.mark.usefixtures("everything_fits")
-def test_bench_times_fused_and_plain_steps_of_one_network(tmp_path, capsys):
+def test_bench_times_both_efficiencies_of_one_network(tmp_path, capsys):
     command = "bench genet_tiny --protocol tresnet --resolution 32 --precision fp32 --device cpu"
-    command += " --memory-gib 1 --efficiency fused --reference genet_tiny --out"
+    command += " --memory-gib 1 --efficiency plain_compiled --reference genet_tiny --out"
     assert cli.run([*command.split(), str(tmp_path / "b.json")]) == 0
     out = capsys.readouterr().out
-    assert "genet_tiny fused" in out
+    assert "genet_tiny compiled" in out
     rows = json.loads((tmp_path / "b.json").read_text())
     assert [(row["name"], row["efficiency"], row["protocol"]["work"]) for row in rows] == [
         ("genet_tiny", "plain", "training"),
-        ("genet_tiny fused", "fused", "training"),
+        ("genet_tiny compiled", "plain_compiled", "training"),
     ]
     assert all(row["reference"] == "genet_tiny" and row["ratio"] for row in rows)
 
 
-@pytest.mark.fused
-def test_the_command_predicts_more_images_for_fused_steps(capsys):
+def test_the_command_predicts_more_images_for_compiled_steps(capsys):
     batches = {}
-    for efficiency in ("plain", "fused"):
+    for efficiency in ("plain", "plain_compiled"):
         command = (
             "measure capacity tresnet_tiny --memory-gib 2 --device cuda --predict --efficiency"
         )
@@ -261,31 +195,21 @@ def test_the_command_predicts_more_images_for_fused_steps(capsys):
         settings, prediction, *_ = capsys.readouterr().out.splitlines()
         assert efficiency in settings
         batches[efficiency] = int(prediction.split()[2].strip(","))
-    assert batches["fused"] > 1.3 * batches["plain"]
+    assert batches["plain_compiled"] > 1.3 * batches["plain"]
 
 
-@pytest.mark.fused
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("bench genet_tiny --efficiency fused", "for training"),
         ("bench genet_tiny --protocol genet --efficiency plain_compiled", "for training"),
         (
-            "bench timm/resnet18 --protocol resnet_rs --efficiency fused",
-            "timm/resnet18 has no fused form",
+            "bench genet_tiny --protocol resnet_rs --efficiency plain_compiled --compiled",
+            "leave one of them out",
         ),
+        ("bench --suite papers --efficiency plain_compiled", "--efficiency"),
         (
-            "bench genet_tiny --protocol resnet_rs --efficiency fused --compiled",
-            "leave one out",
-        ),
-        ("bench --suite papers --efficiency fused", "--efficiency"),
-        (
-            "measure capacity timm/resnet18 --memory-gib 1 --predict --efficiency fused_compiled",
-            "timm/resnet18 has no fused form",
-        ),
-        (
-            "measure capacity genet_tiny --memory-gib 1 --efficiency fused --compiled",
-            "leave one out",
+            "measure capacity genet_tiny --memory-gib 1 --efficiency plain_compiled --compiled",
+            "leave one of them out",
         ),
     ],
 )

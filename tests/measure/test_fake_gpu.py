@@ -203,9 +203,7 @@ def source(name: str) -> str:
     raise AssertionError(name)
 
 
-@pytest.mark.fused
 def test_what_only_a_gpu_reaches_is_listed_by_names_that_exist():
-    pytest.importorskip("triton", reason="the kernels are modules that import it")
     of_gpu, of_processes = listed("What runs on one alone"), listed("in processes of their own")
     assert "measure.workload.Step.leave" in of_gpu
     for name in of_gpu:

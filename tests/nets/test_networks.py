@@ -412,16 +412,3 @@ def test_another_error_of_a_network_of_timm_is_not_taken_for_its_size():
 def test_networks_of_timm_are_not_scaled():
     with pytest.raises(ValueError, match="timm/resnet18 cannot be scaled"):
         zoo.create("timm/resnet18", width=0.5)
-
-
-@pytest.mark.fused
-def test_a_network_is_created_in_fused_form_where_it_has_one():
-    fused, plain = (zoo.create("genet_tiny", efficiency=way) for way in ("fused", "plain"))
-    assert isinstance(fused, Network)
-    assert isinstance(plain, Network)
-    assert fused.is_fused
-    assert not plain.is_fused
-    with pytest.raises(ValueError, match="timm/resnet18 has no fused form: use efficiency plain"):
-        zoo.create("timm/resnet18", efficiency="fused")
-    with pytest.raises(ValueError, match="efficiency 'auto' of a network: use plain or fused"):
-        zoo.create("genet_tiny", efficiency="auto")  # pyright: ignore[reportArgumentType]

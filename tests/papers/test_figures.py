@@ -166,7 +166,7 @@ def test_what_was_measured_is_drawn_the_fastest_way_and_not_estimated(tmp_path):
 
 def test_a_measurement_stands_only_where_its_protocol_and_resolution_belong(tmp_path):
     rows = [
-        measurement("resnet_rs_50 fused", 160, RESNET_RS, images_per_s=640.0),
+        measurement("resnet_rs_50 compiled", 160, RESNET_RS, images_per_s=640.0),
         measurement("genet_light", 192, replace(GENET, batch=128), ms_per_image=0.01),
         measurement("genet_light", 192, replace(GENET, batch=64), ms_per_image=0.1),
         measurement("genet_large", 224),
@@ -184,7 +184,7 @@ def test_the_numbers_of_the_suite_are_measured_dots(tmp_path):
         table="TResNet 3",
         line="TResNet-M",
         quantity="training images/s",
-        network="tresnet_m fused",
+        network="tresnet_m",
         batch=512,
     )
     row |= dict(

@@ -54,7 +54,6 @@ def test_every_printed_line_has_networks_that_are_there_or_a_reason():
             assert entry.kind != "timm" or timm.is_model(entry.name.removeprefix("timm/"))
 
 
-@pytest.mark.fused
 def test_networks_of_ours_stand_beside_timms_of_as_many_weights():
     found = {
         line.name: line.entries
@@ -63,18 +62,14 @@ def test_networks_of_ours_stand_beside_timms_of_as_many_weights():
     }
     for name in ("ResNet-50", "TResNet-M", "GENet-light", "ResNet-RS-50"):
         with torch.device("meta"):
-            theirs, ours, fused = (entry.build() for entry in found[name])
-        assert [entry.kind for entry in found[name]] == ["timm", "plain", "fused"]
+            theirs, ours = (entry.build() for entry in found[name])
+        assert [entry.kind for entry in found[name]] == ["timm", "plain"]
         assert sum(p.numel() for p in theirs.parameters()) == sum(
             p.numel() for p in ours.parameters()
         )
-        assert isinstance(fused, Network)
-        assert fused.is_fused
         assert isinstance(ours, Network)
-        assert not ours.is_fused
 
 
-@pytest.mark.fused
 def test_the_refinements_of_tresnet_come_one_by_one():
     with torch.device("meta"):
         nets = {name: entries[-1].build() for name, entries in papers.refinements().items()}
@@ -120,13 +115,13 @@ def test_the_suite_measures_ours_and_timms_and_goes_on_without_measuring_again(
     first = json.loads((tmp_path / "results.json").read_text())
     asked = {(o["table"], o["network"], o["quantity"], o["layout"]) for o in first["numbers"]}
     kinds = {
-        "training images/s": 3,
-        "inference images/s": 2,
-        "ms per image": 2,
-        "seconds per 128 images": 3,
+        "training images/s",
+        "inference images/s",
+        "ms per image",
+        "seconds per 128 images",
     }
-    for quantity, networks in kinds.items():  # fused ones train only
-        assert len({one for one in asked if one[2] == quantity}) == 2 * networks
+    for quantity in kinds:  # of timm's network and ours, in two layouts
+        assert len({one for one in asked if one[2] == quantity}) == 4
     assert first["not_measured"] == []
     assert all(o["measured"] > 0 and o["published"] is None for o in first["numbers"])
 
@@ -211,13 +206,11 @@ def test_measured_and_published_numbers_stand_in_columns_of_their_own(tmp_path, 
     assert lines[0][3:] == [
         "measured: timm eager",
         "measured: plain eager",
-        "measured: fused eager",
         "published",
     ]
     row = next(line for line in lines if line[:3] == ["TResNet-M", "224", "nhwc"])
     assert row[3:] == [
         "200 (8)",
-        "220 (8, x1.50)",
         "220 (8, x1.50)",
         "730",
     ]  # the median of 1.5, 1.1 and 2
@@ -243,27 +236,23 @@ def test_calls_that_take_half_the_time_are_twice_as_fast():
     assert replace(row, measured=alone).ratio("plain", "timm", "inference") is None
 
 
-@pytest.mark.fused
 def test_a_network_that_fails_is_told_in_one_line_and_stops_no_other(tmp_path, monkeypatch):
-    true, fused = suite.bench, "genet_tiny fused"
+    true = suite.bench
 
-    def failing(nets, *rest, **how):
-        if fused in nets:
+    def failing(nets, part, *rest, **how):
+        if "genet_tiny" in nets and part.work == "training":
             raise RuntimeError("no\nsuch kernel")
-        return true(nets, *rest, **how)
+        return true(nets, part, *rest, **how)
 
     monkeypatch.setattr(suite, "bench", failing)
     row = next(suite.run(tmp_path, **{**SMALL, "networks": ("genet_tiny",)}))
-    assert row.failed == {f"{fused}, training": "RuntimeError no such kernel"}
-    assert row.find("plain", "training")
+    assert row.failed == {"genet_tiny, training": "RuntimeError no such kernel"}
     assert row.find("plain", "inference")
     assert (
-        "genet_tiny fused, training: RuntimeError no such kernel"
-        in (tmp_path / "results.md").read_text()
+        "genet_tiny, training: RuntimeError no such kernel" in (tmp_path / "results.md").read_text()
     )
 
 
-@pytest.mark.fused
 def test_batches_are_searched_for_unless_the_suite_is_quick(monkeypatch):
     looked = []
 
@@ -279,12 +268,11 @@ def test_batches_are_searched_for_unless_the_suite_is_quick(monkeypatch):
     (contest, *_) = papers.contests(line, quick=False, device=CPU, precision=None, memory_gib=1)
     brief = [replace(part, warmup_s=0.0, rounds=2, round_s=1e-3) for part in contest.parts]
     row = suite.measure(replace(contest, parts=tuple(brief)), CPU)
-    assert looked == [papers.REFERENCE, "genet_tiny", "genet_tiny fused"]
+    assert looked == [papers.REFERENCE, "genet_tiny"]
     assert row.failed == {f"{papers.REFERENCE}, finding its batch": "does not fit at batch 1"}
-    one = row.find("fused", "training")
+    one = row.find("plain", "training")
     assert one
     assert (one.largest_batch, one.protocol.batch) == (24, 16)  # nine tenths, to a multiple of 8
-    assert row.find("fused", "inference") is None
 
 
 def test_when_the_time_is_over_nothing_begins_and_the_page_says_what_is_left(tmp_path):

@@ -68,13 +68,9 @@ def state_of(path: Path) -> dict[str, torch.Tensor]:
     return dict(Bundle.load(path).net.state_dict())
 
 
-@pytest.mark.parametrize("efficiency", ["plain", pytest.param("fused", marks=pytest.mark.slow)])
-def test_only_the_new_block_and_the_layers_that_read_it_learn(
-    efficiency, master, few_digits, tmp_path
-):
-    recipe = replace(QUICK, changes={**QUICK.changes, "efficiency": efficiency})
+def test_only_the_new_block_and_the_layers_that_read_it_learn(master, few_digits, tmp_path):
     trial = training_trial(
-        tmp_path / "t", BlockTuning(master=master, spec=DEEPER, data=few_digits, recipe=recipe)
+        tmp_path / "t", BlockTuning(master=master, spec=DEEPER, data=few_digits, recipe=QUICK)
     )
     result = finished(TUNING, trial)
     before, after = state_of(master / "bundle"), state_of(tmp_path / "t" / RUN / "bundle")

@@ -18,9 +18,6 @@ from fullstride.deploy.settings import ExportOptions
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.train import prepare, run, run_folder
-from fullstride.train.batches import BatchOptions, training_batches
-from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.recipes.recipe import saved_recipe
@@ -145,19 +142,6 @@ def test_networks_with_the_head_of_a_task_are_not_loaded_without_it(
     padded = replace(SHORT, pad_channels=True)
     with pytest.raises(ValueError, match="recipe.pad_channels"):
         prepare.initial_network("genet_tiny", age_with_head, few_ages, padded)
-
-
-@pytest.mark.fused
-def test_a_step_with_a_head_is_the_same_in_the_fused_form(age_with_head, few_ages):
-    losses = {}
-    for efficiency in ("plain", "fused"):
-        recipe = replace(SHORT, efficiency=efficiency)
-        net, pre = prepare.initial_network("tresnet_tiny", age_with_head, few_ages, recipe)
-        batches = training_batches(few_ages, age_with_head, BatchOptions(pre), recipe)
-        learner = build_trainer(net.train(), age_with_head, recipe, 4, None, SINGLE_PROCESS)
-        steps = enumerate(batches.epoch(0))
-        losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]
-    assert losses["fused"] == pytest.approx(losses["plain"], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -205,19 +205,6 @@ def test_mixed_images_have_the_labels_of_both(changes, few_labels):
     torch.testing.assert_close(mixed, share * wanted + (1 - share) * wanted.roll(1, 0))
 
 
-@pytest.mark.fused
-def test_a_step_is_the_same_in_the_fused_form(few_labels):
-    losses, task = {}, MultiLabel().for_data(few_labels)
-    for efficiency in ("plain", "fused"):
-        recipe = replace(SHORT, efficiency=efficiency)
-        net, pre = prepare.initial_network("tresnet_tiny", task, few_labels, recipe)
-        batches = training_batches(few_labels, task, BatchOptions(pre), recipe)
-        learner = build_trainer(net.train(), task, recipe, 4, None, SINGLE_PROCESS)
-        steps = enumerate(batches.epoch(0))
-        losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]
-    assert losses["fused"] == pytest.approx(losses["plain"], rel=1e-4)
-
-
 @pytest.mark.parametrize("changes", [dict(teacher="runs/x"), dict(per_class=2), dict(triplet=1.0)])
 def test_what_needs_one_class_for_each_image_is_refused(changes, few_labels, tmp_path):
     recipe = replace(SHORT, **{"per_class": 2, **changes})

@@ -27,9 +27,6 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks.losses import batch_hard_triplet
 from fullstride.tasks.retrieval import Retrieval, RetrievalScore, retrieval_scores
 from fullstride.train import prepare, run
-from fullstride.train.batches import BatchOptions, training_batches
-from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import score_bundle
@@ -498,20 +495,6 @@ def test_a_projected_embedding_is_exported(things, pictures, tmp_path):
     assert ours.shape == (len(pictures), 6)
     np.testing.assert_array_equal(loaded, ours)
     np.testing.assert_allclose(theirs, ours, atol=1e-4 * np.abs(ours).max())
-
-
-@pytest.mark.fused
-def test_a_step_is_the_same_in_the_fused_form(things):
-    task, losses = Retrieval(), {}
-    data = task.open_data(str(things))
-    for efficiency in ("plain", "fused"):
-        recipe = replace(TRIPLET, efficiency=efficiency, task_options={"embedding_size": 6})
-        net, pre = prepare.initial_network("tresnet_tiny", task, data, recipe)
-        batches = training_batches(data, task, BatchOptions(pre), recipe)
-        learner = build_trainer(net.train(), task, recipe, len(batches), None, SINGLE_PROCESS)
-        steps = enumerate(batches.epoch(0))
-        losses[efficiency] = [learner.step(x, y, number).item() for number, (x, y, _) in steps]
-    assert losses["fused"] == pytest.approx(losses["plain"], rel=1e-4)
 
 
 def test_networks_of_timm_retrieve_too(few_digits):

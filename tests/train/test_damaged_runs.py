@@ -29,7 +29,6 @@ RECIPES = {
     "rmsprop": replace(RECIPE, optimizer="rmsprop"),
     "lamb": replace(RECIPE, optimizer="lamb", lr=0.01),
     "sgdw": replace(RECIPE, decoupled_weight_decay=True),
-    "fused": replace(RECIPE, efficiency="fused"),
 }
 NUMBERS = [7, -1, math.nan, 10**12, 10**30]
 TENSORS = [torch.ones(3, 5), torch.tensor(math.nan), torch.ones(2, dtype=torch.complex64)]
@@ -79,9 +78,7 @@ def changed(data: Any, path: tuple[Any, ...], *value: Any) -> Any:
     return items if isinstance(data, Mapping) else type(data)(items.values())
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.fused if n == "fused" else ()) for n in RECIPES]
-)
+@pytest.mark.parametrize("name", RECIPES)
 def test_a_wrong_value_in_a_checkpoint_is_one_line_or_leaves_training_as_it_is(name):
     recipe = RECIPES[name]
     valid, fresh = state_of(recipe), learner(recipe)
@@ -112,7 +109,6 @@ def test_a_checkpoint_resumes_to_the_same_bits_after_its_checks():
         state = copy.deepcopy(whole.state(1, 2, losses))
         resumed.resume(state)
         resumed.net.train()
-        resumed.net.restore_saved_tensor_choices(state["saves"])
         assert torch.equal(step(whole, 6), step(resumed, 6))
         pairs = zip(whole.net.parameters(), resumed.net.parameters(), strict=True)
         assert all(torch.equal(one, other) for one, other in pairs)

@@ -95,21 +95,21 @@ def test_the_groups_of_a_recipe_without_layer_options_are_the_two_of_before():
 
 
 @pytest.mark.parametrize(
-    ("name", "efficiency", "stages"),
+    ("name", "stages"),
     [
-        ("genet_tiny", "plain", 2),
-        ("tresnet_tiny", "fused", 1),
-        ("resnet_rs_tiny", "fused", -1),
-        ("timm/resnet10t", "plain", 3),
-        ("timm/resnet10t", "plain", -1),
+        ("genet_tiny", 2),
+        ("tresnet_tiny", 1),
+        ("resnet_rs_tiny", -1),
+        ("timm/resnet10t", 3),
+        ("timm/resnet10t", -1),
     ],
 )
 def test_frozen_stages_keep_their_weights_and_statistics_and_the_others_learn(
-    name, efficiency, stages, few_digits
+    name, stages, few_digits
 ):
     net = network(name)
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    recipe = replace(SHORT, efficiency=efficiency, freeze_stages=stages, weight_decay=0.1)
+    recipe = replace(SHORT, freeze_stages=stages, weight_decay=0.1)
     batches = training_batches(few_digits, Classify(), BatchOptions(GRAY), recipe)
     *_, epoch = train_epochs(net, Classify(), batches, recipe)
     numbers = net.layer_numbers(coarse=True)
@@ -126,41 +126,24 @@ def test_frozen_stages_keep_their_weights_and_statistics_and_the_others_learn(
 
 
 @pytest.mark.parametrize(
-    ("name", "efficiency", "paths"),
+    ("name", "paths"),
     [
-        ("genet_tiny", "plain", ("stem", "stages.3", "head")),
-        ("resnet_rs_tiny", "fused", ("stages.1", "stages.2.0.branch.conv2", "head.fc.bias")),
-        ("timm/resnet10t", "plain", ("net.layer2",)),
+        ("genet_tiny", ("stem", "stages.3", "head")),
+        ("resnet_rs_tiny", ("stages.1", "stages.2.0.branch.conv2", "head.fc.bias")),
+        ("timm/resnet10t", ("net.layer2",)),
     ],
 )
-def test_layers_that_are_frozen_by_path_stay_and_all_others_learn(
-    name, efficiency, paths, few_digits
-):
+def test_layers_that_are_frozen_by_path_stay_and_all_others_learn(name, paths, few_digits):
     net = network(name)
     randomise(net)
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    recipe = replace(SHORT, epochs=1, efficiency=efficiency, frozen=paths, weight_decay=0.1)
+    recipe = replace(SHORT, epochs=1, frozen=paths, weight_decay=0.1)
     batches = training_batches(few_digits, Classify(), BatchOptions(GRAY), recipe)
     (epoch,) = train_epochs(net, Classify(), batches, recipe)
     for state in (net.state_dict(), epoch.average.state_dict()):
         for key, value in state.items():
             is_frozen = any(f"{key}.".startswith(f"{path}.") for path in paths)
             assert torch.equal(value, before[key]) == is_frozen, key
-
-
-@pytest.mark.fused
-def test_gradients_pass_frozen_layers_of_fused_modules_as_they_pass_plain_ones():
-    """Behind a stage that learns, and around it: its last norm is frozen, or its first."""
-    paths = ("stages.1", "stages.2.0.branch.conv3", "stages.3.0.branch.conv1", "head")
-    nets = {each: network("resnet_rs_tiny") for each in ("plain", "fused")}
-    x = torch.rand(8, 1, 32, 32, generator=torch.Generator().manual_seed(0))
-    for efficiency, net in nets.items():
-        randomise(net)
-        recipe = replace(SHORT, frozen=paths, efficiency=efficiency, momentum=0.0)
-        learner_of(net, recipe).step(x, torch.arange(8), 8)
-    plain, fused = (net.state_dict() for net in nets.values())
-    for key, value in plain.items():
-        assert torch.allclose(value, fused[key], atol=2e-5), key
 
 
 def randomise(net) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.loader import Batches, LoaderOptions
-from fullstride.nets import fused_form, zoo
+from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks.classify import Classify
 from fullstride.train import final_weights, run, run_folder
@@ -42,14 +42,9 @@ def prepared(folder, data, **changes) -> PreparedRun:
     return prepare(folder, "genet_tiny", data, replace(SHORT, **changes))
 
 
-@pytest.mark.parametrize("efficiency", ["plain", "fused"])
-def test_precise_statistics_are_those_of_all_training_images_at_once(
-    few_digits, tmp_path, efficiency
-):
-    start = prepared(tmp_path / "run", few_digits, efficiency=efficiency)
+def test_precise_statistics_are_those_of_all_training_images_at_once(few_digits, tmp_path):
+    start = prepared(tmp_path / "run", few_digits)
     net = start.net
-    if efficiency == "fused":
-        fused_form.to_fused(net, net.spec.source)
     before = statistics(net)
     precise = precise_of(start, net)
     assert all(torch.equal(value, before[name]) for name, value in statistics(net).items())
@@ -126,8 +121,6 @@ BATCHES = [3 * torch.randn(4, 3, 32, 32, generator=torch.manual_seed(i)) + i for
 def network(form: str) -> nn.Module:
     torch.manual_seed(0)
     net = zoo.create("timm/resnet10t" if form == "timm" else "genet_tiny", classes=2, in_channels=3)
-    if form == "fused":
-        fused_form.to_fused(net, "genet_tiny", int8=False)
     for norm in norms(net):  # as from other data: far from what the network meets here
         norm.running_mean.fill_(1000.0)
         norm.running_var.fill_(1e6)
@@ -142,7 +135,7 @@ def running(net: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in net.state_dict().items() if "running_" in name}
 
 
-@pytest.mark.parametrize("form", ["plain", pytest.param("fused", marks=pytest.mark.fused), "timm"])
+@pytest.mark.parametrize("form", ["plain", "timm"])
 def test_statistics_are_the_mean_of_the_first_batches_and_then_a_moving_average(form):
     net, obvious = network(form), network("timm" if form == "timm" else "plain")
     statistics = RunningStatistics(net, MOMENTUM)

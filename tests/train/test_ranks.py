@@ -74,10 +74,10 @@ def test_gradients_of_a_batch_are_averaged_over_processes_once(group, passes):
     assert sum(elements) == sum(parameter.numel() for parameter in net.parameters())
 
 
-def test_batch_statistics_of_all_processes_need_a_gpu_or_fused_modules(group):
+def test_batch_statistics_of_all_processes_need_a_gpu(group):
     net = zoo.create("resnet_rs_tiny", in_channels=1, resolution=16)
     recipe = Recipe(epochs=1, batch_size=16, lr=0.1, sync_bn=True)
-    with pytest.raises(ValueError, match="recipe.sync_bn of plain modules is for GPUs"):
+    with pytest.raises(ValueError, match="recipe.sync_bn is for GPUs: leave it out"):
         build_trainer(net, find_task(), recipe, 4, None, group)
     build_trainer(net, find_task(), recipe, 4, None, SINGLE_PROCESS)  # one process has them anyway
 

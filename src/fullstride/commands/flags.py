@@ -35,10 +35,10 @@ StepRecipe = Annotated[
     ),
 ]
 Efficiency = Annotated[
-    Literal["plain", "fused", "plain_compiled", "fused_compiled"],
+    Literal["plain", "plain_compiled"],
     arg(
-        help="Modules of a training step, as in a recipe: plain (PyTorch's) or fused, eager or "
-        "compiled with recomputation."
+        help="How a training step is computed, as in a recipe: plain (eager), or compiled with "
+        "recomputation."
     ),
 ]
 Layout = Literal["nchw", "nhwc"]

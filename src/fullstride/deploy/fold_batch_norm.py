@@ -12,7 +12,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fullstride.nets import fused_form
 from fullstride.nets.backbone import input_shape
 from fullstride.nets.blocks import has_branches, merge_branches
 from fullstride.nets.network import Network
@@ -49,7 +48,7 @@ def folding(net: nn.Module, images: Tensor | None = None) -> Folding:
     outputs of the copy differ by more than `TOLERANCE`.
     """
     dtype = next(net.parameters()).dtype
-    net = fused_form.to_plain(deepcopy(net)).eval().double()  # the fused form needs its norms
+    net = deepcopy(net).eval().double()
     images = (noise(net) if images is None else images).to(next(net.parameters()))
     with_branches = tensors(net(images)) if has_branches(net) else []
     trace = Trace(merge_branches(net))

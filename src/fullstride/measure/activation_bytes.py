@@ -99,7 +99,6 @@ def activation_bytes(
     `device` decides on the rules of autocast to `precision`; a GPU need not be present. Raises
     ValueError for images that the network does not accept.
     """
-    # On the meta device, because a fused network reads its weights in training mode.
     net = on_meta(net).train()
     size = resolution, precision, in_channels, device
     pairs = list(

@@ -46,9 +46,8 @@ from fullstride.measure.workload import (
     StepOptions,
     compiling,
     exact_float32,
-    fused_copy,
 )
-from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
+from fullstride.nets.efficiency import Efficiency, is_compiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +132,8 @@ def check_room(
     side, batch = protocol.resolution, protocol.batch
     if protocol.work == "training":
         # A compiled step saves no more than the eager one, which is quick to count.
-        eager: Efficiency = "fused" if is_fused(options.efficiency) else "plain"
         size = available_bytes(), side, options.precision, in_channels
-        if predict(net, *size, device="cpu", efficiency=eager).batch < batch:
+        if predict(net, *size, device="cpu").batch < batch:
             raise MemoryError
         return
     one = Step(net, "inference", 1, side, device, in_channels, replace(options, compiled=False))
@@ -276,15 +274,13 @@ def check_possible(protocol: Protocol, device: torch.device, options: BenchOptio
 def check_networks(
     nets: Mapping[str, nn.Module], protocol: Protocol, options: BenchOptions
 ) -> None:
-    """Raise ValueError for an efficiency that a network lacks, and for a missing reference."""
-    for name, net in nets.items():
+    """Raise ValueError for an efficiency in inference, and for a missing reference."""
+    for name in nets:
         form = options.step(name).efficiency
         if form != "plain" and protocol.work == "inference":
             raise ValueError(
                 f"{name}, {form}: an efficiency is for training, leave it out for inference"
             )
-        if is_fused(form):
-            fused_copy(net, name)
     if options.reference is not None and options.reference not in nets:
         raise ValueError(
             f"reference {options.reference} is not measured: choose from {', '.join(nets)}"

@@ -18,20 +18,14 @@ from fullstride.measure.protocols import (
     spread_of_rounds,
 )
 from fullstride.measure.settings import BenchSettings
-from fullstride.measure.workload import Precision, find_precision, fused_copy
-from fullstride.nets import fused_form
+from fullstride.measure.workload import Precision, find_precision
+from fullstride.nets import padding
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import no_head
-from fullstride.nets.efficiency import Efficiency, is_fused
 from fullstride.nets.zoo import has_own_spec, measurable
 
 DEFAULT_PROTOCOLS = ("online", "throughput")
 DEFAULT_REFERENCE = "timm/resnet50"  # where a protocol is named
-LABELS: dict[Efficiency, str] = {
-    "fused": "fused",
-    "plain_compiled": "compiled",
-    "fused_compiled": "fused compiled",
-}
 TRESNET_RESOLUTION = 224  # pixels a side, as the paper measures all networks
 BENCH = BenchSettings()
 
@@ -152,12 +146,9 @@ def find_networks(
     first = sizes[models[0]] if models[0] in sizes else own[models[0]].spec
     nets: dict[str, nn.Module] = {name: own.get(name) or files[name] for name in models}
     if settings.padded:
-        nets = {f"{name} padded": fused_form.to_padded(net, name) for name, net in nets.items()}
+        nets = {f"{name} padded": padding.to_padded(net, name) for name, net in nets.items()}
     if efficiency != "plain":
-        nets = {
-            f"{name} {LABELS[efficiency]}": fused_copy(net, name) if is_fused(efficiency) else net
-            for name, net in nets.items()
-        }
+        nets = {f"{name} compiled": net for name, net in nets.items()}
     labels = dict(zip(nets, dict.fromkeys(models), strict=True))
     options = BenchOptions(
         in_channels=channels[names[0]],

@@ -10,11 +10,10 @@ from torch.fx import GraphModule, Node
 
 from fullstride.measure.workload import Precision, compiling
 from fullstride.nets.backbone import Backbone, batch_shape
-from fullstride.nets.compile import CustomOperators, RecomputePartitioner
+from fullstride.nets.compile import RecomputePartitioner
 
 # Images. A tensor whose first dimension has this size counts as a tensor of the batch.
 BATCH = 7
-CONVOLUTIONS = ("aten::convolution", "fullstride::conv", "fullstride::pool")
 
 
 class Counted(Exception):  # noqa: N818
@@ -24,8 +23,7 @@ class Counted(Exception):  # noqa: N818
 class CountingPartitioner(RecomputePartitioner):
     """Counts the bytes saved between the two passes, then ends the compilation."""
 
-    def __init__(self, recompute: bool, operators: CustomOperators | None):
-        super().__init__(operators)
+    def __init__(self, recompute: bool):
         self.recompute = recompute
         self.bytes_per_image: int | None = None
 
@@ -36,12 +34,8 @@ class CountingPartitioner(RecomputePartitioner):
         forward, backward = cut(gm, joint_inputs, **settings)
         outputs: Any = forward.graph.output_node().args[0]
         self.bytes_per_image = sum(map(size_bytes, outputs[settings["num_fwd_outputs"] :])) // BATCH
-        operators = torch._ops.OpOverload
-        recomputed = [
-            node
-            for node in backward.graph.nodes
-            if isinstance(node.target, operators) and node.target._schema.name in CONVOLUTIONS
-        ]
+        convolution = torch.ops.aten.convolution.default
+        recomputed = [node for node in backward.graph.nodes if node.target is convolution]
         assert not recomputed, f"computed twice: {recomputed}"
         raise Counted
 
@@ -72,9 +66,8 @@ def compiled_bytes(
     """
     dtype = getattr(torch, precision)
     net = copy.deepcopy(net).to("cpu", dtype).train()
-    backbone = isinstance(net, Backbone)
-    partitioner = CountingPartitioner(recompute, net.custom_operators if backbone else None)
-    masks = (net.draw(BATCH),) if backbone else ()
+    partitioner = CountingPartitioner(recompute)
+    masks = (net.draw(BATCH),) if isinstance(net, Backbone) else ()
     with compiling(True):
         call = torch.compile(
             net, fullgraph=True, dynamic=False, options={"custom_partitioner_fn": partitioner}

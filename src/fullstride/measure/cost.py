@@ -24,7 +24,6 @@ from fullstride.measure.workload import Precision, in_training_form
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import PLAIN, TrainingForm, is_compiled
-from fullstride.nets.spec import NetSpec
 
 
 @dataclass(frozen=True)
@@ -123,8 +122,8 @@ def network_cost(
     The head of a task counts, and layers that it does not use are left out.
 
     `resolution` defaults to the network's own. `training` adds the bytes of a training step on a
-    GPU, with plain modules, with fused modules, and in `form` if that is compiled. Nothing is
-    computed. Raises ValueError for an unknown name or an impossible resolution.
+    GPU, eager, and in `form` if that is compiled. Nothing is computed. Raises ValueError for an
+    unknown name or an impossible resolution.
     """
     if isinstance(network, str):
         network = zoo.NamedNetwork(network, zoo.find_spec(network))
@@ -145,19 +144,15 @@ def network_cost(
     def saved(**changes: Any) -> ActivationBytes:
         return activation_bytes(partial(trained, **changes), side, precision, spec.in_channels)
 
-    step = saved(efficiency="plain", int8=False) if training else None
+    step = saved(efficiency="plain") if training else None
     others: dict[str, int] = {}
     if step is not None:
         names = {row.stage for row in stages}
         stages += [StageCost(stage, 0, 0, 0, 0) for stage in step.by_stage if stage not in names]
-        if isinstance(spec, NetSpec) and not spec.frames:
-            for label, int8 in (("fused", False), ("fused with int8 activations", True)):
-                others[label] = saved(efficiency="fused", int8=int8).bytes_per_image
         if is_compiled(form.efficiency):
             from fullstride.measure.compiled_bytes import compiled_bytes
 
-            label = form.efficiency.replace("_", " and ") + " with int8 activations" * form.int8
-            others[label] = compiled_bytes(trained(), side, precision, spec.in_channels)
+            others["compiled"] = compiled_bytes(trained(), side, precision, spec.in_channels)
     return NetworkCost(
         name=name,
         source=spec.source,

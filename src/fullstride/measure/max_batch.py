@@ -30,11 +30,10 @@ from fullstride.measure.workload import (
     StepOptions,
     exact_float32,
     find_precision,
-    fused_copy,
     in_training_form,
 )
 from fullstride.nets.backbone import batch_shape
-from fullstride.nets.efficiency import Efficiency, TrainingStep, is_compiled, is_fused
+from fullstride.nets.efficiency import Efficiency, TrainingStep, is_compiled
 from fullstride.nets.network import Network
 from fullstride.nets.zoo import measurable
 
@@ -193,8 +192,6 @@ def predict(
     See `Step` for the arguments. `compiled` only matters for a `Network`; other networks are
     predicted as eager.
     """
-    if is_fused(efficiency):
-        net = fused_copy(net)
     eager = activation_bytes(net, resolution, precision, in_channels, device=device)
     saved_bytes = eager.bytes_per_image
     if is_compiled(efficiency) or compiled and isinstance(net, Network):
@@ -409,10 +406,7 @@ def plan_of(
 def check_not_compiled_twice(efficiency: Efficiency) -> None:
     """Raise ValueError for --compiled beside an efficiency other than plain."""
     if efficiency != "plain":
-        raise ValueError(
-            f"--compiled with --efficiency {efficiency}: use --efficiency plain_compiled or "
-            "fused_compiled, or leave one out"
-        )
+        raise ValueError(f"--compiled with --efficiency {efficiency}: leave one of them out")
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ class BenchSettings:
     layout: Literal["nchw", "nhwc"] = "nchw"
     # Compile the networks with torch.compile.
     compiled: bool = False
-    # Modules of a training step, as in a recipe: plain (PyTorch's) or fused, eager or compiled with
+    # How a training step is computed, as in a recipe: plain (eager), or compiled with
     # recomputation.
     efficiency: Efficiency = "plain"
     # Pad the channels of all networks except the reference to multiples of 8.

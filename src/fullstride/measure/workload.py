@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fullstride.nets import fused_form
+from fullstride.nets import padding
 from fullstride.nets.backbone import Backbone, batch_shape, channels_last
 from fullstride.nets.blocks import merge_branches
 from fullstride.nets.efficiency import (
@@ -19,7 +19,6 @@ from fullstride.nets.efficiency import (
     Efficiency,
     TrainingForm,
     is_compiled,
-    is_fused,
     short_precision,
 )
 from fullstride.nets.layers import avoid_strided_pointwise
@@ -40,26 +39,13 @@ def find_precision(name: str) -> Precision:
     raise ValueError(f"precision {name!r}: use {', '.join(SPELLINGS.values())}")
 
 
-def fused_copy(net: nn.Module, name: str = "this network") -> Network:
-    """Copy `net` in fused form; a network that is fused already keeps its int8 activations.
-
-    Raises ValueError, with `name`, for a network that has no fused form.
-    """
-    net = copy.deepcopy(net)
-    if isinstance(net, Network) and net.is_fused:
-        return net
-    return fused_form.to_fused(net, name)
-
-
 def in_training_form(net: Backbone, form: TrainingForm, name: str = "this network") -> Backbone:
-    """Regularise, pad or fuse the network as for training, in place unless it is padded.
+    """Regularise and pad the network as for training, in place unless it is padded.
 
     Raises ValueError, with `name`, for a form that the network does not have.
     """
     net.regularise(drop_path=form.drop_path, by=form.drop_path_by, dropout=form.dropout)
-    if form.padded:
-        net = fused_form.to_padded(net, name)
-    return fused_form.to_fused(net, name, int8=form.int8) if is_fused(form.efficiency) else net
+    return padding.to_padded(net, name) if form.padded else net
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +56,7 @@ class StepOptions:
     layout: Layout = "nchw"  # memory format of images and activations
     # Use torch.compile, with recomputation for training a `Network`.
     compiled: bool = False
-    efficiency: Efficiency = "plain"  # the modules of a training step, as in a recipe
+    efficiency: Efficiency = "plain"  # how a training step is computed, as in a recipe
 
 
 EAGER = StepOptions()
@@ -101,7 +87,7 @@ class Step:
         last = channels_last(len(self.shape))
         self.format = {"nchw": torch.contiguous_format, "nhwc": last}[options.layout]
         dtype = torch.float32 if self.trains else self.dtype
-        own = fused_copy(net) if is_fused(efficiency) else copy.deepcopy(net)
+        own = copy.deepcopy(net)
         own = own if self.trains else merge_branches(own)
         if self.trains and device.type == "cpu":
             avoid_strided_pointwise(own)
@@ -126,9 +112,7 @@ class Step:
 
     @property
     def efficiency(self) -> Efficiency:
-        """The modules of training; plain for inference and torch.compile without recomputation."""
-        if self.trains and isinstance(self.net, Backbone) and self.net.is_fused:
-            return "fused_compiled" if self.recomputes else "fused"
+        """How a step trains; plain for inference and torch.compile without recomputation."""
         return "plain_compiled" if self.recomputes else "plain"
 
     def compile(self) -> Callable[..., Any]:
@@ -136,8 +120,7 @@ class Step:
             return torch.compile(self.net, dynamic=False)
         from fullstride.nets.compile import compile_for_training  # takes seconds to import
 
-        operators = self.net.custom_operators if isinstance(self.net, Backbone) else None
-        result = compile_for_training(self.net, dynamic=False, operators=operators)
+        result = compile_for_training(self.net, dynamic=False)
         if result.reason:
             warnings.warn(f"compiled without recomputation: {result.reason}", stacklevel=2)
         return result.call

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +88,6 @@ class Backbone(nn.Module, ABC):
     classifier: str  # path of the linear layer that gives the logits
     task_head: nn.Module | None
     root = ""  # path of the module that holds stem, stages and head; "" is the network itself
-    is_fused = False  # whether the network trains by the operators of `nets.fused`
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,15 +171,3 @@ class Backbone(nn.Module, ABC):
     def draw(self, images: int) -> Masks | None:
         """Masks for one training step of `images` images; None if the layers draw their own."""
         return None
-
-    @property
-    def custom_operators(self) -> Any:
-        """The operators of `nets.fused` for the compiler; None if all are PyTorch's own."""
-        return None
-
-    def saved_tensor_choices(self) -> list[str]:
-        """The tensors that each batch norm saves for the backward pass; [] unless fused."""
-        return []
-
-    def restore_saved_tensor_choices(self, choices: Sequence[str]) -> None:
-        """Restore a result of `saved_tensor_choices`, so that a resumed epoch rounds equally."""

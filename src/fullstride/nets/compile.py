@@ -7,8 +7,7 @@ probe checks the installed torch before it is relied on.
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -36,28 +35,7 @@ class Compiled(NamedTuple):
     reason: str  # why the mode is "plain"; "" for "recompute"
 
 
-@dataclass(frozen=True)
-class CustomOperators:
-    """The partitioner's knowledge of operators that are not PyTorch's own.
-
-    `is_cheap` says whether an operator may be computed twice. `residual_blocks` maps the end of
-    every residual block to the end of the block that is its identity shortcut (None: no such
-    block). `rewrite` changes the joint graph before it is cut, given the results that are
-    checkpoints. `source` is the file of these functions, a part of the cache key.
-    """
-
-    is_cheap: Callable[[Node], bool]
-    residual_blocks: Callable[[Graph], Mapping[Node, Node | None]]
-    rewrite: Callable[[Graph, Sequence[Node]], None]
-    source: str
-
-
-def compile_for_training(
-    net: nn.Module,
-    *,
-    dynamic: bool | None = None,
-    operators: CustomOperators | None = None,
-) -> Compiled:
+def compile_for_training(net: nn.Module, *, dynamic: bool | None = None) -> Compiled:
     """Compile `net` so that its backward pass recomputes all but convolutions and products.
 
     Random draws must be inputs: a network that draws inside its forward pass is compiled without
@@ -67,11 +45,10 @@ def compile_for_training(
     Args:
         net: A network in training mode.
         dynamic: As in torch.compile; False makes one graph for each input size.
-        operators: `net.custom_operators`. All other custom operators are never computed twice.
     """
     device = next(net.parameters()).device
     reason = why_not_recompute(device)
-    options = None if reason else recompute_options(operators)
+    options = None if reason else recompute_options()
     return Compiled(
         torch.compile(net, fullgraph=isinstance(net, Network), dynamic=dynamic, options=options),
         "plain" if reason else "recompute",
@@ -79,16 +56,13 @@ def compile_for_training(
     )
 
 
-def recompute_options(operators: CustomOperators | None = None) -> dict[str, Any]:
+def recompute_options() -> dict[str, Any]:
     """The options of torch.compile that select the recomputing partitioner."""
-    return {"custom_partitioner_fn": RecomputePartitioner(operators)}
+    return {"custom_partitioner_fn": RecomputePartitioner()}
 
 
 class RecomputePartitioner(CustomPartitionerFn):
     """Cuts the joint graph into forward and backward pass so that few tensors are saved."""
-
-    def __init__(self, operators: CustomOperators | None = None):
-        self.operators = operators
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **settings: Any
@@ -100,32 +74,28 @@ class RecomputePartitioner(CustomPartitionerFn):
                 "the network draws random numbers inside the compiled graph: recomputation is off",
                 stacklevel=1,
             )
-        saved = checkpoints(gm.graph, self.operators)
-        for node in [*filter(self.is_expensive, nodes), *saved]:
+        for node in [*filter(is_expensive, nodes), *checkpoints(gm.graph)]:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        if self.operators and not draws:
-            self.operators.rewrite(gm.graph, saved)
         with torch._functorch.config.patch(aggressive_recomputation=not draws):
             return min_cut_rematerialization_partition(gm, joint_inputs, **settings)
 
-    def is_expensive(self, node: Node) -> bool:
-        """Whether a custom operator must not be computed twice; PyTorch's own never count."""
-        assert isinstance(node.target, OpOverload)
-        if node.target.namespace in ("aten", "prims"):
-            return False
-        return self.operators is None or not self.operators.is_cheap(node)
-
     def uuid(self) -> bytes | None:
-        return get_hash_for_files((__file__, *([self.operators.source] if self.operators else [])))
+        return get_hash_for_files((__file__,))
 
 
-def checkpoints(graph: Graph, operators: CustomOperators | None = None) -> list[Node]:
+def is_expensive(node: Node) -> bool:
+    """Whether a node is no operator of PyTorch: what it costs to compute it twice is not known."""
+    assert isinstance(node.target, OpOverload)
+    return node.target.namespace not in ("aten", "prims")
+
+
+def checkpoints(graph: Graph) -> list[Node]:
     """Every `CHECKPOINT_EVERY`-th block result in a row of blocks with identity shortcuts: saved.
 
     The result of such a block is cheap to recompute from the result before. Without checkpoints,
     the backward pass would recompute the last result from all others and hold them in memory.
     """
-    previous = {**residual_blocks(graph), **(operators.residual_blocks(graph) if operators else {})}
+    previous = residual_blocks(graph)
     position: dict[Node, int] = {}  # in its row, from 0
     for node in graph.nodes:
         if node in previous:

@@ -6,9 +6,8 @@ Apart from `nets.compile`, whose imports take seconds.
 from dataclasses import dataclass
 from typing import Literal
 
-# plain: PyTorch's modules. fused: the memory-efficient operators of `nets.fused`. Compiled: by
-# torch.compile, with recomputation (see `nets.compile`).
-Efficiency = Literal["plain", "fused", "plain_compiled", "fused_compiled"]
+# plain: eager. plain_compiled: by torch.compile, with recomputation (see `nets.compile`).
+Efficiency = Literal["plain", "plain_compiled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +15,6 @@ class TrainingForm:
     """The settings that change the tensors saved for the backward pass."""
 
     efficiency: Efficiency = "plain"
-    int8: bool = False  # batch-norm inputs as int8, with a fused efficiency
     padded: bool = False  # channels padded to multiples of 8
     drop_path: float = 0.0  # as in `Backbone.regularise`
     drop_path_by: Literal["block", "stage"] = "block"
@@ -36,12 +34,8 @@ class TrainingStep:
     form: TrainingForm = PLAIN
 
 
-def is_fused(efficiency: str) -> bool:
-    return efficiency in ("fused", "fused_compiled")
-
-
 def is_compiled(efficiency: str) -> bool:
-    return efficiency in ("plain_compiled", "fused_compiled")
+    return efficiency == "plain_compiled"
 
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]  # that exported files compute in

@@ -32,7 +32,7 @@ class ConvNorm(nn.Module):
     (time_stride, stride).
     """
 
-    # Conv3d and BatchNorm3d for clips, which fused operators do not take
+    # Conv3d and BatchNorm3d for clips
     conv: nn.Conv2d
     norm: nn.BatchNorm2d
 

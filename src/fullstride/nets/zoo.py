@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 from torch import nn
 
 from fullstride.io.console import print_note
-from fullstride.nets import checkpoints, families, fused_form
+from fullstride.nets import checkpoints, families
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import FILE_LIMITS, Bundle, Metadata, build, no_head, read_spec
@@ -106,16 +106,13 @@ def create(
     depth: float = 1.0,
     resolution: int | None = None,
     frames: int | None = None,
-    efficiency: Literal["plain", "fused"] = "plain",
 ) -> Backbone:
     """A network with fresh weights: a name of the zoo, or any network of timm as `timm/NAME`.
 
     The name may also be the path of a JSON file that `to_json` of a spec wrote. `width` and
     `depth` multiply every width and every depth (see `NetSpec.scaled`; not for timm's networks).
     `resolution` is the intended input size, in pixels per side, and `frames` the intended length
-    of clips; other sizes work too. With `efficiency` fused, a training step saves fewer tensors
-    (see `nets.fused_form`, also for int8 activations and padded channels); in training the recipe
-    sets it.
+    of clips; other sizes work too.
 
     Examples:
         >>> import torch
@@ -124,11 +121,6 @@ def create(
         >>> net(torch.zeros(2, 3, 64, 64)).shape
         torch.Size([2, 5])
     """
-    if efficiency not in ("plain", "fused"):
-        raise ValueError(
-            f"efficiency {efficiency!r} of a network: use plain or fused; "
-            "a recipe compiles it or chooses"
-        )
     base = spec(name)
     if width != 1 or depth != 1:
         if isinstance(base, TimmSpec):
@@ -140,8 +132,7 @@ def create(
     changes = {"classes": classes, "in_channels": in_channels}
     changes |= {"resolution": resolution, "frames": frames}
     changed = {key: value for key, value in changes.items() if value is not None}
-    net = build(replace(base, **changed))
-    return net if efficiency == "plain" else fused_form.to_fused(net, name)
+    return build(replace(base, **changed))
 
 
 def load(

@@ -7,7 +7,8 @@ Not represented:
 - numbers of a TPU or a T4.
 
 The lines of TResNet's Table 4 before `+AA` keep the other parts of TResNet-M, its average-pooled
-shortcuts among them, and a fused network represents In-place ABN.
+shortcuts among them. A compiled network saves for the backward pass what In-place ABN does, or
+less, so the compiled contests represent it.
 """
 
 import hashlib
@@ -25,7 +26,6 @@ from fullstride.io.records import Positive, to_json
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import PROTOCOLS, Measurement, Protocol
 from fullstride.measure.workload import Layout, Precision
-from fullstride.nets import fused_form
 from fullstride.nets.blocks import SpaceToDepthStem
 from fullstride.nets.efficiency import short_precision
 from fullstride.nets.families import SPECS
@@ -45,26 +45,25 @@ QUICK_LINES = (  # in order of importance: the time limit drops the last ones
     ("TResNet 3", "ResNet-50"),
 )
 
-Kind = Literal["reference", "timm", "plain", "fused"]
-KINDS: tuple[Kind, ...] = ("timm", "plain", "fused")
+Kind = Literal["reference", "timm", "plain"]
+KINDS: tuple[Kind, ...] = ("timm", "plain")
 TIMM = {ours: tagged.partition(".")[0] for ours, tagged in HUB.items()}
 
 # Lines of TResNet's Table 5, in which the code changes and the network does not.
-CODE_VARIANTS: dict[str, tuple[Kind, ...]] = {"none": ("timm", "plain"), "+Inplace": ("fused",)}
+CODE_VARIANTS: dict[str, tuple[Kind, ...]] = {"none": KINDS, "+Inplace": ("plain",)}
 PROTOCOL_OF = {"TResNet": "tresnet", "GENet": "genet", "ResNet-RS": "resnet_rs"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     kind: Kind
-    name: str  # "timm/resnet50", "tresnet_m", "tresnet_m fused"
+    name: str  # "timm/resnet50", "tresnet_m"
     spec: NetSpec | None = None  # None: timm's
 
     def build(self) -> nn.Module:
         if self.spec is None:
             return TimmNetwork(timm_spec(self.name.removeprefix("timm/")))
-        net = Network(self.spec)
-        return fused_form.to_fused(net) if self.kind == "fused" else net
+        return Network(self.spec)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,16 +108,12 @@ def mode(compiled: bool) -> str:
 
 
 def entries_of(name: str, ours: NetSpec | None = None) -> tuple[Entry, ...]:
-    """timm's network, the plain network and the fused network for `name`, by `ours` if given."""
+    """timm's network and ours for `name`, by the spec `ours` if given."""
     base = ours or spec(name)
     if not isinstance(base, NetSpec):
         return (Entry(kind="timm", name=name),)
     theirs = (Entry(kind="timm", name=f"timm/{TIMM[name]}"),) if name in TIMM else ()
-    return (
-        *theirs,
-        Entry(kind="plain", name=name, spec=base),
-        Entry(kind="fused", name=f"{name} fused", spec=base),
-    )
+    return (*theirs, Entry(kind="plain", name=name, spec=base))
 
 
 def refinements() -> dict[str, tuple[Entry, ...]]:

@@ -1,8 +1,8 @@
 """Measures the networks of the papers' tables here, every line beside timm's, on one page.
 
-A line is measured in contests: timm's network, ours plain and ours fused (training only) alternate
-in every round, in one memory layout, eager or compiled. Each finished contest is a file,
-which is not measured again in the same environment.
+A line is measured in contests: timm's network and ours alternate in every round, in one memory
+layout, eager or compiled. Each finished contest is a file, which is not measured again in the same
+environment.
 """
 
 import gc
@@ -87,8 +87,7 @@ def measure(contest: Contest, device: torch.device) -> Row:
             run = partial(bench, some, part, device, how, batches or None)
             return attempt(run, failed, what) or []
 
-        # Fused networks differ from plain ones in training only.
-        names = [name for name in nets if part.work == "training" or kinds[name] != "fused"]
+        names = [*nets]
         together = timed(names, names[0]) if names else []
         if not together and len(names) > 1:
             together = [row for name in names for row in timed([name], None)]
@@ -297,9 +296,9 @@ def of_blocks(data: Mapping[str, Any]) -> Bench:
 
 
 def own_name(name: str) -> str:
-    """Our name of a network that was measured as timm's network, fused or compiled."""
+    """Our name of a network that was measured as timm's network, or compiled."""
     ours = {f"timm/{theirs}": name for name, theirs in TIMM.items()}
-    plain = name.removesuffix(" compiled").removesuffix(" fused")
+    plain = name.removesuffix(" compiled")
     return ours.get(plain, plain)
 
 

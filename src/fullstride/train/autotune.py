@@ -1,8 +1,7 @@
 """Chooses a training's fastest efficiency on this device, and the passes per step that fit memory.
 
-Plain and fused modules, eager and compiled (see `nets.efficiency`), run a few real training steps,
-and their rates are cached. Fused modules store int8 activations if the recipe has `int8_maps`. Only
-networks of this package have a fused form, and a CPU only runs eager steps.
+A few real training steps run eager and compiled (see `nets.efficiency`), and their rates are
+cached. A CPU only runs eager steps.
 """
 
 import copy
@@ -27,9 +26,8 @@ from fullstride.measure.environment import Environment
 from fullstride.measure.max_batch import budget_bytes, predict
 from fullstride.measure.protocols import THROUGHPUT, timed_calls, warm_up
 from fullstride.measure.workload import find_precision
-from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone
-from fullstride.nets.efficiency import Efficiency, is_compiled, is_fused
+from fullstride.nets.efficiency import Efficiency, is_compiled
 from fullstride.tasks.task import Task
 from fullstride.train.batches import check_batch, repeat
 from fullstride.train.compute import (
@@ -48,7 +46,7 @@ CPU_SHARE = 0.5  # of the machine's free memory; batches, gradients and other pr
 # Fields of a recipe that may affect which efficiency is fastest.
 CACHE_KEY_FIELDS = (
     "batch_size", "precision", "channels_last", "grad_accum_steps", "optimizer", "drop_path",
-    "dropout", "triplet", "deterministic", "freeze_stages", "frozen", "int8_maps",
+    "dropout", "triplet", "deterministic", "freeze_stages", "frozen",
 )  # fmt: skip
 OUTPUT = Output("a cache", ".json", lambda path: True)  # in fullstride's own folder
 CACHE_KEY_ENVIRONMENT = ("device", "threads", "torch", "cuda", "driver", "fullstride", "commit")
@@ -84,7 +82,7 @@ def choose_efficiency(
         fastest = max(rates, key=rates.__getitem__)
         entries[digest] = CacheEntry(fastest, rates, environment)
         write_json(path, OUTPUT, entries)
-    return recipe.with_efficiency(entries[digest].fastest)
+    return replace(recipe, efficiency=entries[digest].fastest)
 
 
 @dataclass(frozen=True)
@@ -106,13 +104,12 @@ def read_cache(path: Path) -> dict[str, CacheEntry]:
     return entries
 
 
-def candidates(net: Backbone, device: torch.device) -> list[Efficiency]:
-    """The efficiencies of `net` on this device; compiling for a CPU is left out as too slow."""
+def candidates(device: torch.device) -> list[Efficiency]:
+    """The efficiencies on this device; compiling for a CPU is left out as too slow."""
     return [
         efficiency
         for efficiency in get_args(Efficiency)
-        if (fused_form.is_available(net) or not is_fused(efficiency))
-        and (device.type != "cpu" or not is_compiled(efficiency))
+        if device.type != "cpu" or not is_compiled(efficiency)
     ]
 
 
@@ -122,9 +119,10 @@ def measure_rates(
     """Images/s of each efficiency whose batch fits into memory."""
     rates: dict[Efficiency, float] = {}
     out_of_memory = None
-    for efficiency in candidates(net, device):
+    for efficiency in candidates(device):
         try:
-            rates[efficiency] = rate(recipe.with_efficiency(efficiency), task, net, batch, device)
+            own = replace(recipe, efficiency=efficiency)
+            rates[efficiency] = rate(own, task, net, batch, device)
         except (RuntimeError, MemoryError) as error:
             if not lacks_memory(error):
                 raise
@@ -179,7 +177,7 @@ def choose_passes(
 ) -> Recipe:
     """Replace `grad_accum_steps` 0 by the fewest passes that are predicted to fit.
 
-    `net` has its training form, with eager plain modules; the efficiency auto counts as plain. All
+    `net` has its training form, with eager modules; the efficiency auto counts as plain. All
     processes use the same number. `memory_bytes`: by default the free memory of a GPU, or
     `CPU_SHARE` of the machine's; where the system does not say it, all fits. Raises ValueError if
     not even the smallest part of a batch fits.

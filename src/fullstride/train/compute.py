@@ -129,10 +129,7 @@ def share_batch_statistics(net: nn.Module, device: torch.device) -> None:
     Raises ValueError if PyTorch's layer does not run on `device`.
     """
     if device.type != "cuda":
-        raise ValueError(
-            "recipe.sync_bn of plain modules is for GPUs: use recipe.efficiency fused, or leave it "
-            "out"
-        )
+        raise ValueError("recipe.sync_bn is for GPUs: leave it out")
     from timm.layers.norm_act import convert_sync_batchnorm  # keeps the activations of timm's norms
 
     convert_sync_batchnorm(net)

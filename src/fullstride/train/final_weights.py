@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from fullstride.data.dataset import Images
 from fullstride.io.console import print_note
 from fullstride.io.writing import check_output
-from fullstride.nets import fused_form
+from fullstride.nets import padding
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import OUTPUT, Bundle, read_metadata
 from fullstride.nets.timm_wrapper import TimmNetwork
@@ -162,7 +162,7 @@ def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
     best, states = None, []
     for _, minus_epoch, slot in sorted(candidates, reverse=True):
         state = Bundle.load(slot, build_head).net.state_dict()
-        net = copy.deepcopy(fused_form.to_unpadded(final.net, run.spec))
+        net = copy.deepcopy(padding.to_unpadded(final.net, run.spec))
         net.load_state_dict(averaged([*states, state]))
         if run.recipe.measures_statistics:
             net = of_run(run, net)
@@ -326,7 +326,7 @@ def save_probe(run: PreparedRun) -> None:
         )
     if has_probe(run):
         return
-    net = copy.deepcopy(fused_form.to_unpadded(run.net, run.spec)).to(run.device)
+    net = copy.deepcopy(padding.to_unpadded(run.net, run.spec)).to(run.device)
     # whether the logits are one linear function, with biases, of the output of `embed`
     classifier = net.get_submodule(net.classifier)
     is_linear = isinstance(classifier, nn.Linear) and isinstance(classifier.bias, Tensor)
@@ -378,7 +378,7 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
     probe = probe_network(run)
     ends = {"after training": final, "by the linear probe, without training": probe}
     if run.recipe.frozen_statistics and final.scores:
-        net = copy.deepcopy(fused_form.to_unpadded(final.net, run.spec))
+        net = copy.deepcopy(padding.to_unpadded(final.net, run.spec))
         net.load_state_dict(averaged([net.state_dict(), probe.net.state_dict()]))
         mean = replace(final, net=net, scores=run.val_scores(net))
         images = len(run.data.val)

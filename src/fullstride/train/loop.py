@@ -11,13 +11,11 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fullstride.nets import fused_form
 from fullstride.nets.backbone import Backbone, channels_last, input_shape
-from fullstride.nets.efficiency import is_compiled, is_fused
+from fullstride.nets.efficiency import is_compiled
 from fullstride.nets.layers import avoid_strided_pointwise
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
@@ -163,8 +161,6 @@ def run_epochs(
     number, start, losses = trainer.resume(resume) if resume else (0, 0, [])
     while (before := number * per_epoch) < trainer.course.end:
         net.train()
-        if start:
-            net.restore_saved_tensor_choices(trainer.saved_tensor_choices)
         images, wait_s, pause_s = 0, 0.0, 0.0
         epoch_start = step_end = time.perf_counter()
         source = batches.epoch(trainer.epoch_at(before), start)
@@ -221,14 +217,8 @@ def build_trainer(
         avoid_strided_pointwise(net)
     if recipe.channels_last:
         net.to(memory_format=channels_last(1 + len(input_shape(net.spec))))
-    shares = recipe.sync_bn and context.is_distributed
-    if is_fused(recipe.efficiency):
-        group = dist.group.WORLD if shares else None
-        fused_form.to_fused(net, net.spec.source, group, int8=recipe.int8_maps)
-    else:
-        fused_form.to_plain(net)
-        if shares:
-            share_batch_statistics(net, device)
+    if recipe.sync_bn and context.is_distributed:
+        share_batch_statistics(net, device)
     return Trainer(net, task, recipe, per_epoch, teacher, context)
 
 
@@ -236,8 +226,7 @@ def check_computation(recipe: Recipe, device: torch.device) -> None:
     """Raise ValueError for fields that are not chosen yet, and for a CPU's unreliable precision."""
     if recipe.efficiency == "auto":
         raise ValueError(
-            "recipe.efficiency auto is chosen before the first step: use plain, fused, "
-            "plain_compiled or fused_compiled"
+            "recipe.efficiency auto is chosen before the first step: use plain or plain_compiled"
         )
     if not recipe.grad_accum_steps:
         raise ValueError("recipe.grad_accum_steps 0 is chosen before the first step: use 1 or more")
@@ -292,7 +281,7 @@ class Trainer:
             return module
         from fullstride.nets.compile import compile_for_training  # takes seconds to import
 
-        forward, _, reason = compile_for_training(module, operators=net.custom_operators)
+        forward, _, reason = compile_for_training(module)
         if reason:
             warnings.warn(f"compiled without recomputation: {reason}", stacklevel=3)
         return forward
@@ -406,7 +395,6 @@ class Trainer:
             "average": self.average.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "saves": self.net.saved_tensor_choices(),
             "turns": self.course.turns,
             "first_loss": self.divergence.first,
             "high_losses": self.divergence.high,
@@ -436,10 +424,7 @@ class Trainer:
         names = [by_id[id(parameter)] for group in groups for parameter in group["params"]]
         load_optimizer(self.optimizer, state.optimizer, names, where)
         load_scaler(self.scaler, state.scaler, where)
-        choices = self.net.saved_tensor_choices()
-        if state.saves and len(state.saves) != len(choices):
-            raise ValueError(f"{where}: saves has {len(state.saves)} items for {len(choices)}")
-        self.saved_tensor_choices, self.course = list(state.saves), course
+        self.course = course
         self.divergence.first, self.divergence.high = state.first_loss, state.high_losses
         self.divergence.steps = done
         return state.epochs, state.index, list(state.losses.to(self.device))

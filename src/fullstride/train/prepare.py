@@ -15,7 +15,7 @@ from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches
 from fullstride.io.console import print_note
 from fullstride.measure.environment import Environment, find_device
-from fullstride.nets import fused_form, zoo
+from fullstride.nets import padding, zoo
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.bundle import Bundle, copy_weights, reorder_outputs
 from fullstride.nets.preprocessing import LoadOptions, Preprocessing, WeightsKind
@@ -65,7 +65,7 @@ def network_to_train(
     """
     net, pre = initial_network(model, task, data, recipe, start, width, depth)
     net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
-    return net.spec, fused_form.to_padded(net, model) if recipe.pad_channels else net, pre
+    return net.spec, padding.to_padded(net, model) if recipe.pad_channels else net, pre
 
 
 def initial_weights(
@@ -330,7 +330,7 @@ class PreparedRun:
                 f", for {ended:.3g} of {self.resolved.epochs:.3g} epochs by a time limit{average}"
             )
         return Bundle(
-            net=fused_form.to_unpadded(net, self.spec),
+            net=padding.to_unpadded(net, self.spec),
             name=self.folder.name,
             classes=self.data.classes,
             preprocessing=self.pre,
@@ -383,12 +383,12 @@ def prepare(
     teacher = build_teacher(data, pre, resolved, device, options.teacher_cache)
     resolved = choose_passes(resolved, net, len(data.train), device, context)
     if resolved.efficiency == "auto" and saved and saved.efficiency:
-        resolved = resolved.with_efficiency(saved.efficiency)
+        resolved = replace(resolved, efficiency=saved.efficiency)
     elif resolved.efficiency == "auto":
         few = measurement_batches(data, task, BatchOptions(pre, device), recipe, batch=8)
         batch = next(few.epoch(0))
         chosen = choose_efficiency(resolved, task, net, batch, device, context.world_size)
-        resolved = resolved.with_efficiency(context.gather(chosen.efficiency)[0])
+        resolved = replace(resolved, efficiency=context.gather(chosen.efficiency)[0])
     named = replace(named, recipe=recipe)
     config = run_config(model, options, data, spec, pre, named, resolved, pseudo_labels)
     context.on_rank_zero(run_folder.create_or_resume, folder, config)

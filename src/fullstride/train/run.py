@@ -12,7 +12,7 @@ from fullstride.data.targets import recognise
 from fullstride.io.console import print_error, print_note
 from fullstride.measure.budget import deadline_s
 from fullstride.measure.environment import choose_device
-from fullstride.nets import fused_form
+from fullstride.nets import padding
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import build_head, find_task
 from fullstride.tasks.task import Task
@@ -72,7 +72,7 @@ def final_network(run: PreparedRun) -> FinalNetwork:
         path = run.folder / run_folder.BEST
         if not path.is_dir():
             raise ValueError(f"{path}, the best epoch's weights, is gone: train with another --out")
-        net = fused_form.to_unpadded(run.net, run.spec)
+        net = padding.to_unpadded(run.net, run.spec)
         net.load_state_dict(Bundle.load(path, build_head).net.state_dict())
         return FinalNetwork(net, run_folder.val_scores(best))
     run.net.load_state_dict(last["average"])

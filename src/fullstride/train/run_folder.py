@@ -76,7 +76,6 @@ class TrainingState:
     average: Mapping[str, Tensor]
     optimizer: OptimizerState
     scaler: Mapping[str, float]  # empty unless the precision is fp16
-    saves: tuple[str, ...]  # for each fused batch norm, its choice of saved tensors
     turns: tuple[tuple[int, int], ...]  # of the `Course`
     # the state of `loop.Divergence`
     first_loss: float | None = None

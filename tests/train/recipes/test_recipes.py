@@ -357,7 +357,6 @@ def test_the_candidates_of_genets_search_train_without_the_regularisation_of_the
         (dict(grow_share=1.5), "recipe.grow_share 1.5: use .* at most 1"),
         (dict(milestones=(0.5, 0.25)), "recipe.milestones .* use increasing"),
         (dict(batch_size=10, grad_accum_steps=4), "recipe.batch_size 10 is not divisible by .* 4"),
-        (dict(int8_maps=True), "recipe.int8_maps is not available for recipe.efficiency plain"),
         (dict(triplet=1.0), "recipe.triplet 1 compares .* set recipe.per_class to 2 or more"),
         (dict(triplet=1.0, per_class=4, mixup=0.2), "recipe.mixup and recipe.cutmix to 0"),
     ],

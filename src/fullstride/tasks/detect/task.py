@@ -212,10 +212,10 @@ class Detect(DetectOptions, Task):
                 f"or use {self.metric.name}"
             )
         task = super().with_options(recipe)
-        if task.training_targets and recipe.efficiency not in ("plain", "fused"):
+        if task.training_targets and recipe.efficiency != "plain":
             raise ValueError(
                 f"recipe.efficiency {recipe.efficiency}: the samples of faster_rcnn have shapes "
-                "that depend on data, which do not compile: use plain or fused"
+                "that depend on data, which do not compile: use plain"
             )
         return task
 

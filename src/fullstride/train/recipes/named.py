@@ -286,13 +286,12 @@ def training_step(
         )
     recipe = find_recipe(name)
     if efficiency:
-        recipe = recipe.with_efficiency(efficiency)
+        recipe = replace(recipe, efficiency=efficiency)
     if recipe.efficiency == "auto":
         raise ValueError(f"the efficiency of recipe {name} is auto: set --efficiency")
     precisions = {"tf32": "fp32", "auto": "fp32" if device == "cpu" else "bf16"}
     form = TrainingForm(
         efficiency=recipe.efficiency,
-        int8=recipe.int8_maps,
         padded=recipe.pad_channels,
         drop_path=recipe.drop_path,
         drop_path_by=recipe.drop_path_by,

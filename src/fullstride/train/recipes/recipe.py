@@ -20,7 +20,7 @@ from fullstride.io.records import (
     Probability,
     from_json,
 )
-from fullstride.nets.efficiency import is_fused, short_precision
+from fullstride.nets.efficiency import short_precision
 from fullstride.nets.preprocessing import Fit, check_colour
 
 MAX_NUMBER = 1e12  # larger numbers are typing errors, and some would cause endless loops
@@ -282,11 +282,9 @@ class Recipe(Augmentation, Hyperparameters):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     # memory format of images and activations; None: True, except for 16 bits on a CPU
     channels_last: bool | None = None
-    # modules of a training step: plain (PyTorch's) or fused, eager or compiled with recomputation;
-    # auto: the fastest on this device
-    efficiency: Literal["plain", "fused", "plain_compiled", "fused_compiled", "auto"] = "plain"
-    # for fused modules: store batch-norm inputs as int8, with less exact gradients
-    int8_maps: bool = False
+    # how a training step is computed: plain (eager), or compiled with recomputation, which takes
+    # about half of the memory on a GPU; auto: the faster one on this device
+    efficiency: Literal["plain", "plain_compiled", "auto"] = "plain"
     # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged
     pad_channels: bool = False
     # forward and backward passes per optimizer step; 0: the fewest that fit into memory
@@ -310,11 +308,6 @@ class Recipe(Augmentation, Hyperparameters):
         if self.background is not None:
             check_colour("recipe.background", self.background)
         object.__setattr__(self, "precision", short_precision(self.precision))
-        if self.int8_maps and not (is_fused(self.efficiency) or self.efficiency == "auto"):
-            raise ValueError(
-                f"recipe.int8_maps is not available for recipe.efficiency {self.efficiency}: "
-                "use fused, fused_compiled or auto, or leave it out"
-            )
 
     def __repr__(self) -> str:
         """The fields that differ from their defaults, and the task's options."""
@@ -352,12 +345,6 @@ class Recipe(Augmentation, Hyperparameters):
         """
         ratio = batch / self.batch_size
         return self.lr * (ratio if (optimizer or self.optimizer) == "sgd" else math.sqrt(ratio))
-
-    def with_efficiency(self, efficiency: str) -> "Recipe":
-        """The recipe with `efficiency` instead of auto. Plain modules have no int8 activations."""
-        return replace(
-            self, efficiency=efficiency, int8_maps=self.int8_maps and is_fused(efficiency)
-        )
 
     def in_epochs(self, steps_per_epoch: int, images_per_step: int | None = None) -> "Recipe":
         """The recipe with its length in epochs, rounded to whole steps.

@@ -7,28 +7,34 @@ as the weights that read it are zero: training, with weight decay or momentum, k
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.blocks import DeepStem
-from fullstride.nets.fused.network import FusedNetwork, fused_layers, to_fused
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec, Stage
 
 MULTIPLE = 8  # channels
-# These are padded with ones. With a gain of zero the layer would not be `is_invertible`; a gain
-# that scales a zero gets no gradient, whatever its value. The same holds for variances.
+# These are padded with ones, as in a new batch norm: a gain that scales zeros gets no gradient.
 ONES = ("norm.weight", "norm.running_var")
 
 
-def to_padded(net: Network) -> Network:
+def to_padded(net: nn.Module, name: str = "this network") -> Network:
     """The network with zero channels up to multiples of `MULTIPLE`; `net` itself if none is needed.
 
     Logits and training are equal up to the order of sums; maps, `features` and `embed` have more
     channels. If the input of the classifier is widened (in no TResNet of the zoo), dropout draws
-    other masks from the same seed. Raises ValueError if grouped channels would not divide.
+    other masks from the same seed. Raises ValueError if grouped channels would not divide, and for
+    a network from elsewhere; `name` is for the message.
     """
+    if not isinstance(net, Network) or net.spec.frames:
+        raise ValueError(
+            f"{name} has no padded form: leave pad_channels out, or use a network of images that "
+            "`fullstride zoo` lists"
+        )
     spec = padded_spec(net.spec)
     if spec == net.spec:
         return net
@@ -40,7 +46,7 @@ def to_padded(net: Network) -> Network:
     return wide
 
 
-def to_unpadded(net: Network, spec: NetSpec) -> Network:
+def to_unpadded(net: Backbone, spec: Any) -> Backbone:
     """The inverse of `to_padded`: the network of `spec` from its padded form `net`.
 
     Returns `net` itself if it has this spec. Raises ValueError if `net` is no padded form of
@@ -48,6 +54,7 @@ def to_unpadded(net: Network, spec: NetSpec) -> Network:
     """
     if net.spec == spec:
         return net
+    assert isinstance(net, Network)
     widths = ((stage.width, stage.ratio) for stage in net.spec.stages)
     stages = tuple(
         replace(stage, width=w, ratio=r) for stage, (w, r) in zip(spec.stages, widths, strict=False)
@@ -138,9 +145,6 @@ def twin(net: Network, spec: NetSpec) -> Network:
     for old, new in zip(net.parameters(), other.parameters(), strict=True):
         new.requires_grad_(old.requires_grad)
     other.drop_paths, other.dropout = net.drop_paths, net.dropout
-    if isinstance(net, FusedNetwork):
-        for old, new in zip(fused_layers(net), fused_layers(to_fused(other)), strict=True):
-            new.saved, new.group, new.int8 = old.saved, old.group, old.int8
     return other
 
 
