@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 TINY = ["tresnet_tiny", "resnet_rs_tiny", "genet_tiny"]
 
 
-CONVOLUTIONS = ["aten::convolution", "fullstride::conv", "fullstride::pool"]
+CONVOLUTIONS = ["aten::convolution"]
 
 
 class Recording(RecomputePartitioner):
@@ -100,7 +100,7 @@ def check_recomputing_step(net: Network, spec: NetSpec) -> Recording:
     eager, x, masks = prepared(spec)
     expected = step(eager, eager, x, masks)
     net.load_state_dict(prepared(spec)[0].state_dict())
-    partitioner = Recording(net.custom_operators)
+    partitioner = Recording()
     result = step(cut(net, partitioner), net, x, masks)
     assert (result - expected).norm() <= 1e-9 * expected.norm()
     images = 1  # the input of the space-to-depth stem
@@ -121,7 +121,7 @@ def check_checkpoints(
     for every in (2, 100):  # the third and the fifth result are saved, or none
         monkeypatch.setattr(compile, "CHECKPOINT_EVERY", every)
         own = form(copy.deepcopy(net))
-        partitioner = Recording(own.custom_operators)
+        partitioner = Recording()
         results.append(step(cut(own, partitioner), own, x, masks))
         maps.append(partitioner.maps(3, row.width, 8, 8))
     assert maps[0] == maps[1] + 2
@@ -136,7 +136,7 @@ def check_compiled_step(net: Network, spec: NetSpec) -> None:
     compile.why_not_recompute.cache_clear()
     net.load_state_dict(prepared(spec)[0].state_dict())
     torch.set_rng_state(generator)
-    call, mode, reason = compile_for_training(net, operators=net.custom_operators)
+    call, mode, reason = compile_for_training(net)
     assert (mode, reason) == ("recompute", "")
     assert (step(call, net, x, masks) - expected).norm() <= 1e-9 * expected.norm()
     assert torch._functorch.config.get_config_copy() == settings
