@@ -23,12 +23,13 @@ from fullstride.commands import COMMANDS, GROUPS, USUAL, VALUES
 from fullstride.io.console import (
     LostOutputError,
     Output,
+    count_of,
     open_closed_descriptors,
     print_error,
     standard_streams,
     without_frame,
 )
-from fullstride.io.writing import OutOfMemoryError, lacks_memory, lost_worker
+from fullstride.io.writing import OutOfMemoryError, lacks_memory, looks_like_path, lost_worker
 from fullstride.tables import FORMATS, TASKS, check_name
 from fullstride.train.recipes.choice import (
     DEFAULTS,
@@ -51,6 +52,8 @@ DESCRIPTION = (
 RECIPE_ERROR = "Error parsing recipe: "  # the parser's prefix of our own message
 RESUMABLE = ("train", "fit", "study search", "study scale")
 SHOW_TRACEBACK = "FULLSTRIDE_TRACEBACK"  # environment variable, for reports of defects
+DATA_ARGUMENTS = "data", "calibration"
+MODEL_ARGUMENTS = "run", "runs", "model", "models", "teacher"
 TASK_OPTION = "--task."  # prefix of flags for a task's options
 HELP, WHOLE_HELP, RECIPE_HELP = ("-h", "--help"), "--help-all", "--recipe.help"
 RecipeName = Annotated[
@@ -91,7 +94,9 @@ def run_in(output: Output, words: Sequence[str]) -> int:
         return 0
     try:
         call = parse(words)
-        output.optional = getattr(call, "keywords", {}).get("out") is not None
+        arguments = getattr(call, "keywords", {})
+        check_places(arguments)
+        output.optional = arguments.get("out") is not None
         call()
     except KeyboardInterrupt:
         hint = "; the same command goes on from the last checkpoint"
@@ -215,6 +220,38 @@ def check_names(values: Mapping[str, Any]) -> None:
             check_name("format", name, FORMATS)
 
 
+def check_places(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for files and folders that do not exist, before PyTorch is imported.
+
+    `values` are the arguments of a command by name, some in dataclasses.
+    """
+    groups = [values, *(vars(value) for value in values.values() if is_dataclass(value))]
+    task = next((group["task"] for group in groups if group.get("task")), "")
+    for group in groups:
+        models, images = words_of(group, MODEL_ARGUMENTS), words_of(group, ("images",))
+        missing = [word for word in models if looks_like_path(word) and is_missing(word)]
+        missing += images if all(map(is_missing, images)) else []
+        if missing:
+            raise ValueError(f"no such file or folder: {missing[0]}")
+        for word in words_of(group, DATA_ARGUMENTS):
+            if word and not os.path.exists(word):  # noqa: PTH110  names may be too long for `Path`
+                from fullstride.data.targets import check_place
+
+                check_place(word, task)
+
+
+def words_of(group: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The words that are the values of some arguments, each one word or several."""
+    values = (group.get(name, ()) for name in names)
+    return [word for each in values for word in ([each] if isinstance(each, str) else each or ())]
+
+
+def is_missing(word: str) -> bool:
+    """Whether `word` is neither a path that exists nor a name or a pattern of other things."""
+    is_other = word in ("-", "digits") or word.startswith(("timm/", "hf:")) or {*"*{?"} & {*word}
+    return not is_other and not os.path.exists(word)  # noqa: PTH110
+
+
 def command_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     """The name of the command, the first or the first two of `words`, and the remaining words."""
     length = 2 if words and words[0] in GROUPS else 1
@@ -277,7 +314,7 @@ def print_help(name: str, arguments: Sequence[str]) -> None:
         tyro.cli(typed, args=["--help"], prog=prog, registry=registry)
     except SystemExit:
         if flags.hidden:
-            print(f"{len(flags.hidden)} more flags: {prog} {WHOLE_HELP}")
+            print(f"{count_of(len(flags.hidden), 'more flag')}: {prog} {WHOLE_HELP}")
 
 
 class HelpFlags:
@@ -479,7 +516,7 @@ def explain(named: NamedRecipe, task: "Task | None" = None) -> None:
     """
     print(fill(f"recipes: {', '.join(RECIPES)}", 100, subsequent_indent="  "))
     if named.name in BY_IMAGES:
-        images = f"{named.case.images:,} images"
+        images = count_of(named.case.images, "image")
         print(f"{named.name} for {images}: its numbers follow the data, and training prints them")
     short = {field: f" ({flag})" for flag, field in SHORT_FLAGS.items()}
     rows = [

@@ -1,6 +1,7 @@
 """A look at the data names images that are in two splits or classes, and such as cannot be read."""
 
 import json
+import re
 from collections.abc import Generator
 from dataclasses import replace
 from io import BytesIO
@@ -348,3 +349,26 @@ def features(image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
         [pixels[y : y + 2, x : x + 2].mean() for x in range(0, 32, 2)] for y in range(0, 32, 2)
     ]
     return waves > np.median(waves), np.rint(np.ravel(pooled))
+
+
+def test_one_image_of_each_kind_is_said_in_the_singular(tmp_path):
+    one = DataReport(
+        images={"train": 3, "val": 1, "test": 1},
+        classes=1,
+        smallest=("a", 1),
+        largest=("b", 2),
+        sides=(8, 8, 8),
+        channels=3,
+        unreadable={"a/x.png": "it is empty"},
+        across_splits=(),
+        across_classes=(),
+        totals={"unreadable": 1, "val": 1, "test": 1, "across_classes": 1},
+        duplicates=("a/x.png",),
+    )
+    lines = "\n".join(report_lines(one))
+    assert lines.startswith("3 train, 1 val, 1 test image of 1 class; 8 pixels; RGB\n")
+    assert "smallest class 'a': 1 training image; largest 'b': 2" in lines
+    assert "1 image cannot be read and is skipped" in lines
+    assert "1 of the 1 val image shows the same" in lines
+    assert "1 pair of images shows the same in two classes" in lines
+    assert not re.search(r"\b1 \w+ (are|have|show)\b", lines)

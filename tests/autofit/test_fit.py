@@ -10,8 +10,10 @@ import sys
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from described_files import undescribed
+from PIL import Image
 
 from fullstride import cli
 from fullstride.autofit.fit import FIT, fit
@@ -244,3 +246,22 @@ def test_python_and_the_command_line_take_the_same_arguments(tmp_path, capsys):
     assert set(events[-1].result.candidates) == {"genet_tiny-16", "resnet_rs_tiny-16"}
     assert cli.run([*words, "--budget-ms", "13", "--out", str(tmp_path / "a")]) == 0
     assert "budget_ms is 12.0 there and 13.0 now" in capsys.readouterr().out
+
+
+def test_a_fit_prints_each_note_on_the_data_once(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 6), ("val", 3), ("test", 3)):
+        for name in ("cat", "dog"):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 256, (32, 32, 3), np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "photos" / split / name / f"{i}.png")
+    shutil.copy(tmp_path / "photos/test/cat/0.png", tmp_path / "photos/train/cat/copy.png")
+    words = ["fit", str(tmp_path / "photos"), "--budget-ms", "12", "--target", "rtx4090"]
+    words += ["--weights", "none", "--candidates", "genet_tiny", "--resolutions", "16"]
+    words += ["--epochs", "1", "--dry-run", "--device", "cpu", "--workers", "0"]
+    for _ in range(2):  # the second call reads the report of the first one
+        assert cli.run([*words, "--out", str(tmp_path / "plan")]) == 0
+        captured = capsys.readouterr()
+        note = "1 training image is a copy of an image of the test and left out: 'train/cat/copy"
+        assert (captured.out + captured.err).count(note) == 1

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +156,46 @@ def test_a_wrong_name_of_a_task_or_format_is_refused_without_pytorch(words, mess
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert "fullstride.cli" in done.stdout.split()
     assert not {"torch", "numpy", "PIL"} & {*done.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["fit", "pest", "--budget-ms", "3", "--out", "x"],
+            "no folder 'pest': did you mean 'pets'?",
+        ),
+        (
+            ["fit", "pest", "--task", "detect", "--out", "x"],
+            "no folder or file 'pest': did you mean",
+        ),
+        (["fit", "pest", "--task", "depth", "--out", "x"], "'pest' is no folder: give one with"),
+        (["train", "a.csv", "--model", "genet_tiny", "--out", "x"], "no table 'a.csv': check the"),
+        (["train", "no/{0..3}.tar", "--model", "genet_tiny", "--out", "x"], "no folder 'no'"),
+        (["study", "search", "pest?label=kind", "--out", "x"], "no folder 'pest': did you mean"),
+        (["study", "scale", "pest", "--models", "genet_tiny", "--out", "x"], "no folder 'pest'"),
+        (["data", "pack", "pest", "x"], "no folder 'pest'"),
+        (["data", "bench", "pest", "--model", "genet_tiny"], "no folder 'pest'"),
+        (["validate", "pets", "--data", "pest"], "no folder 'pest'"),
+        (["export", "pets", "--out", "x", "--data", "pest"], "no folder 'pest'"),
+        (["validate", "runs/mien"], "no such file or folder: runs/mien"),
+        (["predict", "mine.onnx", "pets"], "no such file or folder: mine.onnx"),
+        (["predict", "pets", "a.jpg", "b.jpg"], "no such file or folder: a.jpg"),
+        (["bench", "runs/mien"], "no such file or folder: runs/mien"),
+    ],
+)
+def test_a_path_that_does_not_exist_is_refused_without_pytorch(words, message, tmp_path, capsys):
+    (tmp_path / "pets" / "cat").mkdir(parents=True)
+    with chdir(tmp_path):
+        assert message in refused(capsys, *words)
+        code = (
+            f"import sys; from fullstride import cli; assert cli.run({words}) == 2;"
+            "print(*sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        )
+    assert not {"torch", "torchvision", "timm"} & {*done.stdout.split()}
 
 
 def test_the_zoo_is_listed_without_pytorch():

@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,29 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
 def test_docstrings_and_comments_repeat_the_noun(path):
     texts = ((line, " ".join(text.split())) for line, text in prose(path.read_text()))
     assert [(line, match[0]) for line, text in texts if (match := ELIDED.search(text))] == []
+
+
+LARGE = {
+    "MAX_COMPARED",
+    "have the size of another one",
+    "is cut short",
+}  # numbers that are never one
+COUNTED = re.compile(r" (?:\w+ )?\w+s (?:are|have|were|do|go|show)\b")
+
+
+@pytest.mark.parametrize("path", CODE, ids=identity)
+def test_a_number_and_its_plural_noun_and_verb_come_from_the_helper(path):
+    """`count_of(n, "image", "are")` says "1 image is", and an f-string would say "1 images are"."""
+    source = path.read_text()
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        text = ast.unparse(node)
+        for value, after in pairwise(node.values):
+            is_number = isinstance(value, ast.FormattedValue) and re.search(
+                r"len\(|count|number|:,", ast.unparse(value)
+            )
+            if is_number and isinstance(after, ast.Constant) and COUNTED.match(str(after.value)):
+                found += [] if any(word in text for word in LARGE) else [text]
+    assert not found

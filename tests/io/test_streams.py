@@ -224,3 +224,29 @@ def test_reading_has_a_bar_from_two_seconds_on(monkeypatch, waited_s, rank, show
     assert [*console.counted(range(600), "rows")] == [*range(600)]
     assert ("rows" in sys.stdout.getvalue()) == shown
     assert ("/600" in sys.stdout.getvalue()) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "verb", "words"),
+    [
+        (0, "image", "are", "0 images are"),
+        (1, "image", "are", "1 image is"),
+        (1, "class", "have", "1 class has"),
+        (1200, "class", "have", "1,200 classes have"),
+        (1, "box", "reach", "1 box reaches"),
+        (2, "box", "reach", "2 boxes reach"),
+        (1, "family", "go", "1 family goes"),
+        (2, "family", "", "2 families"),
+        (1, "copy", "were", "1 copy was"),
+        (1, "pair", "show", "1 pair shows"),
+    ],
+)
+def test_a_number_has_its_noun_and_its_verb_in_the_right_form(number, noun, verb, words):
+    assert console.count_of(number, noun, verb) == words
+
+
+def test_one_file_that_is_not_used_is_no_files(capsys):
+    ignored = {"files without a suffix": 1, ".heic (convert them to JPEG)": 1, "hidden": 2}
+    console.report_ignored(ignored)
+    line = "not used: 1 file without a suffix; 1 .heic (convert them to JPEG); 2 hidden"
+    assert line in capsys.readouterr().err

@@ -222,7 +222,7 @@ def test_what_a_file_of_weights_does_not_say_is_a_line_and_a_flag(tmp_path, caps
     assert len(lines) == 2
     assert "averaged weights (state_dict_ema)" in lines[0]
     assert "--weights-kind" in lines[0]
-    assert "genet_tiny, 32 pixels, center crop of 0.875" in lines[1]
+    assert "genet_tiny, for 32 pixels, center crop of 0.875" in lines[1]
     assert "--resolution, --fit and --crop" in lines[1]
     zoo.load(tmp_path / "net.pth")
     assert not capsys.readouterr().err  # once in a process

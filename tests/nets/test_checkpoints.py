@@ -372,7 +372,7 @@ def test_tensorflow_variables_need_all_their_averages(generator):
     arrays = tf_variables(theirs)
     del arrays["conv2d_3/kernel/ExponentialMovingAverage"]
     with pytest.raises(
-        ValueError, match="1 variables have no ExponentialMovingAverage copy: conv2d_3/kernel"
+        ValueError, match="1 variable has no ExponentialMovingAverage copy: conv2d_3/kernel"
     ):
         checkpoints.from_tf(arrays, SMALL_RS)
     del arrays["conv2d_3/kernel"]

@@ -54,6 +54,14 @@ def test_a_run_says_what_it_will_do_before_its_first_step(plan, few_digits):
     assert "0.2 epochs in place of 5" in lines["warmup"]
 
 
+def test_a_run_with_a_time_limit_says_that_its_epochs_are_expected_ones(plan):
+    lines = [line for line in plan_lines(replace(plan, deadline=1e9)) if line.startswith("limit")]
+    assert lines == [
+        "limit    2 epochs are expected to end in time; where steps become slower, training ends "
+        "after fewer, and a line says so"
+    ]
+
+
 def test_a_resumed_run_says_where_and_a_finished_one_announces_nothing(few_digits, tmp_path):
     plans = []
     settings = dict(options=RunOptions(checkpoint_every_steps=3), announce=plans.append)

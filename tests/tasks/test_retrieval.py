@@ -194,7 +194,7 @@ def test_copies_of_held_out_images_are_not_trained_on(things):
     data = Retrieval().open_data(str(things))
     assert name in data.test.names
     assert f"{before.classes[0]}/copy.png" not in data.train.names
-    assert any("1 training images are copies" in note for note in data.notes)
+    assert any("1 training image is a copy of an image" in note for note in data.notes)
 
 
 def test_few_classes_are_refused_in_one_line(tmp_path):
@@ -217,7 +217,7 @@ def test_a_test_of_other_classes_than_training_is_read(form, tmp_path):
     data = Retrieval().open_data(str(where), SplitRule(val=0))
     assert data.classes == ("thing00", "thing02", "thing03")
     assert set(data.test.targets) == {1, 3}
-    assert any("1 of the 2 classes of the test are trained on" in note for note in data.notes)
+    assert any("1 of the 2 classes of the test is trained on" in note for note in data.notes)
     with pytest.raises(ValueError, match="thing01"):
         open_data(str(where), SplitRule(val=0))
 

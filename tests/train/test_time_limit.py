@@ -29,7 +29,7 @@ TIMES = RunTimes(
 @pytest.fixture
 def steady(monkeypatch):
     """Measurements that are always the same: 2.3 s an epoch, and 1.9 s once."""
-    monkeypatch.setattr(timing, "time_run", lambda run, build_s: run.close() or TIMES)
+    monkeypatch.setattr(timing, "time_run", lambda run, *_: run.close() or TIMES)
 
 
 def within(folder, data, seconds, choice=LONG):
@@ -42,6 +42,22 @@ def test_as_many_epochs_as_fit_and_no_more_than_the_recipe_has(steady, few_digit
     recipe = within(tmp_path / "run", few_digits, 60)
     assert 0.8 * 60 < recipe.epochs * 2.3 + 1.9 <= 60
     assert within(tmp_path / "run", few_digits, 3600).epochs == 100
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(0.1, 1.5), (10, 6.0), (600, 10.0)])
+def test_steps_are_timed_for_a_hundredth_of_the_time_within_bounds(
+    few_digits, tmp_path, monkeypatch, minutes, seconds
+):
+    timed = []
+
+    def time_run(run, begin, steps_s):
+        timed.append(steps_s)
+        run.close()
+        return TIMES
+
+    monkeypatch.setattr(timing, "time_run", time_run)
+    within(tmp_path / "run", few_digits, 60 * minutes)
+    assert timed == [pytest.approx(seconds, rel=0.1)]
 
 
 def test_a_run_that_goes_on_keeps_its_length(steady, few_digits, tmp_path):

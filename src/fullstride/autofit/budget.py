@@ -16,7 +16,7 @@ from fullstride.deploy.choose_form import Label, runnable, supported_by
 from fullstride.deploy.export import why_not_int8
 from fullstride.deploy.exported import InputKind, Precision
 from fullstride.deploy.formats import FORMATS
-from fullstride.io.console import printable
+from fullstride.io.console import count_of, printable, verb_of
 from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget, is_elsewhere
@@ -195,7 +195,7 @@ def why_busy(times: Iterable[CandidateTime]) -> str:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     count = os.cpu_count() or 1
     if load > BUSY_LOAD * count:
-        return f"the machine is busy (a load of {load:.1f} on {count} cores)"
+        return f"the machine is busy (a load of {load:.1f} on {count_of(count, 'core')})"
     fastest = min(fastest_of(times).values(), key=lambda each: each.ms or math.inf, default=None)
     if fastest and fastest.low and fastest.high and fastest.high > (1 + BUSY) * fastest.low:
         rounds = f"{three_digits(fastest.low)} to {three_digits(fastest.high)} ms"
@@ -279,7 +279,9 @@ class CandidateTimes:
             if (ms := limit_ms(each, maybe=self.maybe)) is not None
         }
         if not limits:
-            raise ValueError(f"none of {len(self.candidates)} candidates has a time: choose others")
+            raise ValueError(
+                f"none of {count_of(len(self.candidates), 'candidate')} has a time: choose others"
+            )
         name = min(limits, key=lambda name: limits[name][0])
         needed_ms, fastest = limits[name]
         side = self.by_name[name].resolution
@@ -410,8 +412,8 @@ def budget_note(candidate_times: CandidateTimes) -> str:
             f"{slowest.candidate} with {time_in_words(slowest)}: the budget does not bind"
         )
     return (
-        f"{count(1)} of {len(timed)} candidates run within {ms:g} ms an image; {count(1 / 2)} "
-        f"within half of it, {count(2)} within twice"
+        f"{count(1)} of {len(timed)} candidates {verb_of(count(1), 'run')} within {ms:g} ms an "
+        f"image; {count(1 / 2)} within half of it, {count(2)} within twice"
     )
 
 

@@ -23,7 +23,7 @@ from fullstride.autofit.near_copies import (
 )
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import Objects, quote_names
-from fullstride.io.console import count_of, printable
+from fullstride.io.console import count_of, printable, verb_of
 from fullstride.io.writing import cores
 from fullstride.report.console_lines import few_images_line
 
@@ -247,26 +247,30 @@ def without_duplicates(data: DataSet, report: DataReport) -> DataSet:
         )
     if len(data.val) and not len(rest.val):
         raise ValueError(
-            f"all {len(data.val):,} images of the validation split are in the test: {hint}"
+            f"the validation split would be empty: {count_of(len(data.val), 'image', 'are')} in "
+            f"the test: {hint}"
         )
     return rest
 
 
 def report_lines(report: DataReport) -> list[str]:
     """The report for a terminal: facts, then notes, then warnings."""
-    images = ", ".join(f"{count:,} {split}" for split, count in report.images.items() if count)
+    counts = {split: count for split, count in report.images.items() if count}
+    *others, last = counts
+    images = "".join(f"{counts[split]:,} {split}, " for split in others)
+    images += count_of(counts[last], f"{last} image")
     (least, fewest), (most, largest) = report.smallest, report.largest
     low, median, high = report.sides
     sizes = (
         f"shorter side {low} to {high} pixels, median {median}" if low < high else f"{low} pixels"
     )
     lines = [
-        f"{images} images of {count_of(report.classes, 'class')}; {sizes}; "
+        f"{images} of {count_of(report.classes, 'class')}; {sizes}; "
         f"{'gray' if report.channels == 1 else 'RGB'}"
     ]
     if least or most:
         lines.append(
-            f"smallest class {printable(least)!r}: {fewest:,} training images; largest "
+            f"smallest class {printable(least)!r}: {count_of(fewest, 'training image')}; largest "
             f"{printable(most)!r}: {largest:,}"
         )
     lines += map(printable, report.notes)
@@ -278,19 +282,18 @@ def _warnings(report: DataReport) -> list[str]:
     totals, lines = report.totals, []
     if count := totals.get("unreadable", 0):
         name, reason = next(iter(report.unreadable.items()))
-        are = "is" if count == 1 else "are"
         lines.append(
-            f"warning: {count_of(count, 'image')} cannot be read and {are} skipped: "
-            f"{_some(report.unreadable, count)} ({printable(name)}: {reason})"
+            f"warning: {count_of(count, 'image')} cannot be read and {verb_of(count, 'are')} "
+            f"skipped: {_some(report.unreadable, count)} ({printable(name)}: {reason})"
         )
     for split in ("test", "val"):
         if count := totals.get(split, 0):
             pairs = [pair for pair in report.across_splits if pair.splits[1] == split]
             names = dict.fromkeys(pair.names[1] for pair in pairs)
             lines.append(
-                f"warning: {count:,} of the {report.images[split]:,} {split} images show the same "
-                f"as images of an earlier split, so the score would be too high: "
-                f"{_some(names, count)}"
+                f"warning: {count:,} of the {count_of(report.images[split], f'{split} image')} "
+                f"{verb_of(count, 'show')} the same as images of an earlier split, so the score "
+                f"would be too high: {_some(names, count)}"
             )
     for split in ("val", "test"):
         if line := few_images_line(split, report.images.get(split, 0)):
@@ -300,10 +303,9 @@ def _warnings(report: DataReport) -> list[str]:
             f"{a} in {of_a!r} and {b} in {of_b!r}"
             for (a, b), (of_a, of_b) in ((p.names, p.classes) for p in report.across_classes)
         )
-        show = "shows" if count == 1 else "show"
         lines.append(
-            f"warning: {count_of(count, 'pair')} of images {show} the same in two classes: "
-            f"{_some(pairs, count)}"
+            f"warning: {count_of(count, 'pair')} of images {verb_of(count, 'show')} the same in "
+            f"two classes: {_some(pairs, count)}"
         )
     if report.duplicates:
         count = len(report.duplicates)
@@ -331,7 +333,9 @@ def _notes(data: DataSet, pictures: ComparedImages) -> list[str]:
                 f"{quote_names([*missing])}"
             )
     if flat := int((~pictures.contrasted).sum()):
-        notes.append(f"{flat:,} images are of one colour: equal only if all pixels are")
+        notes.append(
+            f"{count_of(flat, 'image', 'are')} of one colour: equal only if all pixels are"
+        )
     if len(pictures) > MAX_COMPARED:
         notes.append(
             f"near copies in two classes were not searched for, as {len(pictures):,} images are "
@@ -345,9 +349,8 @@ def _notes_on_alpha(all_images: ImageIndex) -> list[str]:
     if not count:
         return []
     return [
-        f"{count:,} images have transparent pixels, which are put on "
-        f"{all_images.data.train.background}; "
-        "--background sets another colour"
+        f"{count_of(count, 'image', 'have')} transparent pixels, which are put on "
+        f"{all_images.data.train.background}; --background sets another colour"
     ]
 
 

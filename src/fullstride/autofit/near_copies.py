@@ -22,6 +22,7 @@ from fullstride.data.dataset import DataSet, Images, UnreadableImage
 from fullstride.data.loader import FILES_PER_WORKER, exit_on_interrupt
 from fullstride.data.readers.decode import HAD_ALPHA, Crop, Size, decode_crop
 from fullstride.data.readers.videos import MiddleFrame
+from fullstride.io.console import count_of
 from fullstride.io.writing import allow_open_files
 
 # A hash selects pairs of images that may show the same, and the correlation of thumbnails decides.
@@ -372,12 +373,15 @@ def index_images(data: DataSet, workers: int = 0) -> Generator[str, None, ImageI
             read, done = read + len(results), done + len(results)
             if (now := time.monotonic()) - last > REPORT_S:
                 last = now
-                yield f"{done:,} of {total:,} images, {done / (now - start):,.0f} images/s"
+                yield (
+                    f"{done:,} of {count_of(total, 'image')}, {done / (now - start):,.0f} images/s"
+                )
     if not facts:
         name, reason = next(iter(unreadable.items()), ("", "there is none"))
-        raise ValueError(f"none of the {total:,} images can be read; the first, {name!r}: {reason}")
+        among = count_of(total, "image")
+        raise ValueError(f"none of the {among} can be read; the first, {name!r}: {reason}")
     rate = total / max(time.monotonic() - start, 1e-9)
-    yield f"{total:,} images decoded, {rate:,.0f} images/s"
+    yield f"{count_of(total, 'image')} decoded, {rate:,.0f} images/s"
     return ImageIndex(
         data, concatenated(parts), np.array(splits), np.array(indices), tuple(facts), unreadable
     )

@@ -15,7 +15,7 @@ from fullstride.autofit.candidates import Candidate, by_promise, in_turn
 from fullstride.autofit.times import anchors, corrected, measured_in_turn, rough_ms
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
-from fullstride.io.console import count_of
+from fullstride.io.console import count_of, verb_of
 from fullstride.io.records import Record
 from fullstride.report.training_progress import duration
 from fullstride.study.trials import FAILURES, reason
@@ -496,7 +496,9 @@ def plan_lines(plan: FitPlan) -> Iterator[str]:
         why = "halving saves nothing with so few" if count <= FEW else "an epoch is the least"
         yield f"plan     {count} trained for {count_of(plan.epochs, 'epoch')} each: {why}"
     for rung in plan.rungs if len(plan.rungs) > 1 else ():
-        goes = f"{rung.keep} go on" if rung.epochs < plan.epochs else "finalists"
+        finalists = "finalist" if rung.candidates == 1 else "finalists"
+        go_on = f"{rung.keep} {verb_of(rung.keep, 'go')} on"
+        goes = go_on if rung.epochs < plan.epochs else finalists
         yield f"rung {rung.number}   {rung.candidates} {rung.end}, {goes}"
     if plan.left_out:
         yield f"left out {len(plan.left_out)}: {quote_names([*plan.left_out])}"

@@ -174,8 +174,8 @@ def headline(results: FitResults) -> str:
     split = shipment.test_split or "val"
     chosen = "" if shipment.test else ", by which it was chosen: expect less of new images"
     return (
-        f"{file.title}: {split} "
-        f"{metric.text(scores[metric.name])}{between} on {int(scores['images']):,} images{chosen}"
+        f"{file.title}: {split} {metric.text(scores[metric.name])}{between} on "
+        f"{count_of(int(scores['images']), 'image')}{chosen}"
     )
 
 

@@ -35,6 +35,7 @@ from fullstride.deploy.choose_form import (
 )
 from fullstride.deploy.exported import ExportedModel, Precision
 from fullstride.deploy.formats.base import last_line
+from fullstride.io.console import count_of, verb_of
 from fullstride.io.records import Record
 from fullstride.io.writing import remove, scratch_folder
 from fullstride.latency.devices import find_operators, profile_here
@@ -333,11 +334,11 @@ def time_candidates(
         times = estimated(candidates, job.profile, job)
         if failures := sum(each.ms is None for each in times):
             name = job.profile.name
-            yield f"without a time for {name}: {failures} of {len(times)} candidates"
+            yield f"without a time for {name}: {failures} of {count_of(len(times), 'candidate')}"
         times = yield from most_promising(candidates, times, job)
     if all(each.ms is None for each in times):
         reason = next((f": {each.failure}" for each in times if each.failure), "")
-        raise ValueError(f"none of {len(candidates)} candidates has a time{reason}")
+        raise ValueError(f"none of {count_of(len(candidates), 'candidate')} has a time{reason}")
     return times
 
 
@@ -376,8 +377,11 @@ def most_promising(
     inside = [each for each in candidates if each.name in ms]
     names = {each.name for each in shortlists(inside, ms, job.budgets)}
     if len(names) < len(inside):
-        yield f"{len(names)} of the {len(inside)} candidates that fit are tried: {PROMISING}"
-    reason = f"within the budget, but {len(names)} others are more promising"
+        yield (
+            f"{len(names)} of the {len(inside)} candidates that fit {verb_of(len(names), 'are')} "
+            f"tried: {PROMISING}"
+        )
+    reason = f"within the budget, but {count_of(len(names), 'other', 'are')} more promising"
     return tuple(
         replace(each, left_out=reason) if each.candidate in ms.keys() - names else each
         for each in times
@@ -410,9 +414,10 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         most = most_tried(job.settings.limit_hours, statistics.median(seconds or [0.0]))
         chosen = in_order(shortlists(candidates, ms, job.budgets, most), ms, job.budgets)
         until = begin + measuring_s(job.settings.limit_hours)
-        reason = f"by estimates {len(chosen)} others are more promising"
+        reason = f"by estimates {count_of(len(chosen), 'other', 'are')} more promising"
         more = "" if most == MOST_TRIED else "; more --minutes try more"
-        yield f"{len(chosen)} of {len(candidates)} candidates are tried: {PROMISING}{more}"
+        are_tried = f"{verb_of(len(chosen), 'are')} tried: {PROMISING}{more}"
+        yield f"{len(chosen)} of {len(candidates)} candidates {are_tried}"
         for each in candidates:
             rows = times.get(each.name) or (unmeasured(each, job),)
             times[each.name] = tuple(replace(row, left_out=reason) for row in rows)
@@ -438,7 +443,9 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
         if any(is_near(in_time.get(each.name, ()), budget) for budget in job.budgets)
     ]
     if near:
-        yield f"{len(near)} near the budget are measured again, as noise may have slowed them"
+        them = "it" if len(near) == 1 else "them"
+        again = f"{verb_of(len(near), 'are')} measured again, as noise may have slowed {them}"
+        yield f"{len(near)} near the budget {again}"
         times |= yield from measured_in_turn(near, job, {}, graphs, again=True)
     return tuple(row for each in candidates for row in times.get(each.name, ()))
 

@@ -13,7 +13,7 @@ from rich.progress import track
 from tyro.conf import arg
 
 from fullstride.commands.flags import Device, Layout, Models, ProfileFlags
-from fullstride.io.console import console, print_error
+from fullstride.io.console import console, count_of, print_error
 from fullstride.io.records import refuse_flags
 from fullstride.io.writing import PLOT, check_output
 from fullstride.measure.budget import HERE
@@ -134,7 +134,7 @@ def calibrate(
     files.check_outputs(plan, name, out, times_out)
     samples = []
     for words, rows in parts:
-        print(f"{words}: {len(rows)} times", flush=True)
+        print(f"{words}: {count_of(len(rows), 'time')}", flush=True)
         samples += rows
     peaks = files.peaks_by_runtime(plan, samples)
     if samples:

@@ -109,7 +109,8 @@ def run(
     from fullstride.study.driver import run_study
 
     result = None
-    for event in run_study(study, flags.open(data, task), out, settings, recipe, flags):
+    images = flags.open(data, task, prints_notes=study.noun != "fit")  # its report has the notes
+    for event in run_study(study, images, out, settings, recipe, flags):
         print_parts(event.parts)
         result = event.result
     return result

@@ -129,7 +129,9 @@ class SplitFlags:
     # Allow the same image in several splits; by default copies are in one.
     keep_duplicates: bool = False
 
-    def open(self, data: str, task: "Task | None" = None) -> "DataSet":
+    def open(
+        self, data: str, task: "Task | None" = None, *, prints_notes: bool = True
+    ) -> "DataSet":
         """Open the images for a task, by default classification, and print what was ignored.
 
         Without a task, raises ValueError for data of another task than classification.
@@ -142,5 +144,5 @@ class SplitFlags:
             check_purpose(data)
         rule = SplitRule(self.val, self.test, self.group, self.keep_duplicates)
         images = (task or find_task()).open_data(data, rule)
-        report_ignored(images.ignored, images.notes)
+        report_ignored(images.ignored, images.notes if prints_notes else ())
         return images

@@ -29,6 +29,7 @@ from fullstride.data.transforms.crop import (
     to_input,
     train_view,
 )
+from fullstride.io.console import count_of, verb_of
 from fullstride.io.records import Count, PositiveInt, Probability, check_bounds
 from fullstride.io.writing import allow_open_files
 from fullstride.nets.preprocessing import Preprocessing
@@ -133,13 +134,14 @@ def check_groups(labels: Sequence[int], options: LoaderOptions) -> None:
     if classes < per_batch:
         fits = next(number for number in divisors if batch // number <= classes)
         raise ValueError(
-            f"{classes} classes do not fill a batch of {batch} with {per_class} images of each: "
-            f"use {fits} of each, or a batch of {classes * per_class}"
+            f"{count_of(classes, 'class', 'do')} not fill a batch of {batch} with {per_class} "
+            f"images of each: use {fits} of each, or a batch of {classes * per_class}"
         )
     if per_batch % world_size:
         raise ValueError(
-            f"{per_batch} classes in a batch are not shared out evenly among {world_size} "
-            f"processes: use a batch that is a multiple of {world_size * per_class}"
+            f"{count_of(per_batch, 'class')} in a batch {verb_of(per_batch, 'are')} not shared out "
+            f"evenly among {world_size} processes: use a batch that is a multiple of "
+            f"{world_size * per_class}"
         )
 
 
@@ -397,7 +399,8 @@ class Batches:
         if not read and self.skipped and is_whole:
             name, reason = next(iter(self.skipped.items()))
             raise ValueError(
-                f"none of the {len(self.images)} images can be read; the first, {name!r}: {reason}"
+                f"none of the {count_of(len(self.images), 'image')} can be read; the first, "
+                f"{name!r}: {reason}"
             )
 
 

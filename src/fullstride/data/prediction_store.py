@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride.data.readers.hugging_face import reason
+from fullstride.io.console import count_of
 from fullstride.io.records import (
     MAX_JSON_BYTES,
     PositiveInt,
@@ -209,7 +210,8 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pa.Table":
     except pa.ArrowException as error:
         raise ValueError(f"the parts of {path} differ in their columns: {reason(error)}") from None
     if len(table) != key.images:
-        raise ValueError(f"{path} has {len(table):,} rows for {key.images:,} images: predict again")
+        rows, images = count_of(len(table), "row"), count_of(key.images, "image")
+        raise ValueError(f"{path} has {rows} for {images}: predict again")
     return table
 
 

@@ -40,10 +40,12 @@ from fullstride.data.readers.folder import (
     VIDEOS,
     PairedListing,
     PairKind,
+    find_folder,
     holds_pairs,
     read_pairs,
     subfolders,
 )
+from fullstride.data.readers.hugging_face import choice_in
 from fullstride.data.readers.listing import SPLITS, Listing, Objects, join_copies, near_names
 from fullstride.data.readers.masks import (
     DEPTHS,
@@ -478,6 +480,23 @@ def _of_columns(table: Path, text: str, header: Header) -> Purpose:
     if others and {*others} <= {*PRESENT, *ABSENT, ""}:
         return Purpose("multilabel", "a column for each label")
     return Purpose(CLASSIFY, "")
+
+
+def check_place(where: str, task: str = "") -> None:
+    """Raise ValueError if `where` names no folder or file, in the words of the task's reader."""
+    place, _ = choice_in(where)
+    for option in ("separator", "colours"):
+        place, _ = option_in(place, option)
+    if where == DIGITS or os.path.exists(place):  # noqa: PTH110  names may be too long for `Path`
+        return
+    if task == "detect" or place.lower().endswith((".json", ".yaml")):
+        find_boxes(place)
+    elif task in ("segment", "depth"):
+        _map_root(place, MASKS if task == "segment" else DEPTHS)
+    elif is_table(place):
+        find_table(place)
+    else:
+        find_folder(str(Path(place).parent) if place.lower().endswith(".tar") else place)
 
 
 def check_purpose(where: str) -> None:

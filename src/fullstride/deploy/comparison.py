@@ -18,6 +18,7 @@ from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.clips import ViewsOfVideo
 from fullstride.deploy.exported import InputKind, Model, Precision, one_input
 from fullstride.deploy.predict import input_kind, probabilities
+from fullstride.io.console import count_of
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.classify import Classify
@@ -89,8 +90,8 @@ class ComparisonImages:
     def __post_init__(self) -> None:
         if len(self.labels) not in (0, len(self.pictures)):
             raise ValueError(
-                f"{len(self.labels)} labels for {len(self.pictures)} pictures: "
-                f"use one for each, or none"
+                f"{count_of(len(self.labels), 'label')} for "
+                f"{count_of(len(self.pictures), 'picture')}: use one for each, or none"
             )
 
 
@@ -176,16 +177,17 @@ def tolerances(
 def check(path: Path, comparison: Comparison, max_difference: float, max_drop: float) -> None:
     """Raise ValueError if the comparison of the file for `path` exceeds a tolerance."""
     difference, drop = comparison.relative_difference, comparison.drop
+    images = count_of(comparison.images, "image")
     if not difference <= max_difference:  # also catches NaN
         raise ValueError(
             f"{path} was not written: its outputs differ from PyTorch's by {difference:.1e} of the "
-            f"largest, {max_difference:g} is allowed (on {comparison.images} images)"
+            f"largest, {max_difference:g} is allowed (on {images})"
         )
     if not drop <= max_drop:
         raise ValueError(
             f"{path} was not written: it loses {drop:.2f} points of {comparison.metric.label}, "
-            f"{max_drop:g} are allowed (on {comparison.images} images): use another --precision, "
-            "or allow more by --max-drop"
+            f"{max_drop:g} are allowed (on {images}): use another --precision, or allow more by "
+            "--max-drop"
         )
 
 

@@ -27,7 +27,7 @@ from fullstride.deploy.choose_form import (
 from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.deploy.formats import detect_format, open_as_modules
 from fullstride.deploy.formats.base import last_line
-from fullstride.io.console import print_note
+from fullstride.io.console import count_of, print_note
 from fullstride.io.records import refuse_flags
 from fullstride.io.writing import remove, scratch_folder
 from fullstride.latency.calibrate import FILES, GROUP, Elsewhere, Plan, Timing, default_plan
@@ -282,7 +282,8 @@ def choose_there(
         front, left = everything.choice.front, MOST
         due = [] if times.ms else [front[int(share * len(front))] for share in QUANTILES]
         if times.ms:
-            progress(f"{len(times.ms)} networks were measured before: {times.files.store.folder}")
+            networks = count_of(len(times.ms), "network", "were")
+            progress(f"{networks} measured before: {times.files.store.folder}")
         while True:
             for place in [*dict.fromkeys(option.place for option in due)][:left]:
                 progress(times.measure(place))

@@ -294,7 +294,9 @@ def report_ignored(ignored: Mapping[str, int], notes: Iterable[str] = ()) -> Non
     `notes` are lines on its splits.
     """
     if ignored:
-        print_error("not used: " + "; ".join(f"{count:,} {why}" for why, count in ignored.items()))
+        print_error(
+            "not used: " + "; ".join(with_reason(count, why) for why, count in ignored.items())
+        )
     for note in notes:
         print_error(note)
 
@@ -319,10 +321,34 @@ def print_note(message: str) -> None:
     print_error(message)
 
 
-def count_of(number: int, noun: str) -> str:
-    """2, "class" -> 2 classes; 1 -> 1 class."""
-    ending = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{ending}"
+def count_of(number: int, noun: str, verb: str = "") -> str:
+    """2, "class", "have" -> 2 classes have; 1 -> 1 class has. Without `verb`: 2 classes."""
+    if number != 1:
+        is_es = noun.endswith(("s", "x", "ch"))
+        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}{'es' if is_es else 's'}"
+    return f"{number:,} {noun}{f' {verb_of(number, verb)}' if verb else ''}"
+
+
+IRREGULAR = {"are": "is", "were": "was", "have": "has"}
+
+
+def verb_of(number: int, verb: str) -> str:
+    """The form of a verb, given in the plural, for a number of things: 1, "show" -> shows."""
+    if number != 1:
+        return verb
+    return IRREGULAR.get(verb, f"{verb}{'es' if verb.endswith(('ch', 'sh', 'o')) else 's'}")
+
+
+def with_reason(number: int, why: str) -> str:
+    """1, "files without a suffix" -> 1 file without a suffix; other first words stay."""
+    if number == 1:
+        why = re.sub(r"^(file|folder|image|video)s\b", r"\1", why)
+    return f"{number:,} {why}"
+
+
+def with_verbs(text: str, number: int) -> str:
+    """`text` with each verb in braces in its form: 1, "{have} no area" -> has no area."""
+    return re.sub(r"\{(\w+)\}", lambda match: verb_of(number, match[1]), text)
 
 
 def without_frame(text: str) -> str:

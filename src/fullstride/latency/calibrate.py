@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 
+from fullstride.io.console import count_of
 from fullstride.io.records import write_json
 from fullstride.io.writing import check_output, json_output
 from fullstride.latency.devices import profile_names
@@ -263,9 +264,9 @@ def fit_profile(
     families = np.array([t.family if t.family != WHOLE else t.network for t in timings])
     if fitted.sum() < MIN_TIMES or len(np.unique(families[fitted])) < 3:
         raise ValueError(
-            f"{fitted.sum()} times of {len(np.unique(families[fitted]))} families in "
-            f"{plan.minutes:g} minutes, where a fit needs {MIN_TIMES} of 3: give more minutes, or "
-            "a smaller resolution"
+            f"{count_of(fitted.sum(), 'time')} of "
+            f"{count_of(len(np.unique(families[fitted])), 'family')} in {plan.minutes:g} minutes, "
+            f"where a fit needs {MIN_TIMES} of 3: give more minutes, or a smaller resolution"
         )
     work = prepare([t.operators for t in timings], [t.batch for t in timings], machine)
     seconds = np.array([timing.seconds for timing in timings])

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fullstride.io import records
+from fullstride.io.console import count_of
 from fullstride.io.records import MAX_JSON_BYTES, Positive, read_json
 from fullstride.io.writing import Output, atomic_write, has_keys
 from fullstride.nets.backbone import Backbone
@@ -183,7 +184,8 @@ class Bundle(About):
         bundle = Bundle(net, **{name: getattr(metadata, name) for name in FIELDS})
         if len(bundle.classes) != bundle.net.spec.classes:
             raise ValueError(
-                f"{folder}: {len(bundle.classes)} class names for {bundle.net.spec.classes} logits"
+                f"{folder}: {count_of(len(bundle.classes), 'class name')} for "
+                f"{bundle.net.spec.classes} logits"
             )
         return bundle
 

@@ -222,7 +222,7 @@ def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
     bundle = with_options(opened, options)
     if bundle.preprocessing != opened.preprocessing:
         origin = f"in place of {opened.preprocessing}"
-    for note in (*notes, f"{network}, {bundle.preprocessing}, {origin}"):
+    for note in (*notes, f"{network}, for {bundle.preprocessing}, {origin}"):
         print_note(f"{path.name}: {note}")
     return bundle
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fullstride.io.console import count_of
+from fullstride.io.console import count_of, verb_of
 from fullstride.measure.budget import conditions
 from fullstride.nets.efficiency import short_precision
 from fullstride.report.console_tables import interval, three_digits
@@ -35,9 +35,15 @@ def offline_lines(summary: "Summary", out: "Path") -> list[str]:
     """Say how many predictions a process wrote to `out`, and how many are missing."""
     lines = [f"{out}: {count_of(summary.images, 'image')} in {count_of(summary.parts, 'part')}"]
     if summary.present:
-        lines.append(f"{summary.present:,} parts of this process were there already")
+        lines.append(
+            f"{count_of(summary.present, 'part')} of this process "
+            f"{verb_of(summary.present, 'were')} there already"
+        )
     if summary.missing:
-        lines.append(f"{summary.missing:,} parts of other processes are not there yet")
+        lines.append(
+            f"{count_of(summary.missing, 'part')} of other processes "
+            f"{verb_of(summary.missing, 'are')} not there yet"
+        )
     return lines
 
 
@@ -266,7 +272,7 @@ def test_line(
 ) -> str:
     """The result of a run on the split to compare runs by, and the bundle's place."""
     return (
-        f"{split} {metric.text(scores[metric.name])} on {scores['images']} images"
+        f"{split} {metric.text(scores[metric.name])} on {count_of(scores['images'], 'image')}"
         f"{doubts(scores['images'], missing)}; bundle in {bundle}"
     )
 
@@ -308,8 +314,8 @@ def score_line(
             values[-1] += "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
     values += [f"{name} {value:.4f}" for name, value in others.items() if name != "images"]
     return (
-        f"{split} {', '.join(values)}, on {scores['images']} images"
-        f"{doubts(scores['images'], missing)}"
+        f"{split} {', '.join(values)}, on "
+        f"{count_of(int(scores['images']), 'image')}{doubts(scores['images'], missing)}"
     )
 
 

@@ -16,7 +16,7 @@ from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.comparison import batches, evaluate, readable, score_model
 from fullstride.deploy.exported import ExportedModel, Model
 from fullstride.deploy.predict import inputs, open_model
-from fullstride.io.console import printable
+from fullstride.io.console import count_of, printable
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import (
     BUSY,
@@ -245,7 +245,8 @@ def notes(
 ) -> list[str]:
     """Sentences below the page; `shown` is the network with predicted images on it."""
     sizes = (
-        f"{len(data.train)} training, {len(data.val)} validation and {len(data.test)} test images"
+        f"{len(data.train)} training, {len(data.val)} validation and "
+        f"{count_of(len(data.test), 'test image')}"
     )
     use = "Test images were used once, after training."
     if data.score_split != "test":

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
+from fullstride.io.console import count_of
 from fullstride.io.writing import GENERATOR, PLOT, atomic_write
 from fullstride.report.console_tables import wilson
 from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric
@@ -324,7 +325,7 @@ def reliability(calibration: Calibration) -> str:
     """A reliability diagram as an SVG: right predictions by their probability, and counts."""
     images = sum(calibration.images)
     description = (
-        f"Reliability diagram of {images} images: the expected calibration error is "
+        f"Reliability diagram of {count_of(images, 'image')}: the expected calibration error is "
         f"{calibration.error:.1f} %"
     )
     return svg(reliability_figure(calibration), description)

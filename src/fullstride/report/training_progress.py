@@ -140,9 +140,9 @@ def plan_lines(run: PreparedRun) -> list[str]:
         f"network  {run.config.model}: {count(total.params)} parameters, "
         f"{three_digits(total.macs / 1e9)} GMACs at {shape}, {weights}",
         f"recipe   {name_of_recipe(run)}: {recipe.epochs:.4g} epochs x "
-        f"{run.steps_per_epoch:,} steps = {run.steps:,} steps of {recipe.batch_size:,} images"
-        f"{passes}; learning rate {recipe.lr:.4g}{warmup}, {recipe.precision}, {layout}, "
-        f"{recipe.efficiency}",
+        f"{count_of(run.steps_per_epoch, 'step')} = {count_of(run.steps, 'step')} of "
+        f"{count_of(recipe.batch_size, 'image')}{passes}; learning rate {recipe.lr:.4g}{warmup}, "
+        f"{recipe.precision}, {layout}, {recipe.efficiency}",
         *score_lines(recipe, bool(data.val)),
         *advice_lines(run),
     ]
@@ -179,7 +179,7 @@ def name_of_recipe(run: PreparedRun) -> str:
     if not name:
         return recipe_name(run.recipe)
     base = find_recipe(name, run.case)
-    count = f" for {run.case.images:,} images" if name in BY_IMAGES else ""
+    count = f" for {count_of(run.case.images, 'image')}" if name in BY_IMAGES else ""
     values = changed_values(run.recipe, base)
     if len(values) > MAX_CHANGES:
         values = [f"{len(values)} other fields"]
@@ -219,6 +219,11 @@ def advice_lines(run: PreparedRun) -> list[str]:
     most = max(base.batch_size, case.images)  # the rate follows the batch up to this
     usual_steps = round(usual.epochs * max(1, case.images // usual.batch_size))
     lines = []
+    if run.deadline is not None:
+        lines.append(
+            f"limit    {recipe.epochs:.4g} epochs are expected to end in time; where steps become "
+            "slower, training ends after fewer, and a line says so"
+        )
     if (before := run.weights_resolution) and before != side:
         lines.append(
             f"weights  of {before} x {before} pixels go on at {side} x {side}; "
@@ -237,8 +242,9 @@ def advice_lines(run: PreparedRun) -> list[str]:
         )
     if recipe.batch_size > case.images:
         lines.append(
-            f"batch    {recipe.batch_size:,} is above the {case.images:,} training images: a step "
-            "has all of them; --batch-size sets it, and the rate follows"
+            f"batch    {recipe.batch_size:,} is above the "
+            f"{count_of(case.images, 'training image')}: a step has all of them; --batch-size sets "
+            "it, and the rate follows"
         )
     elif run.steps_per_epoch == 1:
         lines.append("batch    one step is an epoch: a smaller --batch-size gives more steps")
@@ -251,8 +257,8 @@ def advice_lines(run: PreparedRun) -> list[str]:
         )
     if 2 * run.steps < usual_steps:
         lines.append(
-            f"length   {run.steps:,} steps; {usual_name} takes {usual_steps:,} for "
-            f"{case.images:,} images, and fewer may be too few: --epochs sets it"
+            f"length   {count_of(run.steps, 'step')}; {usual_name} takes {usual_steps:,} for "
+            f"{count_of(case.images, 'image')}, and fewer may be too few: --epochs sets it"
         )
     return lines
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from fullstride.io.console import count_of, verb_of
 from fullstride.io.writing import read_regular
 
 WNID = re.compile(r"n\d{8}")
@@ -54,9 +55,9 @@ def match_classes(outputs: Names, classes: Names, *, named: bool = True) -> Clas
             return ClassMatch(tuple(place for place in places if place is not None), how)
         least = min(least, missing, key=len)
     raise ValueError(
-        f"{len(least)} of the data's {len(classes)} classes are not one of the network's "
-        f"{len(outputs)} each: {quoted(least)} of the data, {quoted(outputs)} of the network; name "
-        "its outputs by --class-names FILE, with a class in each line"
+        f"{len(least)} of the data's {len(classes)} classes {verb_of(len(least), 'are')} not one "
+        f"of the network's {len(outputs)} each: {quoted(least)} of the data, {quoted(outputs)} of "
+        "the network; name its outputs by --class-names FILE, with a class in each line"
     )
 
 
@@ -228,7 +229,10 @@ def read_class_names(path: Path, count: int) -> tuple[str, ...]:
         raise ValueError(f"{path} is not text in UTF-8") from None
     names = tuple(line.strip() for line in lines)
     if len(names) != count:
-        raise ValueError(f"{path} has {len(names)} lines, the network has {count} outputs")
+        raise ValueError(
+            f"{path} has {count_of(len(names), 'line')}, the network has "
+            f"{count_of(count, 'output')}"
+        )
     if empty := next((number for number, name in enumerate(names, 1) if not name), 0):
         raise ValueError(f"{path} line {empty} is empty: give a name for each output")
     return names

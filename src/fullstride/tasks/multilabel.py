@@ -241,7 +241,7 @@ class MultiLabelScore(Score):
         present = has_nk.any(0)
         if not present.any():
             raise ValueError(
-                f"none of the {len(has_nk):,} images to score on has a label: give others"
+                f"none of the {count_of(len(has_nk), 'image')} to score on has a label: give others"
             )
         rank_nk = np.argsort(-logits_nk, axis=1, kind="stable").argsort(axis=1)
         half_nk = logits_nk >= 0
@@ -383,7 +383,10 @@ class MultiLabel(MultiLabelOptions, Task):
     def with_state(self, state: Mapping[str, Any]) -> Self:
         task = super().with_state(state)
         if len(task.thresholds) not in (0, self.labels):
-            raise ValueError(f"{len(task.thresholds)} thresholds for {self.labels} labels")
+            raise ValueError(
+                f"{count_of(len(task.thresholds), 'threshold')} for "
+                f"{count_of(self.labels, 'label')}"
+            )
         return task
 
     def open_data(self, where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:

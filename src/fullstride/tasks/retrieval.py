@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fullstride.data.dataset import DEFAULT_RULE, DataSet, Images, SplitRule, open_data
 from fullstride.data.readers.listing import fraction
 from fullstride.data.readers.splits import TEST_SHARE
+from fullstride.io.console import count_of, verb_of
 from fullstride.io.records import Count
 from fullstride.nets.backbone import Backbone, EmbeddingHead, Masks
 from fullstride.tasks.losses import TRIPLET_FORMS, TripletForm, WithEmbedding, cross_entropy
@@ -83,9 +84,9 @@ def _split_by_class(data: DataSet, splits: list[str]) -> DataSet:
     needed = LEAST * (len(splits) + 1)
     if len(classes) < needed:
         raise ValueError(
-            f"{data.where} has {len(classes)} classes of two images or more: retrieval holds whole "
-            f"classes out and needs {needed}; add some, name groups by --group, or give val/ and "
-            "test/"
+            f"{data.where} has {count_of(len(classes), 'class')} of two images or more: retrieval "
+            f"holds whole classes out and needs {needed}; add some, name groups by --group, or "
+            "give val/ and test/"
         )
     shares = {
         "test": data.rule.test or TEST_SHARE,
@@ -115,12 +116,15 @@ def _divide(data: DataSet, pool: Images, splits: list[str], split_of: dict[int, 
     places["train"] = [index for index in places["train"] if pool.names[index] not in copies]
     numbers = Counter(split_of.values())
     notes = [
-        f"{numbers[split]:,} of the {len(set(pool.targets)):,} classes are for the {split} alone"
+        f"{numbers[split]:,} of the {len(set(pool.targets)):,} classes "
+        f"{verb_of(numbers[split], 'are')} for the {split} alone"
         for split in splits
     ]
     if copies:
+        copy = "a copy of an image" if len(copies) == 1 else "copies of images"
         notes.append(
-            f"{len(copies):,} training images are copies of images of held-out classes and left out"
+            f"{count_of(len(copies), 'training image', 'are')} {copy} of held-out classes and left "
+            "out"
         )
     held_out = sorted((split, data.classes[label]) for label, split in split_of.items())
     text = f"{data.fingerprint} {held_out}".encode("utf-8", "surrogateescape")
@@ -157,11 +161,14 @@ def _notes(data: DataSet) -> list[str]:
                 "be retrieved: add images"
             )
         if alone := sum(size == 1 for size in sizes.values()):
-            notes.append(f"{alone:,} images of the {split} are alone in their class: no queries")
+            images = count_of(alone, "image")
+            notes.append(
+                f"{images} of the {split} {verb_of(alone, 'are')} alone in a class: no query"
+            )
         if both := sum(label < len(data.classes) for label in sizes):
             notes.append(
-                f"{both:,} of the {len(sizes):,} classes of the {split} are trained on too, so its "
-                "scores are of known classes"
+                f"{both:,} of the {len(sizes):,} classes of the {split} {verb_of(both, 'are')} "
+                "trained on too, so its scores are of known classes"
             )
     return notes
 

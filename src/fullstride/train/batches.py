@@ -12,7 +12,7 @@ from torch import Tensor
 from fullstride.data.dataset import DataSet
 from fullstride.data.loader import Batch, Batches, LoaderOptions
 from fullstride.data.transforms.crop import Augmentation
-from fullstride.io.console import print_note
+from fullstride.io.console import count_of, print_note, verb_of
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.losses import smoothed
 from fullstride.tasks.task import Task
@@ -262,7 +262,7 @@ def run_batches(
     chosen = select(labels, recipe.unlabelled_min_confidence, recipe.unlabelled_per_class)
     if not len(chosen.rows):
         raise ValueError(
-            f"none of the {len(labels):,} images in {store} has a confidence of "
+            f"none of {count_of(len(labels), 'image')} in {store} has a confidence of "
             f"{recipe.unlabelled_min_confidence:g}: lower recipe.unlabelled_min_confidence"
         )
     images = open_images_of(labels, store).images.subset(labels.images_m[chosen.rows].tolist())
@@ -275,8 +275,8 @@ def run_batches(
     distinct = len(set(images.targets))
     lacking = sum(not count.used for count in chosen.by_class)
     print_note(
-        f"{distinct:,} of {labels.key.images:,} images without labels are used, {len(images):,} "
-        f"with repeats; {lacking} classes have none"
+        f"{distinct:,} of {labels.key.images:,} images without labels {verb_of(distinct, 'are')} "
+        f"used, {len(images):,} with repeats; {count_of(lacking, 'class', 'have')} none"
     )
     targets = SoftTargets(labels, recipe.label_smoothing, recipe.unlabelled_ratio)
     batches = JointBatches(labelled, unlabelled, targets)
@@ -292,8 +292,9 @@ def batch_of_its_own(recipe: Recipe, images: int, context: DistributedContext) -
     parts = context.world_size * max(1, recipe.grad_accum_steps)
     if size % parts or (parts > 1 and images < size):
         raise ValueError(
-            f"recipe.unlabelled_ratio {recipe.unlabelled_ratio:g}: {size} of {images:,} images in "
-            f"a batch are not shared out evenly among {parts} parts: use another ratio"
+            f"recipe.unlabelled_ratio {recipe.unlabelled_ratio:g}: {size} of "
+            f"{count_of(images, 'image')} in a batch {verb_of(size, 'are')} not shared out evenly "
+            f"among {parts} parts: use another ratio"
         )
     off = dict(per_class=0, balanced_sampling=0.0, repeated_augmentation=1, unlabelled="")
     # another seed: images of equal indices would have the same views

@@ -19,7 +19,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.data.prediction_store import StoreKey, pyarrow, read_key, read_table
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.data.unlabelled import Unlabelled, open_unlabelled
-from fullstride.io.console import print_note
+from fullstride.io.console import count_of, print_note
 from fullstride.io.records import MAX_JSON_BYTES
 from fullstride.io.writing import Output, atomic_write, check_output, read_regular
 from fullstride.nets import zoo
@@ -289,7 +289,8 @@ class PseudoLabels:
         theirs = self.key.classes
         if len(theirs) != len(classes):
             raise ValueError(
-                f"the pseudo-labels are of {len(theirs)} classes, the images have {len(classes)}"
+                f"the pseudo-labels are of {count_of(len(theirs), 'class')}, the images have "
+                f"{len(classes)}"
             )
         match = match_classes(theirs, classes, named=self.key.has_class_names)
         ours = np.argsort(match.outputs)  # index of the student's class of each output

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fullstride.data.dataset import Images
-from fullstride.io.console import print_note
+from fullstride.io.console import count_of, print_note
 from fullstride.io.writing import check_output
 from fullstride.nets import padding
 from fullstride.nets.backbone import Backbone
@@ -322,7 +322,7 @@ def save_probe(run: PreparedRun) -> None:
     if not run.task.single_label or classes > MAX_PROBE_CLASSES:
         raise ValueError(
             f"recipe.linear_probe is for one of up to {MAX_PROBE_CLASSES:,} classes for each "
-            f"image, not for {classes:,} classes of the task {run.task.name}: leave it out"
+            f"image, not for {count_of(classes, 'class')} of the task {run.task.name}: leave it out"
         )
     if has_probe(run):
         return

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.splits import SplitRule
+from fullstride.io.console import count_of
 from fullstride.io.locks import RUN_LOCK, hold
 from fullstride.io.records import (
     Count,
@@ -354,8 +355,8 @@ def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[di
     lines = text.decode(errors="replace").splitlines()[:epochs]
     if epochs is not None and len(lines) < epochs:
         raise ValueError(
-            f"{path} has {len(lines)} rows for the {epochs} epochs of the checkpoint: give another "
-            "--out"
+            f"{path} has {count_of(len(lines), 'row')} for the {epochs} epochs of the checkpoint: "
+            "give another --out"
         )
     rows = [read_row(line, number, f"{path} line {number}") for number, line in enumerate(lines, 1)]
     for row in rows:

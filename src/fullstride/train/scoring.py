@@ -18,7 +18,7 @@ from fullstride.data.readers.listing import MAX_COMPARED, Sample, find_copies, q
 from fullstride.data.readers.splits import OnlyCopiesError, SplitRule
 from fullstride.data.transforms.clips import ViewsOfVideo
 from fullstride.data.transforms.crop import to_input
-from fullstride.io.console import print_note
+from fullstride.io.console import count_of, print_note, verb_of
 from fullstride.io.records import from_json, read_json, write_json
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
@@ -421,8 +421,8 @@ def images_to_score(
         trained_on = _copies_of_training(config, model, images)
     if both := [name for name in images.names if name in trained_on]:
         notes.append(
-            f"{len(both):,} of the {len(images):,} images were trained on, so the score is too "
-            f"good: {quote_names(both)}"
+            f"{len(both):,} of the {count_of(len(images), 'image')} {verb_of(len(both), 'were')} "
+            f"trained on, so the score is too good: {quote_names(both)}"
         )
     return ScoredImages(whole, split, images, whole.missing_classes(part), tuple(notes))
 
@@ -479,8 +479,8 @@ def _matched(images: DataSet, where: str, model: HasOutputs, data: str) -> DataS
     if not task.single_label and len(images.classes) != len(model.classes):
         # Each target covers every class: missing classes would count as absent.
         raise ValueError(
-            f"{data} has {len(images.classes)} classes and {where} has {len(model.classes)}: give "
-            "data with the same classes, in any order"
+            f"{data} has {count_of(len(images.classes), 'class')} and {where} has "
+            f"{len(model.classes)}: give data with the same classes, in any order"
         )
     try:
         outputs, how = match_classes(model.classes, images.classes, named=model.has_class_names)

@@ -268,6 +268,8 @@ def long_side(images: Images) -> float:
 
 
 MEASURE_S = 1.5  # for timing steps, and scores
+# For timing the steps of a run with a time limit: a share of that time, at most so long. Our own.
+MEASURE_SHARE, MOST_MEASURE_S = 1 / 100, 10.0
 WARM_UP_S = 3.0  # limit for starting workers and choosing kernels
 # On a CPU, a step of more than PART images is timed by PART of them if these take SLOW_S: then the
 # layers take nearly all of the time, and it is in proportion to the images.
@@ -404,10 +406,11 @@ def recipe_within(
 ) -> NamedRecipe:
     """Resolve `choice` with at most as many epochs as end by `deadline`.
 
-    Steps, scores and a checkpoint are measured for about 4 s beside `folder`. Numbers that depend
-    on the epochs, such as the batch and the rate of `finetune`, are chosen accordingly. A resumable
-    run in `folder` keeps its recipe. `deadline` applies to the whole run, by `time.perf_counter`,
-    and None is no limit; in training, `Pace` keeps it. The other arguments are as in `run.train`.
+    Steps, scores and a checkpoint are measured for about 4 s beside `folder`, and the steps for a
+    hundredth of the time, up to 10 s. Numbers that depend on the epochs, such as the batch and the
+    rate of `finetune`, are chosen accordingly. A resumable run in `folder` keeps its recipe.
+    `deadline` applies to the whole run, by `time.perf_counter`, and None is no limit; in training,
+    `Pace` keeps it. The other arguments are as in `run.train`.
 
     Raises ValueError, in one line, for a length beside the time limit, for several processes, and
     if not even a tenth of an epoch fits.
@@ -423,7 +426,9 @@ def recipe_within(
             f"{length} {choice.changes[length]:g} and a time both set the length of training: "
             "leave one of them out"
         )
-    times = time_training(folder, model, data, named, options)
+    allowed_s = MEASURE_SHARE * (deadline - time.perf_counter())
+    steps_s = min(max(MEASURE_S, allowed_s), MOST_MEASURE_S)
+    times = time_training(folder, model, data, named, options, steps_s)
     scored_s = 2 * times.val_s + len(data.test) * times.image_s
     if named.recipe.linear_probe:
         scored_s += times.precise_s + times.val_s  # the same images
@@ -444,16 +449,24 @@ def recipe_within(
 
 
 def time_training(
-    folder: Path, model: str, data: DataSet, named: NamedRecipe, options: RunOptions
+    folder: Path,
+    model: str,
+    data: DataSet,
+    named: NamedRecipe,
+    options: RunOptions,
+    steps_s: float = MEASURE_S,
 ) -> RunTimes:
-    """Time a few steps of a run in a scratch folder beside `folder`, for about 4 s."""
+    """Time the steps of a run for `steps_s`, and its other parts for about 3 s.
+
+    The run is in a scratch folder beside `folder`.
+    """
     begin = time.perf_counter()
     with scratch_folder(folder) as scratch:
         run = prepare(scratch / folder.name, model, data, named, options)
-        return time_run(run, begin)
+        return time_run(run, begin, steps_s)
 
 
-def time_run(run: PreparedRun, begin: float) -> RunTimes:
+def time_run(run: PreparedRun, begin: float, steps_s: float) -> RunTimes:
     """Time a run whose preparation began at `begin`, and close it."""
     try:
         run.net.to(run.device).train()
@@ -462,7 +475,7 @@ def time_run(run: PreparedRun, begin: float) -> RunTimes:
             run.net, run.task, recipe, len(run.batches), run.teacher, SINGLE_PROCESS
         )
         build_s = time.perf_counter() - begin
-        step_s, first_s = time_steps(learner, run)
+        step_s, first_s = time_steps(learner, run, steps_s)
         begin = time.perf_counter()
         run_folder.save_checkpoint(run.folder, learner.state(1, 0, []))
         run.bundle(run.net, {}).save(run.folder / run_folder.BEST)
@@ -483,8 +496,8 @@ def time_run(run: PreparedRun, begin: float) -> RunTimes:
     )
 
 
-def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
-    """Measure the seconds of a step, with its wait for images, and of the first step.
+def time_steps(learner: Trainer, run: PreparedRun, steps_s: float) -> tuple[float, float]:
+    """Measure the seconds of a step for `steps_s`, with its wait for images, and of the first step.
 
     Slow steps on a CPU are timed by `PART` of their images, which takes less memory, too.
     """
@@ -507,7 +520,7 @@ def time_steps(learner: Trainer, run: PreparedRun) -> tuple[float, float]:
             begin = end
             if number < untimed and begin - start <= WARM_UP_S:
                 first, timed = number + 1, begin
-            elif number >= first and begin - timed >= MEASURE_S:
+            elif number >= first and begin - timed >= steps_s:
                 break
     return statistics.mean(seconds[first:]), seconds[0]
 

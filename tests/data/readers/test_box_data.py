@@ -89,12 +89,12 @@ def test_boxes_that_cannot_be_used_are_named_and_left_out(tmp_path, size):
     data = open_boxes(write_coco(tmp_path, [*bad, *BOXES[2:]], **size))
     assert targets(data)["a"] == Objects(((0, 4, 5, 10),), (1,), (False,))
     clipped = next(note for note in data.notes if "clipped" in note)
-    assert clipped.startswith("1 boxes")
+    assert clipped.startswith("1 box reaches beyond")
     assert "100" in clipped
     assert "a.png" in clipped
     for count, reason, first in ((2, "no area", 101), (1, "outside", 103), (2, "no finite", 104)):
         (note,) = (note for note in data.notes if reason in note)
-        assert note.startswith(f"{count} boxes")
+        assert note.startswith("1 box is" if count == 1 else "2 boxes have")
         assert f"{first}" in note
 
 
@@ -202,7 +202,7 @@ def test_voc_boxes_that_cannot_be_used_are_named_and_left_out(tmp_path):
     data = open_boxes(str(tmp_path))
     assert targets(data)["a"].boxes == ((0, 0, 20, 5),)
     notes = [note for note in data.notes if "a.xml" in note]
-    reasons = ("twice", "reach beyond", "no finite", "no area", "outside")
+    reasons = ("twice", "reaches beyond", "no finite", "no area", "outside")
     assert len(notes) == len(reasons)
     assert all(any(reason in note for note in notes) for reason in reasons)
 
@@ -305,7 +305,7 @@ def test_xml_files_are_beside_their_pictures_or_in_a_folder(tmp_path, pictures, 
     assert data.classes == ("cat", "dog")
     assert targets(data)["a"] == Objects(((0, 0, 20, 10), (2, 3, 5, 6)), (1, 0), (False, True))
     assert [*targets(data)] == ["a", "b"]
-    assert any("1 pictures have none of the XML files" in note for note in data.notes)
+    assert any("1 picture has none of the XML files" in note for note in data.notes)
 
 
 # ---- YOLO

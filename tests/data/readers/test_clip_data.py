@@ -98,7 +98,7 @@ def test_a_table_lists_files_and_folders_of_frames(folder, tmp_path):
     table.write_text("\n".join([*rows, f"{folder}/walk,walk,val"]))  # a folder without frames
     (folder / "walk" / "poster.jpg").rename(tmp_path / "poster.jpg")
     try:
-        with pytest.raises(ValueError, match="1 of the 4 files .* are missing"):
+        with pytest.raises(ValueError, match="1 of the 4 files .* is missing"):
             open_clips(str(table))
     finally:
         (tmp_path / "poster.jpg").rename(folder / "walk" / "poster.jpg")

@@ -478,8 +478,8 @@ def test_every_file_that_is_not_used_is_counted_by_its_reason(tmp_path):
     data = open_data(str(root))
     assert len(data.train) + len(data.val) == 18
     counts = {reason.split(" (")[0]: count for reason, count in data.ignored.items()}
-    assert {"neither files nor folders": 1, **counts} == {
-        "neither files nor folders": 1,
+    assert {"neither file nor folder": 1, **counts} == {
+        "neither file nor folder": 1,
         "images outside of the class folders": 3,
         "hidden": 2,
         ".heic": 5,

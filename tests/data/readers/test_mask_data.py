@@ -184,7 +184,7 @@ def test_pictures_without_a_map_are_left_out_with_a_note_but_not_all(tmp_path):
     (tmp_path / "masks" / "train" / "001.png").unlink()
     data = open_masks(str(tmp_path), SplitRule(val=0, test=0))
     assert len(data.train) == 4
-    assert any("1 pictures" in note and "train/001.png" in note for note in data.notes)
+    assert any("1 picture has" in note and "train/001.png" in note for note in data.notes)
     for path in (tmp_path / "masks" / "train").iterdir():
         path.unlink()
     with pytest.raises(ValueError, match="no picture"):

@@ -345,7 +345,7 @@ def test_patterns_with_braces_and_stars_choose_shards(tmp_path):
         "p-{3..1}.tar": "count up",
         "p-{0..99999}{0..99999}{0..99999}.tar": "use at most 100,000",
         "p-" + "{a,b}" * 50 + ".tar": "use at most 100,000",
-        "gone.tar": "1 of 1 shards are missing",
+        "gone.tar": "1 of 1 shard is missing",
     }.items():
         with pytest.raises(ValueError, match=message):
             open_data(str(tmp_path / pattern))
@@ -596,7 +596,7 @@ def test_a_header_with_a_bad_checksum_behind_good_ones_is_refused(tmp_path):
     [
         (
             [("1.png", b""), ("1.txt", b"")],
-            "1 of 1 images in .* have no label, the first is '1': add 1.cls",
+            "1 of 1 images in .* has no label, the first is '1': add 1.cls",
         ),
         ([*samples(3), ("a/1.jpg", b""), ("a/1.json", b"[1]")], "1 of 4 images"),
         ([("a.png", b""), ("a.cls", b" \n")], "1 of 1 images"),

@@ -23,7 +23,7 @@ from fullstride.data.readers.listing import (
     check_once,
     quote_names,
 )
-from fullstride.io.console import counted
+from fullstride.io.console import count_of, counted, verb_of
 from fullstride.io.writing import open_regular
 
 # ---- the lists of a large JSON file, an element at a time
@@ -359,9 +359,9 @@ def _image_files(root: Path, split: str, content: CocoFile) -> Iterator[tuple[Co
     files = [_find_file(folder, image.name, size_of) for image in content.images]
     if missing := [each for each, file in zip(content.images, files, strict=True) if not file]:
         raise ValueError(
-            f"{len(missing)} of the {len(files)} images in {str(content.path)!r} are missing in "
-            f"{str(root / folder)!r}, the first is {missing[0].name!r} (image {missing[0].id!r}): "
-            "add or remove them"
+            f"{len(missing)} of the {count_of(len(files), 'image')} in {str(content.path)!r} "
+            f"{verb_of(len(missing), 'are')} missing in {str(root / folder)!r}, the first is "
+            f"{missing[0].name!r} (image {missing[0].id!r}): add or remove them"
         )
     for image, file in zip(content.images, files, strict=True):
         if file:

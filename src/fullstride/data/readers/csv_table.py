@@ -23,7 +23,7 @@ from fullstride.data.readers.listing import (
     sorted_classes,
 )
 from fullstride.data.readers.videos import frames_size
-from fullstride.io.console import counted
+from fullstride.io.console import count_of, counted, verb_of
 
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = ",;\t"
@@ -261,9 +261,9 @@ def _file_sizes(table: Path, rows: Sequence[Row], kind: FileKind) -> list[int]:
             sizes.append(size)
     if missing:
         raise ValueError(
-            f"{len(missing)} of the {len(rows)} files in {str(table)!r} are missing, the first is "
-            f"{missing[0].name!r} on line {missing[0].line}: paths are relative to the table's "
-            "folder, or absolute"
+            f"{len(missing)} of the {count_of(len(rows), 'file')} in {str(table)!r} "
+            f"{verb_of(len(missing), 'are')} missing, the first is {missing[0].name!r} on line "
+            f"{missing[0].line}: paths are relative to the table's folder, or absolute"
         )
     return sizes
 

@@ -23,6 +23,7 @@ from fullstride.data.readers.listing import (
 )
 from fullstride.data.readers.videos import SUFFIXES as VIDEO_SUFFIXES
 from fullstride.data.readers.videos import frames_size
+from fullstride.io.console import count_of, verb_of, with_reason
 
 # ---- the kinds of files that a folder, a table or a shard may hold
 
@@ -85,7 +86,7 @@ def count_unused(root: Path, used: Collection[str], kind: FileKind = IMAGES) -> 
             elif is_folder(entry):
                 folders.append((folder / entry.name, f"{name}/"))
             elif not is_file(entry):
-                counts["neither files nor folders"] += 1
+                counts["neither file nor folder"] += 1
             elif entry.name.lower().endswith(kind.suffixes):
                 counts[f"{kind.name} outside of the class folders"] += 1
             else:
@@ -95,7 +96,7 @@ def count_unused(root: Path, used: Collection[str], kind: FileKind = IMAGES) -> 
 
 def first_reason(counts: Mapping[str, int]) -> str:
     """ ", but 12 .heic (convert them ...)" for an error about images that are missing, or ""."""
-    return "".join(f", but {count:,} {why}" for why, count in list(counts.items())[:1])
+    return "".join(f", but {with_reason(count, why)}" for why, count in list(counts.items())[:1])
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -396,8 +397,9 @@ def pair_files(root: Path, folders: Mapping[str, PairFolders], kind: PairKind) -
             )
         if lacking and not kind.optional:
             notes.append(
-                f"{len(lacking):,} pictures have none of the {what} in "
-                f"{folder.relative_to(root).as_posix()} and are left out: {quote_names(lacking)}"
+                f"{count_of(len(lacking), 'picture', 'have')} none of the {what} in "
+                f"{folder.relative_to(root).as_posix()} and {verb_of(len(lacking), 'are')} left "
+                f"out: {quote_names(lacking)}"
             )
     val_name = folders["val"].name if "val" in folders else ""
     listing = Listing((), splits, Below(root), val_name, notes=tuple(notes))

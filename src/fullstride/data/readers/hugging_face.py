@@ -28,6 +28,7 @@ from fullstride.data.readers.listing import (
     quote_names,
     sorted_classes,
 )
+from fullstride.io.console import count_of
 from fullstride.io.records import read_json
 from fullstride.io.writing import open_regular
 
@@ -459,7 +460,9 @@ def _open_parquet(
             with library_errors(path):
                 count = parquet.read_metadata(path).num_rows
                 if count > (size := path.stat().st_size):  # an image takes a byte or more
-                    raise ValueError(f"it has {size:,} bytes for {count:,} rows")
+                    raise ValueError(
+                        f"it has {count_of(size, 'byte')} for {count_of(count, 'row')}"
+                    )
                 rows += count
         if not rows:
             raise _no_rows(folder, split)

@@ -29,6 +29,7 @@ from fullstride.data.readers.listing import (
     sorted_classes,
 )
 from fullstride.data.readers.splits import SplitRule, Splits
+from fullstride.io.console import count_of, verb_of
 from fullstride.io.writing import open_regular
 
 MAX_BYTES = 2**30  # of pixels in a file; MNIST has 47 MB
@@ -101,8 +102,8 @@ def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
         counts = [idx_sizes(each, n)[0] for each, n in ((path, 3), (of_labels[split], 1))]
         if counts[0] != counts[1]:  # before either file is read whole
             raise ValueError(
-                f"{str(path)!r} has {counts[0]:,} images, but there are {counts[1]:,} labels: "
-                "copy both again"
+                f"{str(path)!r} has {count_of(counts[0], 'image')}, but there "
+                f"{verb_of(counts[1], 'are')} {count_of(counts[1], 'label')}: copy both again"
             )
         labels[split] = read_idx(of_labels[split], 1).tolist()
     classes = sorted_classes(map(str, labels["train"]))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fullstride.data.readers.decode import SUFFIXES
+from fullstride.io.console import count_of, verb_of, with_verbs
 from fullstride.io.writing import open_regular, read_regular
 
 # ---- objects in images
@@ -59,16 +60,16 @@ class BoxCheck:
             min(max(bottom, 0.0), size[1]),
         )
         if not all(map(math.isfinite, box)):
-            return self._note("have no finite edges and are left out", where)
+            return self._note("{have} no finite edges and {are} left out", where)
         if right <= left or bottom <= top:
-            return self._note("have no area and are left out", where)
+            return self._note("{have} no area and {are} left out", where)
         if inside[2] <= inside[0] or inside[3] <= inside[1]:
-            return self._note("are outside of their images and are left out", where)
+            return self._note("{are} outside of the image and {are} left out", where)
         if (inside, label) in self.boxes:
-            return self._note("stand in their images twice and count once", where)
+            return self._note("{stand} in an image twice and {count} once", where)
         self.boxes.add((inside, label))
         if max(abs(a - b) for a, b in zip(box, inside, strict=True)) > CLIPPED:
-            self._note("reach beyond their images and are clipped", where)
+            self._note("{reach} beyond the image and {are} clipped", where)
         return inside
 
     def _note(self, problem: str, where: str) -> None:
@@ -78,7 +79,8 @@ class BoxCheck:
     def notes(self) -> tuple[str, ...]:
         """A line on each kind of problem so far."""
         return tuple(
-            f"{count:,} boxes {problem}; the first is {self.first[problem]}"
+            f"{count_of(count, 'box')} {with_verbs(problem, count)}; the first is "
+            f"{self.first[problem]}"
             for problem, count in sorted(self.problems.items(), reverse=True)
         )
 
@@ -183,8 +185,8 @@ def check_class_count(where: str, classes: int, images: int) -> None:
     """
     if classes > max(MANY_CLASSES, images):
         raise ValueError(
-            f"{where} names {classes:,} classes for {images:,} images: leave out classes that no "
-            f"image has; of more than {MANY_CLASSES:,} each needs an image"
+            f"{where} names {classes:,} classes for {count_of(images, 'image')}: leave out classes "
+            f"that no image has; of more than {MANY_CLASSES:,} each needs an image"
         )
 
 
@@ -378,7 +380,10 @@ def join_copies(listing: Listing, copies: Copies | None = None) -> tuple[Listing
             splits[split].append(sample._replace(target=target))
         joined += len(written)
     if joined:
-        notes = (*notes, f"{joined:,} images in several classes have all their labels")
+        notes = (
+            *notes,
+            f"{count_of(joined, 'image')} in several classes {verb_of(joined, 'have')} all labels",
+        )
     return replace(listing, splits=splits, notes=notes), copies
 
 

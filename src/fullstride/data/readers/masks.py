@@ -23,6 +23,7 @@ from fullstride.data.readers.listing import (
     read_names,
     read_text,
 )
+from fullstride.io.console import count_of
 from fullstride.io.writing import check_regular, open_regular
 
 IGNORED = 255  # the class of a pixel that is neither trained on nor scored
@@ -321,7 +322,9 @@ def class_names(root: Path, folder: Path) -> tuple[str, ...]:
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     if {*names} <= {LEFT_OUT} or len(names) > MAX_CLASSES:
-        raise ValueError(f"{str(path)!r} has {len(names)} lines: name 1 to {MAX_CLASSES} classes")
+        raise ValueError(
+            f"{str(path)!r} has {count_of(len(names), 'line')}: name 1 to {MAX_CLASSES} classes"
+        )
     if not all(names):
         raise ValueError(f"{str(path)!r}: line {names.index('') + 1} is empty: give a name")
     counts = Counter(name for name in names if name != LEFT_OUT)

@@ -33,7 +33,7 @@ from fullstride.data.readers.listing import (
     quote_names,
     sorted_classes,
 )
-from fullstride.io.console import counted
+from fullstride.io.console import count_of, counted, verb_of
 from fullstride.io.records import Count, from_json, read_json
 from fullstride.io.writing import check_regular
 
@@ -98,8 +98,8 @@ def scan(path: Path, *, labelled: bool = True, kind: FileKind = IMAGES) -> Shard
     if unlabelled:
         raise ShardError(
             f"{len(unlabelled)} of {len(unlabelled) + len(members)} {kind.name} in {str(path)!r} "
-            f"have no label, the first is {unlabelled[0]!r}: add {unlabelled[0]}.cls, or 'label' "
-            "to its .json"
+            f"{verb_of(len(unlabelled), 'have')} no label, the first is {unlabelled[0]!r}: add "
+            f"{unlabelled[0]}.cls, or 'label' to its .json"
         )
     if not members:
         raise ShardError(
@@ -450,8 +450,8 @@ def _matching_names(folder: Path, pattern: str, index: Index | None) -> list[str
         raise ValueError(f"no shard {pattern!r} in {str(folder)!r}: {content}")
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise ValueError(
-            f"{len(missing)} of {len(names)} shards are missing in {str(folder)!r}: "
-            f"{quote_names(missing)}"
+            f"{len(missing)} of {count_of(len(names), 'shard')} {verb_of(len(missing), 'are')} "
+            f"missing in {str(folder)!r}: {quote_names(missing)}"
         )
     if index and (unknown := [name for name in names if name not in index.shards]):
         raise ValueError(

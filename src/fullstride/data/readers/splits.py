@@ -24,7 +24,7 @@ from fullstride.data.readers.listing import (
     quote_names,
     target_text,
 )
-from fullstride.io.console import count_of
+from fullstride.io.console import count_of, verb_of
 from fullstride.io.records import BelowOne
 
 # ---- units: images that must be in one split: a group, such as a patient's images, and copies
@@ -375,17 +375,23 @@ def _without_copies(
             "copies, or use --keep-duplicates"
         )
     notes = [
-        f"{len(each):,} training images are copies of images of the {split} split and left out: "
-        f"{quote_names(list(each))}"
+        f"{_copies('training', len(each), split)} and left out: {quote_names(list(each))}"
         for split, each in left_out.items()
         if each
     ]
     if in_both:
         notes.append(
-            f"{len(in_both):,} validation images are copies of images of the test, which is so "
-            f"chosen by: {quote_names(list(in_both))}"
+            f"{_copies('validation', len(in_both), 'test')}, which is so chosen by: "
+            f"{quote_names(list(in_both))}"
         )
     return train, notes
+
+
+def _copies(of: str, count: int, split: str) -> str:
+    """ "training", 2, "val" -> 2 training images are copies of images of the val split."""
+    copies = "a copy of an image" if count == 1 else "copies of images"
+    where = "test" if split == "test" else f"{split} split"
+    return f"{count_of(count, f'{of} image', 'are')} {copies} of the {where}"
 
 
 def _classes_in(samples: Iterable[Sample]) -> set[int]:
@@ -422,8 +428,8 @@ def _forced_out(classes: Sequence[str], splits: Splits, derived: Iterable[str]) 
         absent = [t for t in sorted(images) if t not in present and images[t] >= ENOUGH + 2]
         if absent:
             notes.append(
-                f"the {split} split has no image of "
-                f"{quote_names([classes[t] for t in absent])}, which has too few groups"
+                f"the {split} split has no image of {quote_names([classes[t] for t in absent])}, "
+                f"which {verb_of(len(absent), 'have')} too few groups"
             )
     return notes
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fullstride.io.console import count_of
 from fullstride.nets import families
 from fullstride.nets.blocks import SpaceToDepthStem
 from fullstride.nets.families import SPECS
@@ -94,8 +95,8 @@ def select_variables(state: dict[str, Tensor], ema: bool | None) -> dict[str, Te
     missing = [variable for variable in plain if variable not in averages]
     if missing:
         raise ValueError(
-            f"{len(missing)} variables have no {AVERAGE} copy: {first_ten(missing)}: "
-            "export all of them"
+            f"{count_of(len(missing), 'variable', 'have')} no {AVERAGE} copy: "
+            f"{first_ten(missing)}: export all of them"
         )
     return averages
 

@@ -14,6 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from fullstride.data.dataset import DataSet
+from fullstride.io.console import count_of
 from fullstride.io.records import Record, read_json
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.training_progress import duration
@@ -219,7 +220,9 @@ def closing_lines(results: SearchResults, folder: Path) -> Parts:
     ]
     if results.test:
         name, value = next(iter(results.test.items()))
-        lines.append(f"test     {name} {value:.2f} % of {results.test_images:,} images, read once")
+        lines.append(
+            f"test     {name} {value:.2f} % of {count_of(results.test_images, 'image')}, read once"
+        )
     lines.append(f"bundle   {folder / results.bundle}; everything is in {folder / RESULTS}")
     return lines
 

@@ -20,7 +20,7 @@ from fullstride.deploy.choose_form import (
     untrained_files,
 )
 from fullstride.deploy.exported import ExportedModel
-from fullstride.io.console import count_of
+from fullstride.io.console import count_of, verb_of
 from fullstride.io.writing import scratch_folder
 from fullstride.latency.devices import profile_here
 from fullstride.latency.estimator import Estimator, Part, halved, operators_of, parts, stage_parts
@@ -78,7 +78,8 @@ def measure_specs(
         for begin in range(0, len(specs), GROUP):
             group = {str(begin + i): spec for i, spec in enumerate(specs[begin : begin + GROUP])}
             groups.append(prepared(group, batch, label, folder))
-            yield f"{begin + len(group)} of {len(specs)} networks are ready as {form}"
+            done = begin + len(group)
+            yield f"{done} of {len(specs)} networks {verb_of(done, 'are')} ready as {form}"
         for number in range(PASSES):
             sleep(PAUSE_S if number else 0)
             yield f"measuring {count_of(len(specs), 'network')}, pass {number + 1} of {PASSES}"

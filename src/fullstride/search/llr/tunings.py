@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fullstride.io.console import count_of
+from fullstride.io.console import count_of, verb_of
 from fullstride.latency.estimator import operators_of
 from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
@@ -158,7 +158,7 @@ def tunings_of(done: Results) -> tuple[Tuning, ...]:
 def regress(job: SearchJob, done: Results) -> Work[Regression]:
     tunings = tunings_of(done)
     model = model_of(job, done["master"], tunings)
-    yield f"fitted to {len(tunings)} tunings"
+    yield f"fitted to {count_of(len(tunings), 'tuning')}"
     return Regression(
         slopes=model.slopes(),
         reference=model.reference,
@@ -216,7 +216,7 @@ def propose(
         count=count,
         method="greedy" if job.method.next == "greedy" else "thompson",
     )
-    yield f"refit {number}: {len(rows)} structures to tune"
+    yield f"refit {number}: {count_of(len(rows), 'structure')} to tune"
     return tuple(tuple(row) for row in rows.tolist())
 
 
@@ -320,7 +320,8 @@ def measure_finalists(
         again = [each for each in job.variants if misses_budget(job, results.values(), each)]
         if not again or attempt + 1 == CORRECTIONS:
             break
-        yield f"{len(inside)} of {len(results)} are within the budget: the times are corrected"
+        are = verb_of(len(inside), "are")
+        yield f"{len(inside)} of {len(results)} {are} within the budget: the times are corrected"
         profile, rows = profile_of(job, every), []
         for variant in again:
             ratio = ratio_of(job, profile, results.values(), variant)
@@ -332,8 +333,8 @@ def measure_finalists(
     if not inside:
         fastest = min(each.ms for each in results.values())
         raise ValueError(
-            f"none of {len(results)} structures fits {job.budget} when it is measured: the fastest "
-            f"took {fastest:.4g} ms; the machine may be busy, or the budget too small"
+            f"none of {count_of(len(results), 'structure')} fits {job.budget} when it is measured: "
+            f"the fastest took {fastest:.4g} ms; the machine may be busy, or the budget too small"
         )
     return tuple(inside)
 
@@ -387,7 +388,7 @@ def best_of(winners: Sequence[Winner]) -> Winner:
     chosen = best(trained, lambda each: each.finalist.ms, lambda each: each.score or 0.0)
     if chosen is None:
         reasons = "; ".join(f"{each.trial}: {each.failure}" for each in winners[:2])
-        raise ValueError(f"none of {len(winners)} winners was trained: {reasons}")
+        raise ValueError(f"none of {count_of(len(winners), 'winner')} was trained: {reasons}")
     return chosen
 
 

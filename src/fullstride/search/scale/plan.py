@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fullstride.io.console import count_of
 from fullstride.io.writing import lacks_memory
 from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import operators_of
@@ -514,4 +515,6 @@ def plan_lines(plan: ScalePlan) -> Parts:
         yield f"then up to {plan.band} points near the expected front in each regime"
     more = f", with those that follow up to {duration(plan.total_s)}" if plan.band else ""
     first_s = plan.total_s - plan.band_s
-    yield f"time     about {duration(first_s)} for {len(plan.trainings)} trainings{more}"
+    yield (
+        f"time     about {duration(first_s)} for {count_of(len(plan.trainings), 'training')}{more}"
+    )

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 
 from fullstride.data.dataset import DataSet
-from fullstride.io.console import printable
+from fullstride.io.console import count_of, printable
 from fullstride.io.records import to_json
 from fullstride.io.writing import (
     PAGE,
@@ -131,7 +131,7 @@ def title_of(regime: RegimeAnalysis) -> str:
 def headline(results: ScaleResults) -> str:
     """What to train next, by the longest regime."""
     *_, longest = results.regimes
-    best = f"The best of {len(longest.points)} networks is {longest.best}"
+    best = f"The best of {count_of(len(longest.points), 'network')} is {longest.best}"
     if longest.next is None:
         return f"{best}; no step with a predicted gain is left."
     return f"{best}; next: {step_line(longest.next)}."
