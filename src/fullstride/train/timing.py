@@ -454,16 +454,16 @@ def time_training(
     data: DataSet,
     named: NamedRecipe,
     options: RunOptions,
-    steps_s: float = MEASURE_S,
+    steps_s: float | None = None,
 ) -> RunTimes:
-    """Time the steps of a run for `steps_s`, and its other parts for about 3 s.
+    """Time the steps of a run for `steps_s`, by default `MEASURE_S`, and the rest for about 3 s.
 
     The run is in a scratch folder beside `folder`.
     """
     begin = time.perf_counter()
     with scratch_folder(folder) as scratch:
         run = prepare(scratch / folder.name, model, data, named, options)
-        return time_run(run, begin, steps_s)
+        return time_run(run, begin, MEASURE_S if steps_s is None else steps_s)
 
 
 def time_run(run: PreparedRun, begin: float, steps_s: float) -> RunTimes:
