@@ -112,7 +112,7 @@ def content(folder: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _teacher(tmp_path_factory):
-    """A trained network for the words TEACHER, and a run that does not exist for RUN."""
+    """A trained network for the words TEACHER, and a folder in which no run is for RUN."""
     folder = tmp_path_factory.mktemp("networks")
     spec = replace(SPECS["genet_tiny"], in_channels=1, classes=10)
     pixels = Preprocessing(resolution=16, mean=(0.5,), std=(0.5,))
@@ -120,7 +120,8 @@ def _teacher(tmp_path_factory):
         Network(spec), name="teacher", classes=tuple(map(str, range(10))), preprocessing=pixels
     )
     bundle.save(folder / "teacher")
-    NAMES.update(TEACHER=str(folder / "teacher"), RUN=str(folder / "gone"))
+    (folder / "empty").mkdir()
+    NAMES.update(TEACHER=str(folder / "teacher"), RUN=str(folder / "empty"))
 
 
 NAMES: dict[str, str] = {}
@@ -129,7 +130,7 @@ NAMES: dict[str, str] = {}
 def refused(words: str, path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """The line of a command that is refused with `path` as its last word."""
     assert cli.run([*(NAMES.get(word, word) for word in words.split()), str(path)]) == 2
-    assert not Path(NAMES["RUN"]).exists()
+    assert not content(Path(NAMES["RUN"]))
     error = capsys.readouterr().err
     assert error.startswith("fullstride: ")
     assert len(error.splitlines()) == 1

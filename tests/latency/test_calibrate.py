@@ -146,7 +146,7 @@ def test_the_error_is_that_of_whole_networks_which_are_never_fitted(samples):
 def test_too_few_times_are_refused(samples):
     with pytest.raises(ValueError, match="more minutes"):
         fit_profile(samples[:20], plan(), MADE, "", "here")
-    with pytest.raises(ValueError, match="of 1 families"):
+    with pytest.raises(ValueError, match="1 time of 1 family in"):
         fit_profile(
             [s for s in samples if s.family == WHOLE] * 2 + samples[:1], plan(), MADE, "", "here"
         )
