@@ -112,7 +112,7 @@ def capacity(
     Args:
         model: A name listed by `fullstride zoo`, timm/NAME, a run or a bundle.
         layout: Memory format; by default the recipe's, or else nchw.
-        efficiency: Modules of the step; by default the recipe's, or else plain.
+        efficiency: How the step is computed; by default as the recipe says, or else plain.
         device: Where to train. With --predict, a GPU, which need not be present, unless this is
             cpu.
         compiled: Compile the network with torch.compile; for networks of timm, the prediction is
