@@ -143,7 +143,7 @@ def test_exported_files_and_bundles_are_scored_on_the_images_of_the_run(folder):
     )
     assert run.score == 10.0
     assert {onnx.score, vino.score, copy.score} == {100 * (right / len(DATA.test))}
-    assert {onnx.test_images, vino.test_images, copy.test_images} == {len(DATA.test)}
+    assert {each.scores["images"] for each in (onnx, vino, copy)} == {len(DATA.test)}
     assert (onnx.name, vino.name, onnx.ms_p50, vino.ms_p50) == ("net.onnx", "vino", 1.0, 2.0)
     assert "ONNX Runtime" in onnx.note
     assert copy.params == run.params

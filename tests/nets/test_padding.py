@@ -208,7 +208,7 @@ def test_what_the_docs_say_of_the_price_is_counted():
         plain = cost(lambda n=name: zoo.create(n), 64).macs
         wide = cost(lambda n=name: to_padded(zoo.create(n)), 64).macs
         shares.append(f"{100 * (wide / plain - 1):.1f} %")
-    docs = (Path(__file__).parents[3] / "docs/guides/training.md").read_text()
+    docs = (Path(__file__).parents[2] / "docs/guides/training.md").read_text()
     assert f"{shares[0]}, {shares[1]} and {shares[2]} multiply-adds" in " ".join(docs.split())
 
 
