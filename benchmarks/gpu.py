@@ -3,7 +3,7 @@
     make gpu MINUTES=30
 
 Each part is a process with a share of the minutes that are left. Its file in benchmarks/gpu is
-written after every result, and docs/reproduce/gpu.md, the page with gates and published figures,
+written after every result, and docs/reproduce/gpu.md, the page with goals and published figures,
 after every part. The same command goes on with what is missing or failed; without its file a part
 is measured again. Without a GPU everything runs on tiny networks and goes to runs/gpu, not to the
 page. The package need not be installed.

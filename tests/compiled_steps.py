@@ -110,9 +110,7 @@ def check_recomputing_step(net: Network, spec: NetSpec) -> Recording:
     return partitioner
 
 
-def check_checkpoints(
-    form: Callable[[Network], Network], monkeypatch: pytest.MonkeyPatch, tolerance: float
-) -> None:
+def check_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare a step with checkpoints among six blocks in a row with one without."""
     spec = SPECS["tresnet_tiny"]
     row = replace(spec.stages[0], depth=6)
@@ -120,12 +118,12 @@ def check_checkpoints(
     results, maps = [], []
     for every in (2, 100):  # the third and the fifth result are saved, or none
         monkeypatch.setattr(compile, "CHECKPOINT_EVERY", every)
-        own = form(copy.deepcopy(net))
+        own = copy.deepcopy(net)
         partitioner = Recording()
         results.append(step(cut(own, partitioner), own, x, masks))
         maps.append(partitioner.maps(3, row.width, 8, 8))
     assert maps[0] == maps[1] + 2
-    assert (results[0] - results[1]).norm() <= tolerance * results[1].norm()
+    assert (results[0] - results[1]).norm() <= 1e-9 * results[1].norm()
 
 
 def check_compiled_step(net: Network, spec: NetSpec) -> None:

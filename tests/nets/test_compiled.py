@@ -33,7 +33,7 @@ def test_a_step_that_recomputes_is_the_eager_one_and_saves_a_map_for_each_convol
 
 @pytest.mark.slow
 def test_checkpoints_among_blocks_in_a_row_are_saved_and_no_number_changes(monkeypatch):
-    check_checkpoints(lambda net: net, monkeypatch, 1e-9)
+    check_checkpoints(monkeypatch)
 
 
 @pytest.mark.slow

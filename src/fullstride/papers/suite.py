@@ -76,7 +76,7 @@ def measure(contest: Contest, device: torch.device) -> Row:
             search = partial(find_batches, {name: net}, first, device, options)
             batches |= attempt(search, failed, f"{name}, finding its batch") or {}
         nets = {name: net for name, net in nets.items() if name in batches}
-    rows: list[Measurement] = []
+    rows, names = list[Measurement](), [*nets]
     for part in contest.parts:
 
         def timed(
@@ -87,7 +87,6 @@ def measure(contest: Contest, device: torch.device) -> Row:
             run = partial(bench, some, part, device, how, batches or None)
             return attempt(run, failed, what) or []
 
-        names = [*nets]
         together = timed(names, names[0]) if names else []
         if not together and len(names) > 1:
             together = [row for name in names for row in timed([name], None)]
