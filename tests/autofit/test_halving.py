@@ -243,6 +243,13 @@ def test_too_little_time_says_how_much_would_do(can_probe):
     assert plan_within(costs, 60 * minutes, minutes / 60, how).total_s <= 60 * minutes
 
 
+def test_a_long_plan_without_a_limit_says_which_flags_would_bound_it():
+    short, long = (plan_within([cost("one", step_s=s)], float("inf")) for s in (0.01, 100.0))
+    assert [line for line in fit_plan.plan_lines(long) if "--minutes" in line and "--hours" in line]
+    for plan in (short, replace(long, left_s=long.total_s)):
+        assert not any("--minutes" in line for line in fit_plan.plan_lines(plan))
+
+
 def test_behind_a_linear_probe_one_epoch_is_enough():
     costs = [cost("one", step_s=2.0)]
     least_s = plan_of(costs, 1, Means(can_probe=True)).total_s

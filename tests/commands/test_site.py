@@ -1,15 +1,14 @@
 """The site of docs/: it has every page, what is named exists, and a broken link ends its build."""
 
-import json
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
-from html import unescape
 from pathlib import Path
 
 import pytest
+from browser import SIZES, looked_at, needs_browser, opened
 
 from fullstride import cli
 
@@ -17,7 +16,6 @@ ROOT = Path(__file__).parents[2]
 SITE = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 LOG = ROOT / "docs/log.md"
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 BUILDER = shutil.which("zensical", path=str(Path(sys.executable).parent)) or shutil.which(
     "zensical"
 )
@@ -115,48 +113,17 @@ def test_a_broken_link_or_anchor_fails_the_build(planted, tmp_path):
     assert "index.md" in printed
 
 
-def opened(page: Path, *flags: str) -> dict[str, str]:
-    """What the scripts of a page wrote beside its root, in a browser that reads it from disk."""
-    assert BROWSER is not None
-    words = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    words += ["--enable-logging=stderr", f"--user-data-dir={page.parents[1] / 'profile'}", *flags]
-    words += ["--window-size=1400,1000", "--virtual-time-budget=60000", "--dump-dom", page.as_uri()]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    assert "CONSOLE" not in result.stderr
-    root = re.search(r"<html[^>]*>", result.stdout)
-    assert root is not None
-    return {key: unescape(text) for key, text in re.findall(r'data-(\w+)="([^"]*)"', root[0])}
-
-
-# Each page in turn in a frame: pixels that run out, requests beyond the disk, broken pictures.
-LOOK = """<!DOCTYPE html><iframe style="border: 0; height: 900px; width: WIDTHpx"></iframe><script>
-const pages = PAGES, seen = {}, frame = document.querySelector("iframe");
-frame.onload = () => setTimeout(() => {
-  const page = frame.contentDocument, root = page.documentElement, view = page.defaultView;
-  const names = view.performance.getEntriesByType("resource").map((each) => each.name);
-  const broken = [...page.images].filter((each) => !each.naturalWidth).length;
-  const out = Math.max(0, root.scrollWidth - view.innerWidth);
-  const shade = view.getComputedStyle(page.body).backgroundColor.match(/\\d+/g).slice(0, 3);
-  const dark = Math.max(...shade.map(Number)) < 100;
-  const asked = names.filter((each) => !each.startsWith("file:")).length;
-  seen[pages.shift()] = [out, asked, broken, dark];
-  if (pages.length) frame.src = pages[0];
-  else document.documentElement.dataset.seen = JSON.stringify(seen);
-}, 100);
-frame.src = pages[0];
-</script>"""
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not BUILDER or not BROWSER, reason="needs the extra docs, and chromium")
-@pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1280, False)])
-def test_every_page_fits_a_phone_and_a_screen_and_asks_nobody(site, width, dark):
-    pages = [name.replace(".md", ".html") for name in pages_of(SITE["nav"])]
-    frame = site / f"frame{width}.html"
-    frame.write_text(LOOK.replace("WIDTH", str(width)).replace("PAGES", json.dumps(pages)))
-    colours = f"--blink-settings=preferredColorScheme={int(not dark)}"
-    seen = json.loads(opened(frame, "--allow-file-access-from-files", colours)["seen"])
-    assert seen == dict.fromkeys(pages, [0, 0, 0, dark])
+@pytest.mark.skipif(BUILDER is None, reason="needs the extra docs")
+@needs_browser
+@SIZES
+def test_every_page_fits_a_phone_and_a_screen_and_asks_nobody(site, width, dark, tmp_path):
+    pages = [site / name.replace(".md", ".html") for name in pages_of(SITE["nav"])]
+    looks, console = looked_at(pages, width, dark, tmp_path)
+    assert console == []
+    for page, look in looks.items():
+        del look["pictures"]
+        assert look == {"overflow": 0, "asked": 0, "broken": 0, "dark": dark}, page
 
 
 # The search is in a shadow of the page.
@@ -179,8 +146,11 @@ addEventListener("load", () => later(() => {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not BUILDER or not BROWSER, reason="needs the extra docs, and chromium")
-def test_the_search_works_from_disk(site):
+@pytest.mark.skipif(BUILDER is None, reason="needs the extra docs")
+@needs_browser
+def test_the_search_works_from_disk(site, tmp_path):
     page = site / "search_test.html"
     page.write_text((site / "index.html").read_text().replace("</body>", SEARCH))
-    assert "guides/devices.html" in opened(page)["results"]
+    seen, console = opened(page, tmp_path / "profile", 5000)
+    assert console == []
+    assert "guides/devices.html" in seen["results"]

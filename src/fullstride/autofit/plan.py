@@ -172,6 +172,7 @@ FILE_S = 10.0  # of an export, with its comparison and its measurement
 # or after a linear probe to one epoch, when a single candidate is left. Ours.
 SHORT, SHORTEST = 1 / 3, 1 / 10
 MEASURING_SHARE, MEASURING_S = 0.1, 20.0  # for timing steps: of the hours, or without a limit
+LONG_S = 1800.0  # of a plan without a limit, which is offered one
 FEWEST_TRAININGS = 2  # that are timed within hours, with and without initial weights
 
 
@@ -507,3 +508,5 @@ def plan_lines(plan: FitPlan) -> Iterator[str]:
         f"time     at most about {duration(plan.total_s)}: {duration(plan.train_s)} of training "
         f"and {duration(plan.ship_s)} to ship{share}"
     )
+    if plan.left_s is None and plan.total_s > LONG_S:
+        yield "limit    none: --minutes 30, or --hours 2, plans fewer epochs and candidates"

@@ -135,7 +135,6 @@ def ship(
         scores = SplitScores(test.scores, test.skipped, by_class, test.confusion)
         run = (folder / bundle_of(best.candidate)).parent
         notes += shift_lines(run, job.data, scores, device)
-    yield from notes
     model = model_name(best, job.budget if smaller else None)
     copy_export(folder / best.path, folder / model, best.format)
     files = [each.file for each in timed] + [each.file for each in records if each.file.failure]

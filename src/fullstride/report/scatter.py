@@ -1,5 +1,6 @@
 """Draws accuracy, error and candidates against time, with the Pareto front and the budget."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from fullstride.report.plots import (
 )
 from fullstride.tasks.task import Metric
 
+LEGEND_ROW, LONG_NAME = 0.22, 32  # inches; characters, beyond which names stand in one column
 ROOM = 0.045  # distance between two names / the front's length
 FORM_MARKERS = (*MARKERS, "X", "p", "<", ">")  # a machine without a GPU runs seven forms
 
@@ -56,7 +58,9 @@ def files_figure(
     """
     networks = list(dict.fromkeys(point.network for point in points))
     shapes = list(dict.fromkeys(point.form for point in points))
-    with drawing(9.2, 4.8) as (figure, axes):
+    columns = 1 if max(map(len, (*networks, *shapes))) > LONG_NAME else 2
+    rows = math.ceil((len(networks) + len(shapes) + 3) / columns)
+    with drawing(5.6, 3.9 + LEGEND_ROW * rows) as (figure, axes):  # legible on a phone, as a whole
         scale_latency(axes, [budget.ms_per_image, *(point.ms for point in points)])
         kind = "estimate" if any(not each.measured for each in points) else f"p{percentile:g}"
         axes.set_xlabel(f"time of a call / its images, {kind}, batch {budget.batch} (ms)")
@@ -88,7 +92,7 @@ def files_figure(
             keys += axes.plot([], [], "_", color=INK, mew=2, ms=11, label=name)
         limit = budget.ms_per_image
         keys.append(draw_budget(axes, limit, f"budget {limit:g} ms"))
-        how: Any = dict(loc="outside right upper", fontsize=8.5, labelspacing=0.7)
+        how: Any = dict(loc="outside lower left", labelspacing=0.7, ncols=columns)
         draw_legend(figure, handles=keys, **how)
     return figure
 
