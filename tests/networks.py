@@ -1,8 +1,13 @@
 """What do several tests need? Networks whose every number matters, and who is called what in
 timm."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
+
+from fullstride.nets.families import SPECS
+from fullstride.nets.spec import NetSpec
 
 # Ours -> timm's.
 TIMM = {
@@ -57,3 +62,9 @@ def randomise(
         for hook in hooks:
             hook.remove()
     return net
+
+
+def first_block(name: str) -> NetSpec:
+    """The spec of a network with its first block alone: each kernel takes a second to compile."""
+    first = SPECS[name].stages[0]
+    return replace(SPECS[name], stages=(replace(first, depth=1),))

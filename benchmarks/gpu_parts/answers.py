@@ -37,7 +37,7 @@ FILES: dict[str, tuple[tuple[str, Precision], ...]] = {  # by the device
 
 
 def shipping(settings: Settings) -> Iterator[Work]:
-    pairs = PAIRS if settings.gpu else {"genet_tiny": "timm/resnet10t"}
+    pairs = PAIRS if settings.gpu else {"genet_tiny": "timm/test_resnet"}
     for batch in BATCHES if settings.gpu else (1, 4):
         for name, theirs in pairs.items():
             yield f"{name}, batch {batch}", partial(contest, settings, name, theirs, batch)

@@ -58,7 +58,8 @@ class Entrant:
         self.connection, theirs = Pipe()
         words = theirs, self.make, self.protocol, self.device
         if not self.alone:
-            Thread(target=serve, args=words, daemon=True).start()
+            self.thread = Thread(target=serve, args=words, daemon=True)
+            self.thread.start()
             return
         self.process = get_context("spawn").Process(target=serve_alone, args=words, daemon=True)
         self.process.start()
@@ -79,6 +80,8 @@ class Entrant:
         if self.alone:
             self.process.kill()
         self.connection.close()
+        if not self.alone:
+            self.thread.join()  # else it may be in PyTorch when this process ends, which aborts it
 
 
 def time_in_turn(

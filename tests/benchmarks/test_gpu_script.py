@@ -4,20 +4,24 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from gpu_parts import answers, gradients, page, settings, training
+from gpu_parts import answers, digits, gradients, page, settings, training
 from gpu_parts.settings import Settings
+from networks import first_block
 
 from fullstride import cli
 from fullstride.latency.devices import estimate_by_name, load_profile
+from fullstride.nets.families import SPECS
 from fullstride.nets.preprocessing import Preprocessing
 
 ROOT = Path(__file__).parents[2]
@@ -219,13 +223,38 @@ def test_files_of_others_are_not_replaced(tmp_path, capsys):
     assert "speed.json exists and is not results on a GPU" in capsys.readouterr().err
 
 
+def run_here(*words: str) -> tuple[int, list[str]]:
+    """As `settings.run_command`, in this process, which has imported all that the command needs."""
+    with redirect_stdout(StringIO()) as out, redirect_stderr(out):
+        code = cli.run([*words])
+    return code, out.getvalue().splitlines()
+
+
+@pytest.fixture
+def parts_here(monkeypatch) -> Iterator[None]:
+    """Parts run here, but for one that has a process; so does the command of a fit."""
+    start, before = gpu.start_part, signal.getsignal(signal.SIGTERM)
+
+    def start_here(part: str, words: Sequence[str], seconds: float) -> str | None:
+        if part == "profile":
+            return start(part, words, seconds)
+        return gpu.main(["--only", part, "--minutes", str(seconds / 60), *words])
+
+    monkeypatch.setattr(gpu, "start_part", start_here)
+    monkeypatch.setattr(digits, "run_command", run_here)
+    for name in ("genet_tiny", "tresnet_tiny"):
+        monkeypatch.setitem(SPECS, name, first_block(name))
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.slow
-def test_the_script_runs_through_without_a_gpu(tmp_path):
-    command = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--device", "cpu"]
-    command += ["--minutes", "300"]  # of a busy machine; it takes about 3
-    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("no GPU is here")
+@pytest.mark.usefixtures("parts_here")
+def test_the_script_runs_through_without_a_gpu(tmp_path, capfd):
+    gpu.main(["--device", "cpu", "--minutes", "300", "--out", str(tmp_path)])
+    out = capfd.readouterr().out
+    assert out.startswith("no GPU is here")
+    assert "exit code" not in out
     for part in gpu.PARTS:
         data = json.loads((tmp_path / f"{part}.json").read_text())
         assert data["planned"] == [*data["results"]]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from networks import first_block
 from torch import nn
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
@@ -41,8 +42,7 @@ def tiny(name: str = "genet_tiny") -> Network:
 
 
 def one_block() -> Network:
-    spec = SPECS["resnet_rs_tiny"]
-    return Network(replace(spec, stages=(replace(spec.stages[0], depth=1),)))
+    return Network(first_block("resnet_rs_tiny"))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_compiled_training_step_recomputes_and_says_where_the_installed_torch_
 
 @pytest.mark.slow
 def test_both_efficiencies_have_their_turn_together_and_are_in_their_rows():
-    net = one_block()
+    net = Network(first_block("genet_tiny"))
     nets: dict[str, nn.Module] = {"net": net, "compiled": net}
     options = BenchOptions(efficiency={"compiled": "plain_compiled"}, reference="net", threads=1)
     rows = bench(nets, TRAINING, options=options)
@@ -171,7 +171,8 @@ def everything_fits(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("everything_fits")
-def test_bench_times_both_efficiencies_of_one_network(tmp_path, capsys):
+def test_bench_times_both_efficiencies_of_one_network(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(SPECS, "genet_tiny", first_block("genet_tiny"))
     command = "bench genet_tiny --protocol tresnet --resolution 32 --precision fp32 --device cpu"
     command += " --memory-gib 1 --efficiency plain_compiled --reference genet_tiny --out"
     assert cli.run([*command.split(), str(tmp_path / "b.json")]) == 0

@@ -21,21 +21,24 @@ def build_optimizer(net: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     It has two groups of parameters, with and without weight decay; or two per layer with its own
     rate, whose factor is "lr_scale".
     """
-    from timm.optim.lamb import Lamb  # timm takes a second to import
-    from timm.optim.rmsprop_tf import RMSpropTF
-    from timm.optim.sgdw import SGDW
-
     groups = parameter_groups(net, recipe)
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=recipe.lr)
     if recipe.optimizer == "lamb":
+        from timm.optim.lamb import Lamb  # timm takes a second to import
+
         # arXiv:1904.00962, with timm's defaults: gradients are clipped to a global norm of 1
         return Lamb(groups, lr=recipe.lr)
     if recipe.optimizer == "rmsprop":
+        from timm.optim.rmsprop_tf import RMSpropTF
+
         # TensorFlow's form, with the constants of EfficientNet (arXiv:1905.11946) and its TPU code
         return RMSpropTF(groups, lr=recipe.lr, alpha=0.9, eps=1e-3, momentum=recipe.momentum)
-    sgd = SGDW if recipe.decoupled_weight_decay else torch.optim.SGD
-    return sgd(
+    if recipe.decoupled_weight_decay:
+        from timm.optim.sgdw import SGDW as SGD
+    else:
+        from torch.optim import SGD
+    return SGD(
         groups,
         lr=recipe.lr,
         momentum=recipe.momentum,
