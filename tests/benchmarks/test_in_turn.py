@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from forks import CONTEXT
 from gpu_parts import in_turn
 
 from fullstride.measure.protocols import THROUGHPUT
@@ -44,6 +45,10 @@ def test_calls_are_timed_in_turn_and_those_that_cannot_be_made_have_a_reason():
 
 @pytest.mark.slow
 def test_a_process_that_ends_or_is_late_leaves_the_others_to_be_timed(monkeypatch):
+    monkeypatch.setattr(in_turn, "get_context", lambda _: CONTEXT)
+    first = CONTEXT.Process(target=int)
+    first.start()  # the server of all forks as well, which imports the package
+    first.join()
     monkeypatch.setattr(in_turn.Entrant, "alone", True)
     monkeypatch.setattr(in_turn, "at_once", lambda device: 3)
     makers = {
@@ -52,7 +57,7 @@ def test_a_process_that_ends_or_is_late_leaves_the_others_to_be_timed(monkeypatc
         "one": Sleeper(0.002),
         "two": Sleeper(0.002),
     }
-    rows, failed = in_turn.time_in_turn(makers, SHORT, CPU, make_s=60)
+    rows, failed = in_turn.time_in_turn(makers, SHORT, CPU, make_s=20)
     assert failed == {"ends": "its process ended", "late": "was not ready in time"}
     assert [*rows] == ["one", "two"]
 
