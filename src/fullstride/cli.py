@@ -20,15 +20,7 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 
 import fullstride
 from fullstride.commands import COMMANDS, GROUPS, USUAL, VALUES
-from fullstride.io.console import (
-    LostOutputError,
-    Output,
-    count_of,
-    open_closed_descriptors,
-    print_error,
-    standard_streams,
-    without_frame,
-)
+from fullstride.io import console
 from fullstride.io.writing import OutOfMemoryError, lacks_memory, looks_like_path, lost_worker
 from fullstride.tables import FORMATS, TASKS, check_name
 from fullstride.train.recipes.choice import (
@@ -74,21 +66,21 @@ def main() -> None:
     Codes: 0 done; 1 the work or the machine failed; 2 the input was wrong; 130 interrupted;
     141 the reader of the output left before it was complete, and there is no --out.
     """
-    open_closed_descriptors()
+    console.open_closed_descriptors()
     sys.exit(run(sys.argv[1:]))
 
 
 def run(words: Sequence[str]) -> int:
     """Run the command in `words` and return its exit code. A failure is one line on stderr."""
     try:
-        with standard_streams() as output:
+        with console.standard_streams() as output:
             return run_in(output, words)
-    except LostOutputError as error:
+    except console.LostOutputError as error:
         # 128 + SIGPIPE, as in shells for a program without a reader
-        return 141 if error.errno == errno.EPIPE else print_error(error, 1)
+        return 141 if error.errno == errno.EPIPE else console.print_error(error, 1)
 
 
-def run_in(output: Output, words: Sequence[str]) -> int:
+def run_in(output: console.Output, words: Sequence[str]) -> int:
     if list(words) == ["--version"]:
         print(f"fullstride {fullstride.__version__}")
         return 0
@@ -101,11 +93,11 @@ def run_in(output: Output, words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         hint = "; the same command goes on from the last checkpoint"
         resumable = command_in(words)[0] in RESUMABLE
-        return print_error(f"interrupted{hint if resumable else ''}", 130)
-    except LostOutputError:
+        return console.print_error(f"interrupted{hint if resumable else ''}", 130)
+    except console.LostOutputError:
         raise
     except Exception as error:
-        return print_error(*failure(error))
+        return console.print_error(*failure(error))
     return 0
 
 
@@ -187,7 +179,7 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
             typed = deferred(command, task=task)
             call = tyro.cli(typed, args=arguments, prog=f"fullstride {name}")
     except SystemExit:
-        message = without_frame(output.getvalue())
+        message = console.without_frame(output.getvalue())
         is_about_recipe = message.startswith(RECIPE_ERROR)
         hint = "" if is_about_recipe else f"; see fullstride {name} --help"
         raise ValueError(message.removeprefix(RECIPE_ERROR) + hint) from None
@@ -314,7 +306,7 @@ def print_help(name: str, arguments: Sequence[str]) -> None:
         tyro.cli(typed, args=["--help"], prog=prog, registry=registry)
     except SystemExit:
         if flags.hidden:
-            print(f"{count_of(len(flags.hidden), 'more flag')}: {prog} {WHOLE_HELP}")
+            print(f"{console.count_of(len(flags.hidden), 'more flag')}: {prog} {WHOLE_HELP}")
 
 
 class HelpFlags:
@@ -516,7 +508,7 @@ def explain(named: NamedRecipe, task: "Task | None" = None) -> None:
     """
     print(fill(f"recipes: {', '.join(RECIPES)}", 100, subsequent_indent="  "))
     if named.name in BY_IMAGES:
-        images = count_of(named.case.images, "image")
+        images = console.count_of(named.case.images, "image")
         print(f"{named.name} for {images}: its numbers follow the data, and training prints them")
     short = {field: f" ({flag})" for flag, field in SHORT_FLAGS.items()}
     rows = [

@@ -177,7 +177,7 @@ def test_a_trial_that_loses_its_lock_ends_and_stores_nothing(tmp_path, monkeypat
 def test_the_local_executor_has_one_process_per_gpu_or_two_cores(monkeypatch, tmp_path):
     import torch
 
-    monkeypatch.setattr(trials_module, "cores", lambda: 9)
+    monkeypatch.setattr(trials_module.writing, "cores", lambda: 9)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert local_devices() == ("cpu",) * 4
@@ -186,7 +186,7 @@ def test_the_local_executor_has_one_process_per_gpu_or_two_cores(monkeypatch, tm
     assert executor.devices == ("cpu",) * 4
     with pytest.raises(ValueError, match="cuda:1 is not here"):
         local_devices("cuda:1")
-    monkeypatch.setattr(trials_module, "cores", lambda: 1)
+    monkeypatch.setattr(trials_module.writing, "cores", lambda: 1)
     assert local_devices("cpu") == ("cpu",)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

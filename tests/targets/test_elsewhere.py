@@ -144,7 +144,7 @@ def slow_board(monkeypatch):
         return rows
 
     monkeypatch.setattr(elsewhere.FilesThere, "write_named", write)
-    monkeypatch.setattr(elsewhere, "measure_files", measure)
+    monkeypatch.setattr(choose_form, "measure_files", measure)
     return ms
 
 
@@ -162,7 +162,7 @@ def test_a_choice_holds_where_rough_estimates_are_wrong(
 def test_of_two_measurements_on_a_busy_board_the_quieter_one_is_stored(
     there, slow_board, tmp_path, monkeypatch, capsys
 ):
-    measure, calls = elsewhere.measure_files, Counter()
+    measure, calls = choose_form.measure_files, Counter()
 
     def busy(models, protocol, target):
         calls.update(models.values())
@@ -170,7 +170,7 @@ def test_of_two_measurements_on_a_busy_board_the_quieter_one_is_stored(
         return [replace(row, samples=(10.0, 12.0) if calls[name] == 1 else (9.0, 30.0))]
 
     monkeypatch.setattr(elsewhere, "BUSY", 0.1)
-    monkeypatch.setattr(elsewhere, "measure_files", busy)
+    monkeypatch.setattr(choose_form, "measure_files", busy)
     assert choose(tmp_path, "--budget-ms", "1000") == 0
     assert json.loads(capsys.readouterr().out)["best"]["measured_ms"] == 11
     assert set(calls.values()) == {2}
@@ -258,7 +258,7 @@ def test_a_profile_of_a_board_has_its_numbers_and_needs_no_connection_later(
     monkeypatch.setattr(
         elsewhere.FilesThere, "write", lambda self, net, name, *_: {("onnx", "fp32"): name}
     )
-    monkeypatch.setattr(elsewhere, "measure_files", measure)
+    monkeypatch.setattr(choose_form, "measure_files", measure)
     monkeypatch.chdir(tmp_path)
     words = ["measure", "calibrate", "--runtimes", "onnx", "--resolution", "64", "--target", WHERE]
     assert cli.run([*words, "--out", "board.json"]) == 0

@@ -27,21 +27,9 @@ from fullstride.io.console import count_of, printable
 from fullstride.io.records import write_json
 from fullstride.io.writing import json_output
 from fullstride.measure.budget import Budget
-from fullstride.report import plots
+from fullstride.report import page, plots
 from fullstride.report.console_tables import score_interval, three_digits
 from fullstride.report.gather import explained, page_picture
-from fullstride.report.page import (
-    Prediction,
-    calibration_values,
-    card,
-    class_values,
-    data_title,
-    interval_note,
-    learning_values,
-    render_template,
-    shown_picture,
-    write,
-)
 from fullstride.report.scatter import FilePoint, files_figure
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import Metric
@@ -244,7 +232,7 @@ MAX_WORST = 12  # images with the worst scores
 def write_results(folder: Path, data: DataSet, results: FitResults) -> Path:
     """Write fit.json, the page of a fit and its plot to its folder. Returns the page's path."""
     write_json(folder / RESULTS, OUTPUT, fit_json(results))
-    write(folder / PAGE, render(folder, data, results))
+    page.write(folder / PAGE, render(folder, data, results))
     plots.save_png(figure(results), folder / PICTURE)
     return folder / PAGE
 
@@ -256,9 +244,9 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
     files = [file_row(each, results) for each in by_time]
     classes = tuple(map(printable, data.classes))
     split = shipment.test_split or "val"
-    return render_template(
+    return page.render_template(
         "fit.html",
-        title=printable(f"fullstride fit on {data_title(data)}"),
+        title=printable(f"fullstride fit on {page.data_title(data)}"),
         results=results,
         shipment=shipment,
         headline=headline(results),
@@ -267,14 +255,14 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         time_line=time_line(results),
         files_plot=Markup(plots.svg(figure(results), description(results))),
         files=files,
-        interval_note=interval_note(metric, [row["interval"] for row in files]),
+        interval_note=page.interval_note(metric, [row["interval"] for row in files]),
         within=[within_row(each, results) for each in shares_of_budget(results)],
         candidates=candidate_rows(results)[:MAX_CANDIDATES],
         left_out=Counter(results.left_out.values()),
-        **learning_values(learning_curves(folder, results), metric),
+        **page.learning_values(learning_curves(folder, results), metric),
         split=split,
-        **class_values(shipment.confusion, classes, shipment.class_table),
-        **calibration_values(shipment.calibration),
+        **page.class_values(shipment.confusion, classes, shipment.class_table),
+        **page.calibration_values(shipment.calibration),
         cards=mistakes(folder, data, results),
         worst=worst_images(folder, data, results),
         plan_rows=plan_rows(results),
@@ -430,14 +418,14 @@ def mistakes(folder: Path, data: DataSet, results: FitResults) -> list[dict[str,
         except UnreadableImage:
             continue
         names = printable(each.truth), printable(each.predicted)
-        predictions[each] = Prediction(pixels, *names, each.probability)
+        predictions[each] = page.Prediction(pixels, *names, each.probability)
     if not pre.frames:
         guesses = [bundle.classes.index(each.predicted) for each in views]
         heated = explained(bundle, [*views.values()], guesses)
         for each, picture in zip(views, heated, strict=True):
             predictions[each] = replace(predictions[each], explained=picture)
     return [
-        card(prediction) | {"name": printable(each.image)}
+        page.card(prediction) | {"name": printable(each.image)}
         for each, prediction in predictions.items()
     ]
 
@@ -464,7 +452,7 @@ def worst_images(folder: Path, data: DataSet, results: FitResults) -> list[dict[
         words = [", ".join(map(printable, map(str, guesses))) or "nothing" for guesses in both]
         cards.append(
             {
-                "pictures": [shown_picture(each or picture) for each in drawn[: 1 + is_drawn]],
+                "pictures": [page.shown_picture(each or picture) for each in drawn[: 1 + is_drawn]],
                 "words": [] if is_drawn else words,
                 "score": each.score,
                 "name": printable(each.image),

@@ -12,15 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fullstride.data.readers.hugging_face import reason
+from fullstride.io import records
 from fullstride.io.console import count_of
-from fullstride.io.records import (
-    MAX_JSON_BYTES,
-    PositiveInt,
-    Record,
-    from_json,
-    parse_json,
-    to_json,
-)
 from fullstride.io.writing import Output, atomic_write, begins_with, check_output, open_regular
 
 if TYPE_CHECKING:
@@ -46,8 +39,8 @@ class StoreKey:
     has_class_names: bool  # whether `classes` are more than numbers
     where: str  # the data; "" for a list of files
     data: str  # fingerprint of the images' names and sizes
-    images: PositiveInt
-    part_images: PositiveInt
+    images: records.PositiveInt
+    part_images: records.PositiveInt
     arguments: Mapping[str, str]  # of the command, as far as they change the columns
 
     @property
@@ -59,7 +52,7 @@ class StoreKey:
         return range(part * self.part_images, min(self.images, (part + 1) * self.part_images))
 
 
-KEY_RECORD = Record(
+KEY_RECORD = records.Record(
     StoreKey,
     "the key of predictions",
     ("format", "fingerprint", "part_images"),
@@ -151,9 +144,9 @@ def read_file_key(path: Path) -> StoreKey:
 
 def _key_of(file: Any) -> StoreKey:
     text = (file.schema_arrow.metadata or {}).get(METADATA)
-    if text is None or len(text) > MAX_JSON_BYTES:
+    if text is None or len(text) > records.MAX_JSON_BYTES:
         raise ValueError("it was not written by `fullstride predict`")
-    return from_json(StoreKey, parse_json(text, "its key"), "its key")
+    return records.from_json(StoreKey, records.parse_json(text, "its key"), "its key")
 
 
 def part_path(out: Path, part: int) -> Path:
@@ -176,7 +169,7 @@ def finished_parts(out: Path, key: StoreKey) -> set[int]:
 
 def metadata(key: StoreKey) -> dict[bytes, bytes]:
     """The metadata for the schema of a file."""
-    return {METADATA: to_json(key).encode()}
+    return {METADATA: records.to_json(key).encode()}
 
 
 def write_part(out: Path, part: int, table: "pa.Table", key: StoreKey) -> None:

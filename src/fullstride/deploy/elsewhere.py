@@ -15,15 +15,7 @@ import torch
 from torch import nn
 
 from fullstride import tasks
-from fullstride.deploy.choose_form import (
-    Label,
-    Progress,
-    measure_files,
-    run_there,
-    runnable,
-    supported_by,
-    untrained_files,
-)
+from fullstride.deploy import choose_form
 from fullstride.deploy.exported import ExportedModel, InputKind
 from fullstride.deploy.formats import detect_format, open_as_modules
 from fullstride.deploy.formats.base import last_line
@@ -58,8 +50,8 @@ from fullstride.targets.target import StoredTimes, Target
 from fullstride.tasks.task import Task
 
 INPUT: InputKind = "pixels"  # as in the files that `fit` ships
-Files = Mapping[Label, ExportedModel]
-Rows = dict[Label, Measurement]
+Files = Mapping[choose_form.Label, ExportedModel]
+Rows = dict[choose_form.Label, Measurement]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +63,7 @@ class FilesThere:
 
     target: Target
     store: StoredTimes
-    labels: Sequence[Label]  # forms of each network
+    labels: Sequence[choose_form.Label]  # forms of each network
     folder: Path
     batch: int = 1
 
@@ -79,13 +71,13 @@ class FilesThere:
         self, net: nn.Module, name: str, pre: Preprocessing, classes: int, task: Task | None = None
     ) -> Files:
         """Write the forms of a network that run there. Raises ValueError if there are none."""
-        reason, models = "", dict[Label, ExportedModel]()
+        reason, models = "", dict[choose_form.Label, ExportedModel]()
         try:
-            files = untrained_files(net, name, pre, classes, INPUT, task)
+            files = choose_form.untrained_files(net, name, pre, classes, INPUT, task)
             for label in self.labels:
                 try:
                     model = files.open(*label, self.folder, batch=self.batch)
-                    run_there(self.target, model, self.batch)
+                    choose_form.run_there(self.target, model, self.batch)
                 except (ValueError, MemoryError) as error:
                     reason = reason or last_line(error)
                 else:
@@ -124,7 +116,7 @@ class FilesThere:
         keys = [(name, label) for name, own in networks.items() for label in own]
         models = {label_of(name, label): networks[name][label] for name, label in keys}
         times: dict[str, Rows] = {name: {} for name in networks}
-        rows = measure_files(models, protocol, target=self.target)
+        rows = choose_form.measure_files(models, protocol, target=self.target)
         for (name, label), row in zip(keys, rows, strict=True):
             times[name][label] = row
         return times
@@ -142,14 +134,14 @@ class FilesThere:
         self.target.clear()
 
 
-def label_of(name: str, label: Label) -> str:
+def label_of(name: str, label: choose_form.Label) -> str:
     return " ".join(filter(None, (name, *label)))
 
 
 @contextmanager
 def files_there(target: Target, precision: str = "fp32", batch: int = 1) -> Iterator[FilesThere]:
     """`FilesThere` for each format that is written here and runs there, in one precision."""
-    labels = supported_by(target, runnable((), (precision,)))
+    labels = choose_form.supported_by(target, choose_form.runnable((), (precision,)))
     store = StoredTimes(target)
     with scratch_folder(store.checked / "files") as folder:
         files = FilesThere(target=target, store=store, labels=labels, folder=folder, batch=batch)
@@ -259,7 +251,7 @@ def choose_there(
     *,
     task: str = "",
     classes: int | None = None,
-    progress: Progress = lambda line: None,
+    progress: choose_form.Progress = lambda line: None,
 ) -> Selection:
     """Choose the most accurate network within the budget, by times on the target.
 

@@ -36,17 +36,8 @@ from fullstride.data.prediction_store import (
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.crop import to_input
 from fullstride.data.unlabelled import Unlabelled, of_files, open_unlabelled
+from fullstride.deploy import predict
 from fullstride.deploy.exported import Model, as_utf8, one_input
-from fullstride.deploy.predict import (
-    Prediction,
-    activated,
-    check_tta,
-    find_images,
-    input_kind,
-    most_in_batch,
-    probabilities,
-    read_view,
-)
 from fullstride.deploy.settings import PART_IMAGES, Tta
 from fullstride.io.records import Count, PositiveInt, check_bounds
 from fullstride.io.writing import open_regular
@@ -89,8 +80,8 @@ def outputs(
 
     `skipped` receives the reasons for unreadable images before a larger index is yielded.
     """
-    pre, kind = model.preprocessing, input_kind(model)
-    batch = min(how.batch, most_in_batch(pre))
+    pre, kind = model.preprocessing, predict.input_kind(model)
+    batch = min(how.batch, predict.most_in_batch(pre))
     if kind == "pictures":
         yield from _outputs_of_pictures(model, images, batch, how, skipped)
         return
@@ -108,7 +99,7 @@ def outputs(
     batches.skipped = skipped
     try:
         for x, _, indices in watch(batches).epoch(0):
-            yield indices.numpy(), activated(model, x, how.device, how.tta)
+            yield indices.numpy(), predict.activated(model, x, how.device, how.tta)
     except ValueError:
         if len(skipped) < len(images):  # otherwise no image can be read, and each row says why
             raise
@@ -127,12 +118,12 @@ def _outputs_of_pictures(
             try:
                 source = images.source(index)
                 is_file = isinstance(source, Path | bytes)
-                views.append(read_view(source, model) if is_file else source)
+                views.append(predict.read_view(source, model) if is_file else source)
                 readable.append(index)
             except UnreadableImage as error:
                 skipped[images.names[index]] = error.reason
         if readable:
-            rows = probabilities(model, views, how.device, batch, how.tta)
+            rows = predict.probabilities(model, views, how.device, batch, how.tta)
             yield np.array(readable), torch.from_numpy(rows)
 
 
@@ -159,9 +150,9 @@ def _digest_of_files(path: Path) -> str:
 def schema(model: Model, columns: Columns, device: torch.device | str) -> "pa.Table":
     """An empty table, from outputs for a black image: a part may have no readable image."""
     black: Any = np.zeros(one_input(model.preprocessing, "pixels"), np.uint8)
-    if input_kind(model) == "pictures":
+    if predict.input_kind(model) == "pictures":
         black = Image.fromarray(black.squeeze())
-    rows = probabilities(model, [black], device)
+    rows = predict.probabilities(model, [black], device)
     return to_table(columns(torch.from_numpy(rows))).slice(0, 0)
 
 
@@ -352,7 +343,7 @@ def store_key(
     check_takes_images(model, out)
     pyarrow()
     if how.tta == "flip":
-        check_tta(model)
+        predict.check_tta(model)
     return StoreKey(
         kind=kind,
         model=as_utf8(model.name),
@@ -372,7 +363,7 @@ def open_images(words: Sequence[str]) -> Unlabelled:
     """Open the images of one place by `open_unlabelled`, or of several files and folders."""
     if len(words) == 1 and words[0] != "-":
         return open_unlabelled(words[0])
-    return of_files(*find_images(words))
+    return of_files(*predict.find_images(words))
 
 
 def this_share(rank: int | None, ranks: int | None) -> tuple[int, int]:
@@ -428,8 +419,8 @@ def check_gallery(gallery: Path, model: Model) -> None:
 
 
 def nearest_images(
-    rows: Iterable[Prediction], gallery: Path, model: Model, top: int
-) -> Iterator[Prediction]:
+    rows: Iterable[predict.Prediction], gallery: Path, model: Model, top: int
+) -> Iterator[predict.Prediction]:
     """Replace the embeddings in predictions of `model` by the `top` nearest images of `gallery`.
 
     The nearest image comes first; at equal distances, the earlier one in the gallery.

@@ -37,19 +37,11 @@ from fullstride.latency.microbenchmarks import (
 )
 from fullstride.latency.profiles import CALIBRATED, PROFILE, Clocks, Fit, Profile
 from fullstride.latency.roofline import NORMAL_95, NUMBERS, Machine, Runtime, prepare, times
+from fullstride.measure import workload
 from fullstride.measure.environment import Environment
 from fullstride.measure.operators import Operators
 from fullstride.measure.protocols import Protocol, timed_calls, warm_up
 from fullstride.measure.tracer import traced
-from fullstride.measure.workload import (
-    Layout,
-    Precision,
-    Step,
-    StepOptions,
-    compiling,
-    exact_float32,
-    find_precision,
-)
 
 # TensorRT is not measured, and files are on other machines only.
 FILES: tuple[Runtime, ...] = ("onnx", "openvino")
@@ -79,8 +71,8 @@ class Plan:
     runtimes: tuple[Runtime, ...]
     batches: tuple[int, ...]
     resolution: int  # pixels a side
-    precision: Precision
-    layout: Layout = "nchw"
+    precision: workload.Precision
+    layout: workload.Layout = "nchw"
     minutes: float = 8.0  # no network begins later
     protocol: Protocol = SHORT
     there: Elsewhere | None = None
@@ -190,7 +182,7 @@ def time_in_turn(
     quiet. No network is prepared after `time.monotonic()` passes `end`: compiling takes long.
     """
     device = plan.device
-    with exact_float32(), compiling(runtime == "compiled"):
+    with workload.exact_float32(), workload.compiling(runtime == "compiled"):
         prepared = (
             (each, prepare_step(each, plan, runtime, batch))
             for each in group
@@ -215,12 +207,12 @@ def prepare_step(
     network: Microbenchmark, plan: Plan, runtime: Runtime, batch: int
 ) -> Callable[[], object] | None:
     """A function that runs one batch; None if a call takes too long or does not fit in memory."""
-    options = StepOptions(
+    options = workload.StepOptions(
         precision=plan.precision, layout=plan.layout, compiled=runtime == "compiled"
     )
     size = batch, plan.resolution, plan.device
     try:
-        step = Step(network.build(), "inference", *size, options=options)
+        step = workload.Step(network.build(), "inference", *size, options=options)
         timed_calls(step, 1, plan.device)  # compiles, picks algorithms
         (seconds,), _ = timed_calls(step, 1, plan.device)
         if seconds > MAX_CALL_S:
@@ -230,7 +222,7 @@ def prepare_step(
         return None
 
 
-def capture(step: Step) -> Callable[[], object]:
+def capture(step: workload.Step) -> Callable[[], object]:
     """Capture a call of `step` as a CUDA graph, which needs a single launch."""
     # Capturing requires that lazy initialisation is done, and a stream other than the current one.
     side = torch.cuda.Stream(step.device)
@@ -388,7 +380,7 @@ def default_plan(
     batches: Sequence[int] = (),
     resolution: int | None = None,
     precision: str | None = None,
-    layout: Layout = "nchw",
+    layout: workload.Layout = "nchw",
     minutes: float = 8.0,
     there: Elsewhere | None = None,
 ) -> Plan:
@@ -400,7 +392,7 @@ def default_plan(
         runtimes=tuple(RUNTIME_OF_WORD[name] for name in dict.fromkeys(runtimes or usual)),
         batches=tuple(dict.fromkeys(batches)) or ((1, 8, 64, 256) if gpu else (1, 8)),
         resolution=(224 if gpu else 128) if resolution is None else resolution,
-        precision=find_precision(precision or ("fp16" if gpu else "fp32")),
+        precision=workload.find_precision(precision or ("fp16" if gpu else "fp32")),
         layout=layout,
         minutes=minutes,
         there=there,

@@ -15,13 +15,7 @@ import numpy as np
 from fullstride import tables
 from fullstride.io.records import from_json, parse_json
 from fullstride.io.writing import read_regular
-from fullstride.latency.device_sheets import (
-    BASES,
-    DeviceSheet,
-    corrected,
-    profile_of,
-    read_measured,
-)
+from fullstride.latency import device_sheets
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import is_elsewhere
@@ -86,9 +80,9 @@ def profile_from(text: bytes, where: str, name: str) -> Profile:
     data = parse_json(text, where)
     if isinstance(data, dict) and {"machine", "inference"} & data.keys():
         return Profile.from_json(text, where)
-    sheet = from_json(DeviceSheet, data, where)
-    bases = BASES[sheet.runtime, sheet.layout, sheet.precision]
-    return profile_of(sheet, name, [load_profile(basis) for basis in bases])
+    sheet = from_json(device_sheets.DeviceSheet, data, where)
+    bases = device_sheets.BASES[sheet.runtime, sheet.layout, sheet.precision]
+    return device_sheets.profile_of(sheet, name, [load_profile(basis) for basis in bases])
 
 
 # ---- times of networks by name; networks in the table of operators need no PyTorch
@@ -139,14 +133,14 @@ def correct(profile: Profile, path: Path) -> Profile:
 
     Raises ValueError, in one line with the path.
     """
-    measured = read_measured(path)
+    measured = device_sheets.read_measured(path)
     keys = [(row.network, row.resolution) for row in measured]
     try:
         by_key = {key: named_work(*key) for key in dict.fromkeys(keys)}
         work = [by_key[key] for key in keys]
         operators, ran = [each.operators for each in work], [each.ran for each in work]
         times = estimates(operators, profile, [row.batch for row in measured], names=ran)
-        return corrected(profile, measured, times)
+        return device_sheets.corrected(profile, measured, times)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 

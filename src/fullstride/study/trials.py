@@ -13,23 +13,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from fullstride.io.locks import (
-    RUN_LOCK,
-    Lock,
-    LockedError,
-    LostLockError,
-    find_holder,
-    hold,
-)
+from fullstride.io import locks, writing
 from fullstride.io.records import deletable, from_json, read_json, write_json
-from fullstride.io.writing import (
-    Output,
-    check_output,
-    cores,
-    has_keys,
-    lacks_memory,
-    lost_worker,
-)
 
 STARTS = 2  # of a trial's process, if something kills it
 POLL_S = 0.5  # between two polls of trials that run elsewhere
@@ -56,7 +41,7 @@ class Trial:
     @property
     def lock(self) -> Path:
         """The lock of the process that runs the trial."""
-        return self.folder / RUN_LOCK
+        return self.folder / locks.RUN_LOCK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +63,9 @@ class TrialKind:
     keys: tuple[str, ...]  # fields by which files of results are recognised
 
     @property
-    def output(self) -> Output:
-        ours, failed = has_keys(*self.keys), has_keys("failure")
-        return Output(self.noun, ".json", lambda path: ours(path) or failed(path))
+    def output(self) -> writing.Output:
+        ours, failed = writing.has_keys(*self.keys), writing.has_keys("failure")
+        return writing.Output(self.noun, ".json", lambda path: ours(path) or failed(path))
 
     def read(self, trial: Trial) -> Any:
         """The result of `trial`, a `Failure`, or None if it has not ended."""
@@ -136,7 +121,7 @@ def run_trials(
     trials that another process runs, and runs them if that process was killed (`io.locks`).
     """
     for trial in trials:
-        check_output(trial.result, kind.output)
+        writing.check_output(trial.result, kind.output)
     left = [trial for trial in trials if kind.read(trial) is None]
     if left:
         try:
@@ -169,7 +154,8 @@ def _run_on(executor: Executor, kind: TrialKind, trials: Sequence[Trial]) -> Wor
                     del left[key]
                 elif not outcome.crash:
                     locked[key] = trial
-                    yield f"{trial.name}: {find_holder(trial.lock) or 'another process'} runs it"
+                    holder = locks.find_holder(trial.lock) or "another process"
+                    yield f"{trial.name}: {holder} runs it"
                 elif starts[key] < STARTS:
                     again.append(trial)
                 elif _fail(kind, trial, f"{starts[key]} times, the last time {outcome.crash}"):
@@ -179,7 +165,7 @@ def _run_on(executor: Executor, kind: TrialKind, trials: Sequence[Trial]) -> Wor
         for key, trial in list(locked.items()):
             if kind.read(trial) is not None:
                 del locked[key], left[key]
-            elif find_holder(trial.lock) is None:
+            elif locks.find_holder(trial.lock) is None:
                 again.append(locked.pop(key))
         if locked and not again:
             time.sleep(POLL_S)
@@ -188,10 +174,10 @@ def _run_on(executor: Executor, kind: TrialKind, trials: Sequence[Trial]) -> Wor
 def _fail(kind: TrialKind, trial: Trial, how: str) -> bool:
     """Store that a trial's process was killed too often; False if another process runs it."""
     try:
-        with hold(trial.lock):
+        with locks.hold(trial.lock):
             if kind.read(trial) is None:
                 kind.write(trial, Failure(failure=f"its process ended {how}"))
-    except LockedError:
+    except locks.LockedError:
         return False
     return True
 
@@ -199,13 +185,13 @@ def _fail(kind: TrialKind, trial: Trial, how: str) -> bool:
 def run_trial(kind: TrialKind, trial: Trial, device: str) -> Work[bool]:
     """Run `trial` in this process, and store its result; False if another process runs it."""
     try:
-        with hold(trial.lock, lends=True) as lock:
+        with locks.hold(trial.lock, lends=True) as lock:
             if kind.read(trial) is not None:
                 return True
             try:
                 with closing(kind.work(trial.folder, device, **trial.arguments)) as steps:
                     result = yield from _while_locked(steps, lock)
-            except LockedError:  # another process trains in the folder
+            except locks.LockedError:  # another process trains in the folder
                 raise
             except FAILURES as error:
                 result = Failure(failure=reason(error, device))
@@ -215,12 +201,12 @@ def run_trial(kind: TrialKind, trial: Trial, device: str) -> Work[bool]:
                 torch.cuda.empty_cache()  # the next trial is another network
             lock.check()
             kind.write(trial, result)
-    except (LockedError, LostLockError):
+    except (locks.LockedError, locks.LostLockError):
         return False
     return True
 
 
-def _while_locked(steps: Work[Any], lock: Lock) -> Work[Any]:
+def _while_locked(steps: Work[Any], lock: locks.Lock) -> Work[Any]:
     """`steps`, until another process takes over the trial."""
     while True:
         try:
@@ -237,10 +223,10 @@ def reason(error: Exception, device: str) -> str:
     Raises `error` again if a process that decodes images was killed: the trial is not at fault, and
     the next call may have more memory.
     """
-    if lost_worker(error):
+    if writing.lost_worker(error):
         raise error
     text = " ".join(str(error).split())[:300]
-    memory = f"{device} has too little memory: " if lacks_memory(error) else ""
+    memory = f"{device} has too little memory: " if writing.lacks_memory(error) else ""
     return f"{memory}{text or type(error).__name__}"
 
 
@@ -261,7 +247,7 @@ def local_devices(
     device = str(choose_device(name))
     if device != "cpu" or cores_per_trial is None:
         return (device,)
-    return (device,) * max(1, cores() // cores_per_trial)
+    return (device,) * max(1, writing.cores() // cores_per_trial)
 
 
 def share_cores(threads: int, processes: int) -> None:
@@ -285,8 +271,8 @@ class TrialProcess:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self.lines, sender = context.Pipe(duplex=False)
         torch = sys.modules.get("torch")  # it takes seconds to import, and need not be there
-        limit = torch.get_num_threads() if torch else cores()
-        threads = max(1, min(limit, cores() // processes))
+        limit = torch.get_num_threads() if torch else writing.cores()
+        threads = max(1, min(limit, writing.cores() // processes))
         settings = (sender, kind, trial, device, threads, processes)
         # No daemon, as data loaders start processes too.
         self.process = context.Process(target=_run_in_process, args=settings)

@@ -16,24 +16,7 @@ from fullstride.data.readers.masks import IGNORED, MaskFile
 from fullstride.data.targets import open_masks
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.dense import (
-    DenseOptions,
-    PixelHead,
-    PixelTask,
-    blend_over,
-    class_colours,
-    class_picture,
-    on_picture,
-    resize,
-)
-from fullstride.tasks.task import (
-    ClassScore,
-    Metric,
-    Score,
-    bootstrap,
-    full_precision,
-    mean_over_processes,
-)
+from fullstride.tasks import dense, task
 
 # The score: mIoU and accuracies, from one table of counts.
 #
@@ -41,11 +24,11 @@ from fullstride.tasks.task import (
 
 
 @dataclass(frozen=True)
-class RegionScore(ClassScore):
+class RegionScore(task.ClassScore):
     """The scores of one class; `images` and `predicted` count pixels."""
 
     headers: ClassVar[Mapping[str, str]] = {
-        **ClassScore.headers,
+        **task.ClassScore.headers,
         "images": "pixels",
         "predicted": "predicted pixels",
         "iou": "IoU",
@@ -54,7 +37,7 @@ class RegionScore(ClassScore):
     iou: float | None  # intersection / union of the class's pixels and its predicted pixels
 
 
-class SegmentScore(Score):
+class SegmentScore(task.Score):
     """Counts of pixels by class and prediction over all images, at the size of the view.
 
     Pixels of class `IGNORED`, such as padding, do not count. A class that no pixel has or is
@@ -70,7 +53,7 @@ class SegmentScore(Score):
 
     def update(self, logits_nkhw: Tensor, targets_nhw: Tensor) -> None:
         classes = logits_nkhw.shape[1]
-        logits, targets = full_precision(logits_nkhw), targets_nhw.long()
+        logits, targets = task.full_precision(logits_nkhw), targets_nhw.long()
         valid = targets != IGNORED
         images = len(logits)
         image = torch.arange(images, device=targets.device)[:, None, None].expand_as(targets)
@@ -114,7 +97,7 @@ class SegmentScore(Score):
             ious_kb, occurs_b = hits_kb / np.maximum(union_kb, 1), (union_kb > 0).sum(0)
             return np.where(occurs_b > 0, 100 * ious_kb.sum(0) / np.maximum(occurs_b, 1), np.nan)
 
-        return bootstrap(len(self.images), weighted)
+        return task.bootstrap(len(self.images), weighted)
 
     def by_class(self, names: Sequence[str]) -> list[RegionScore]:
         hits, of_class, union = self.sums()
@@ -161,7 +144,7 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class SegmentOptions(DenseOptions):
+class SegmentOptions(dense.DenseOptions):
     """The options of segmentation."""
 
     # the colours of classes in coloured masks: a file with a line such as 128 0 0 road for each
@@ -170,7 +153,7 @@ class SegmentOptions(DenseOptions):
 
 
 @dataclass(frozen=True)
-class Segment(SegmentOptions, PixelTask):
+class Segment(SegmentOptions, dense.PixelTask):
     """Segmentation by the cross-entropy of pixels; compared by the mIoU in percent.
 
     The loss is the mean over the pixels of the batch in all processes, at the size of the input,
@@ -179,11 +162,11 @@ class Segment(SegmentOptions, PixelTask):
 
     name: ClassVar[str] = "segment"
     options: ClassVar[type] = SegmentOptions
-    metric: ClassVar[Metric] = Metric("miou", "mIoU", "%")
-    other_metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("pixel_accuracy", "pixel accuracy", "%"),
-        Metric("mean_accuracy", "mean accuracy", "%"),
-        Metric("loss", "loss", higher_is_better=False),
+    metric: ClassVar[task.Metric] = task.Metric("miou", "mIoU", "%")
+    other_metrics: ClassVar[tuple[task.Metric, ...]] = (
+        task.Metric("pixel_accuracy", "pixel accuracy", "%"),
+        task.Metric("mean_accuracy", "mean accuracy", "%"),
+        task.Metric("loss", "loss", higher_is_better=False),
     )
     state_fields: ClassVar[tuple[str, ...]] = ("head_width",)
     outside: ClassVar[float] = IGNORED
@@ -195,16 +178,16 @@ class Segment(SegmentOptions, PixelTask):
         table = bytes(IGNORED if each == IGNORED else numbers[each] for each in target.classes)
         return replace(target, classes=table)
 
-    def head(self, net: Backbone) -> PixelHead:
-        return PixelHead(net.channels, net.strides, net.spec.classes, width=self.head_width)
+    def head(self, net: Backbone) -> dense.PixelHead:
+        return dense.PixelHead(net.channels, net.strides, net.spec.classes, width=self.head_width)
 
     def loss(self, outputs: Tensor, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
         """`outputs`: logits (N, K, h, w), resized to the targets. `targets`: uint8 (N, H, W)."""
-        logits = resize(full_precision(outputs), (targets.shape[-2], targets.shape[-1]))
+        logits = dense.resize(task.full_precision(outputs), (targets.shape[-2], targets.shape[-1]))
         classes = targets.long()
         # cross_entropy's own sum is not deterministic on a GPU
         each = F.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="none")
-        pixels = mean_over_processes((classes != IGNORED).sum().to(each.dtype))
+        pixels = task.mean_over_processes((classes != IGNORED).sum().to(each.dtype))
         return each.sum() / pixels.clamp_min(1)
 
     def score(self) -> SegmentScore:
@@ -233,7 +216,7 @@ class Segment(SegmentOptions, PixelTask):
     ) -> tuple[Regions, ...]:
         """The classes on the picture's pixels, without the view's padding."""
         (regions,) = guesses
-        map_hw = on_picture(regions.map, size, pre, IGNORED)
+        map_hw = dense.on_picture(regions.map, size, pre, IGNORED)
         return (Regions.of(map_hw, regions.classes.tolist(), len(regions.percent)),)
 
     def truth(self, target: MaskFile, classes: Sequence[str]) -> tuple[Regions, ...]:
@@ -242,8 +225,8 @@ class Segment(SegmentOptions, PixelTask):
     def draw(
         self, picture: Image.Image, guesses: tuple[Regions, ...], classes: Sequence[str]
     ) -> Image.Image:
-        return blend_over(picture, class_colours()[guesses[0].map])
+        return dense.blend_over(picture, dense.class_colours()[guesses[0].map])
 
     def maps(self, guesses: tuple[Regions, ...]) -> Image.Image:
         """An image with a palette whose values are the classes."""
-        return class_picture(guesses[0].map)
+        return dense.class_picture(guesses[0].map)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.splits import SplitRule
+from fullstride.io import writing
 from fullstride.io.console import count_of
 from fullstride.io.locks import RUN_LOCK, hold
 from fullstride.io.records import (
@@ -27,15 +28,6 @@ from fullstride.io.records import (
     read_json,
     to_json,
     write_json,
-)
-from fullstride.io.writing import (
-    Output,
-    atomic_write,
-    begins_with,
-    check_output,
-    has_keys,
-    json_output,
-    read_regular,
 )
 from fullstride.nets import bundle
 from fullstride.nets.preprocessing import Preprocessing, WeightsKind
@@ -162,13 +154,15 @@ def load_scaler(scaler: torch.amp.GradScaler, saved: Mapping[str, float], where:
 RUN_CONFIG, LOG, CHECKPOINT = "run.json", "log.jsonl", "checkpoint.pt"
 BEST, PROBE, BUNDLE, SCORES = "best", "probe", "bundle", "scores.json"
 OUTPUTS = {
-    RUN_CONFIG: Output("a run's configuration", "", has_keys("model", "fingerprint", "recipe")),
-    LOG: Output("a run's log", "", begins_with(b'{"epoch": ', b'"images_per_s"')),
-    CHECKPOINT: Output("a checkpoint", "", begins_with(b"PK", b"data.pkl")),
+    RUN_CONFIG: writing.Output(
+        "a run's configuration", "", writing.has_keys("model", "fingerprint", "recipe")
+    ),
+    LOG: writing.Output("a run's log", "", writing.begins_with(b'{"epoch": ', b'"images_per_s"')),
+    CHECKPOINT: writing.Output("a checkpoint", "", writing.begins_with(b"PK", b"data.pkl")),
     BEST: bundle.OUTPUT,
     PROBE: bundle.OUTPUT,
     BUNDLE: bundle.OUTPUT,
-    SCORES: json_output("a file of scores", "network", "data", "classes", "splits"),
+    SCORES: writing.json_output("a file of scores", "network", "data", "classes", "splits"),
 }
 MAX_LOG_BYTES = 256 * 2**20  # a row has some hundred bytes and the names of unreadable images
 
@@ -223,7 +217,7 @@ def check_folder(folder: Path) -> None:
     to it. Leftovers of a killed process are removed.
     """
     for name, output in OUTPUTS.items():
-        check_output(folder / name, output)
+        writing.check_output(folder / name, output)
     if (folder / RUN_CONFIG).exists():
         read_config(folder, "give another --out")
         return
@@ -351,7 +345,7 @@ def read_log(folder: Path, metric: Metric, epochs: int | None = None) -> list[di
     """
     path, text = folder / LOG, b""
     with suppress(FileNotFoundError):
-        text = read_regular(path, MAX_LOG_BYTES)
+        text = writing.read_regular(path, MAX_LOG_BYTES)
     lines = text.decode(errors="replace").splitlines()[:epochs]
     if epochs is not None and len(lines) < epochs:
         raise ValueError(
@@ -379,7 +373,7 @@ def read_row(text: str, number: int, where: str) -> dict[str, Any]:
 
 def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) -> None:
     """Write the log, then the checkpoint; after a stop between them, a row is written again."""
-    with atomic_write(folder / LOG, OUTPUTS[LOG]) as temporary:
+    with writing.atomic_write(folder / LOG, OUTPUTS[LOG]) as temporary:
         temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
     save_checkpoint(folder, state)
 
@@ -387,7 +381,7 @@ def save_epoch(folder: Path, rows: list[dict[str, Any]], state: dict[str, Any]) 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
     # PyTorch's own way to open a file does not report a full disk.
     with (
-        atomic_write(folder / CHECKPOINT, OUTPUTS[CHECKPOINT]) as temporary,
+        writing.atomic_write(folder / CHECKPOINT, OUTPUTS[CHECKPOINT]) as temporary,
         temporary.open("wb") as file,
     ):
         torch.save(state, file)

@@ -118,7 +118,7 @@ def test_a_score_of_the_extra_is_refused_without_it(monkeypatch: pytest.MonkeyPa
     recipe = Recipe(epochs=1, batch_size=2, lr=0.1, score="ap")
     if average_precision.has_coco():
         assert DETECT.with_options(recipe).find_metric("ap").name == "ap"
-    monkeypatch.setattr(task, "has_coco", lambda: False)
+    monkeypatch.setattr(average_precision, "has_coco", lambda: False)
     with pytest.raises(ValueError, match=r"fullstride\[detection\]"):
         DETECT.with_options(recipe)
 

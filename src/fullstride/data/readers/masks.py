@@ -12,17 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fullstride.data.readers import listing
 from fullstride.data.readers.decode import MAX_MEGAPIXELS, OversizedImage, UnreadableImage
 from fullstride.data.readers.folder import FileKind, PairedListing, PairKind, read_pairs
-from fullstride.data.readers.listing import (
-    Below,
-    FileSizes,
-    Listing,
-    Sample,
-    quote_names,
-    read_names,
-    read_text,
-)
 from fullstride.io.console import count_of
 from fullstride.io.writing import check_regular, open_regular
 
@@ -192,7 +184,7 @@ def _read_voc(root: Path) -> PairedListing:
     """
     lists, masks = root / "ImageSets" / "Segmentation", root / "SegmentationClass"
     files = {split: lists / f"{split}.txt" for split in ("train", "trainval", "val", "test")}
-    names = {split: read_names(path) for split, path in files.items() if path.is_file()}
+    names = {split: listing.read_names(path) for split, path in files.items() if path.is_file()}
     if not names:
         names = {"train": sorted(path.stem for path in masks.glob("*.png"))}
     both = names.pop("trainval", [])
@@ -200,9 +192,9 @@ def _read_voc(root: Path) -> PairedListing:
         names = {"train": both, **{s: each for s, each in names.items() if s == "test"}}
     if "train" not in names:
         raise ValueError(f"{str(lists)!r} has neither train.txt nor trainval.txt: add one")
-    splits: dict[str, list[Sample]] = {}
-    maps: dict[str, Sample] = {}
-    size_of = FileSizes(root)
+    splits: dict[str, list[listing.Sample]] = {}
+    maps: dict[str, listing.Sample] = {}
+    size_of = listing.FileSizes(root)
     for split, stems in names.items():
         samples = []
         for name in stems:
@@ -213,13 +205,13 @@ def _read_voc(root: Path) -> PairedListing:
             if picture is None or bytes_of_mask is None:
                 missing = mask if picture else f"JPEGImages/{name}.jpg"
                 raise ValueError(f"{str(files[split])!r} names {name!r}, but there is no {missing}")
-            samples.append(Sample(picture[0], (), picture[1]))
-            maps[picture[0]] = Sample(mask, (), bytes_of_mask)
+            samples.append(listing.Sample(picture[0], (), picture[1]))
+            maps[picture[0]] = listing.Sample(mask, (), bytes_of_mask)
         if samples:
             splits[split] = samples
     if "train" not in splits:
         raise ValueError(f"{str(root)!r} has no picture with a mask for training: add some")
-    return PairedListing(Listing((), splits, Below(root)), maps, masks)
+    return PairedListing(listing.Listing((), splits, listing.Below(root)), maps, masks)
 
 
 # ---- names and colours of classes
@@ -246,7 +238,7 @@ def read_colours(path: Path) -> ColourTable:
     `LEFT_OUT` is no class. Raises ValueError in one line.
     """
     names, colours = [], []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(listing.read_text(path).splitlines(), 1):
         if not (line := line.strip()) or line.startswith("#"):
             continue
         match = next(filter(None, (row.fullmatch(line) for row in ROWS_OF_COLOURS)), None)
@@ -312,7 +304,7 @@ def class_names(root: Path, folder: Path) -> tuple[str, ...]:
     """
     for place in (folder, folder.parent, root):
         if (path := place / CLASS_NAMES).is_file():
-            names = tuple(line.strip() for line in read_text(path).splitlines())
+            names = tuple(line.strip() for line in listing.read_text(path).splitlines())
             _check_names(path, names)
             return names
     if (root / ADE_NAMES).is_file():
@@ -329,12 +321,14 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         raise ValueError(f"{str(path)!r}: line {names.index('') + 1} is empty: give a name")
     counts = Counter(name for name in names if name != LEFT_OUT)
     if twice := sorted(name for name, count in counts.items() if count > 1):
-        raise ValueError(f"{str(path)!r} has {quote_names(twice)} twice: give each class its name")
+        raise ValueError(
+            f"{str(path)!r} has {listing.quote_names(twice)} twice: give each class its name"
+        )
 
 
 def _ade_names(path: Path) -> tuple[str, ...]:
     """The first name of each of the 150 classes. Raises ValueError."""
-    lines = read_text(path).splitlines()[1:]
+    lines = listing.read_text(path).splitlines()[1:]
     names = [line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip()]
     # several classes have the same first name, such as "screen"
     return tuple(

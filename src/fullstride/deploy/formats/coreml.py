@@ -19,15 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullstride.deploy.exported import ExportedModel, Infer, Metadata
-from fullstride.deploy.formats import mobile
-from fullstride.deploy.formats.base import (
-    Format,
-    absent,
-    last_line,
-    quiet,
-    unreadable_file,
-    with_checked_sizes,
-)
+from fullstride.deploy.formats import base, mobile
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
 from fullstride.targets.sessions import one_by_one
@@ -42,8 +34,8 @@ SOURCE = "images"  # the name of the input
 def write(job: ExportJob, folder: Path) -> None:
     with (
         TemporaryDirectory(dir=folder.parent) as scratch,
-        quiet(""),
-        quiet("torch"),
+        base.quiet(""),
+        base.quiet("torch"),
         without_native_lines(),
     ):
         model = convert(job, f"{scratch}/converted.mlpackage")
@@ -91,13 +83,13 @@ def convert(job: ExportJob, path: str) -> Any:
             **options,
         )
     except Exception as error:  # of many types; without its frames, which hold a temporary folder
-        why = last_line(error)
+        why = base.last_line(error)
     raise ValueError(f"coremltools cannot convert {job.metadata.name}: {why}")
 
 
 def read(folder: Path) -> tuple[dict[str, str], list[Any]]:
     """The metadata of a package, and its operations in their order, without its constants."""
-    with quiet(""), quiet("torch"), without_native_lines():
+    with base.quiet(""), base.quiet("torch"), without_native_lines():
         from coremltools.converters.mil.frontend.milproto.load import load
         from coremltools.models.utils import load_spec
 
@@ -116,7 +108,7 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
         strings, operations = read(folder)
         infer = outputs(operations)
     except Exception as error:  # of several types
-        raise unreadable_file(folder, error) from None
+        raise base.unreadable_file(folder, error) from None
     metadata = Metadata.from_strings(strings, folder)
 
     def checked(images: np.ndarray) -> np.ndarray:
@@ -127,7 +119,7 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
         return infer(images)
 
     runtime = f"PyTorch {torch.__version__} with the operations of Core ML, which needs macOS"
-    return with_checked_sizes(ExportedModel(folder, metadata, one_by_one(checked), runtime))
+    return base.with_checked_sizes(ExportedModel(folder, metadata, one_by_one(checked), runtime))
 
 
 class Computed(str):
@@ -262,14 +254,14 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "upsample_bilinear": upsample,
     "upsample_nearest_neighbor": upsample,
 }
-missing = partial(absent, "coremltools", "coremltools", "coreml")
+missing = partial(base.absent, "coremltools", "coremltools", "coreml")
 
 
 def detect(path: Path) -> bool:
     return (path / MANIFEST).is_file() and (path / GRAPH).is_file()
 
 
-COREML = Format(
+COREML = base.Format(
     "coreml",
     ".mlpackage",
     ("fp32", "fp16"),

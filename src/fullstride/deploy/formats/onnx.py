@@ -12,14 +12,7 @@ import numpy as np
 import torch
 
 from fullstride.deploy.exported import ExportedModel, Metadata, check_graph_sizes
-from fullstride.deploy.formats.base import (
-    Format,
-    Node,
-    before_layers,
-    missing_package,
-    quiet,
-    unreadable_file,
-)
+from fullstride.deploy.formats import base
 from fullstride.deploy.job import ExportJob
 from fullstride.targets import sessions
 
@@ -68,8 +61,8 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401  torch.onnx needs it
     except ImportError as error:
-        raise missing_package(str(error.name), extra="") from None
-    with quiet("torch.onnx"):  # warnings about its internals; the comparison judges the file
+        raise base.missing_package(str(error.name), extra="") from None
+    with base.quiet("torch.onnx"):  # warnings about its internals; the comparison judges the file
         program = torch.onnx.export(
             # with channels last, pooling is traced as a gather that contains the batch size
             job.program(dtype, job.traced_batch, channels_first=True),
@@ -181,7 +174,7 @@ def open_file(path: Path, threads: int) -> ExportedModel:
         strings = session.get_modelmeta().custom_metadata_map
         infer = sessions.onnx_outputs(session)
     except Exception as error:  # several types, which its documentation does not name
-        raise unreadable_file(path, error) from None
+        raise base.unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
     (source,), (result,) = session.get_inputs(), session.get_outputs()
     check_graph_sizes(path, metadata, source.shape, result.shape)
@@ -210,7 +203,7 @@ def check_graph(path: Path) -> None:
         graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
         check_sizes(graph, limit)
     except Exception as error:  # several types
-        raise unreadable_file(path, error) from None
+        raise base.unreadable_file(path, error) from None
 
 
 def check_sizes(graph: Any, most_constants: int) -> None:
@@ -244,7 +237,7 @@ def missing() -> str:
     try:
         import onnxruntime  # noqa: F401
     except ImportError as error:
-        return str(missing_package(str(error.name), extra=""))
+        return str(base.missing_package(str(error.name), extra=""))
     return ""
 
 
@@ -277,7 +270,7 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
             quantize_static,
         )
     except ImportError as error:
-        raise missing_package(str(error.name), extra="") from None
+        raise base.missing_package(str(error.name), extra="") from None
     in_float = layer_nodes(model, job.metadata.float_layers)
     has_layer_norms = any(node.op_type == "LayerNormalization" for node in model.graph.node)
     # Alone, or with all that have an int8 kernel, unless float layer norms stand between those:
@@ -288,7 +281,7 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
     if symmetric:
         options |= {"ActivationSymmetric": True, "QuantizeBias": False}
     reader: Any = Reader(model.graph.input[0].name, job.calibration)
-    with TemporaryDirectory() as scratch, quiet(""):  # it logs to the root logger
+    with TemporaryDirectory() as scratch, base.quiet(""):  # it logs to the root logger
         before, after = Path(scratch, "float.onnx"), Path(scratch, "int8.onnx")
         onnx.save(means_to_pools(model), before)
         quantize_static(
@@ -364,19 +357,19 @@ def outside_network(model: Any) -> list[str]:
     """
     constants = {each.name for each in model.graph.initializer}
     inside = {name for name in constants if name.startswith("net.")}
-    makers, nodes, names = producers(model), list[Node](), set[str]()
+    makers, nodes, names = producers(model), list[base.Node](), set[str]()
     chosen = set[str]()  # tensors that depend on a choice, up to the next layer
     for node in model.graph.node:
         is_layer = node.op_type in LAYERS and not constants.isdisjoint(node.input)
         sources = [makers[each].name for each in node.input if each in makers]
-        nodes.append(Node(node.name, sources, is_layer))
+        nodes.append(base.Node(node.name, sources, is_layer))
         if not is_layer and (node.op_type == CHOICE or not chosen.isdisjoint(node.input)):
             chosen.update(node.output)
         if inside.intersection(node.input):
             inside.update(node.output)
             if chosen.isdisjoint(node.output):
                 names.add(node.name)
-    names &= before_layers(nodes)
+    names &= base.before_layers(nodes)
     return [
         node.name
         for node in model.graph.node
@@ -412,4 +405,4 @@ def producers(model: Any) -> dict[str, Any]:
     return {name: node for node in model.graph.node for name in node.output}
 
 
-ONNX = Format("onnx", ".onnx", ("fp32", "fp16", "int8"), write, open_file, detect, missing)
+ONNX = base.Format("onnx", ".onnx", ("fp32", "fp16", "int8"), write, open_file, detect, missing)

@@ -19,6 +19,7 @@ from fullstride.io.records import Record, read_json
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.training_progress import duration
 from fullstride.search.block_tuning import TunedScore
+from fullstride.search.llr import tunings
 from fullstride.search.llr.plan import (
     TRIALS,
     DeviceTimes,
@@ -31,21 +32,6 @@ from fullstride.search.llr.plan import (
     Winner,
     make_plan,
     time_networks,
-)
-from fullstride.search.llr.tunings import (
-    bundle_path,
-    measure_finalists,
-    model_of,
-    regress,
-    run_design,
-    run_whole,
-    score_test,
-    select_all,
-    train_final,
-    train_master,
-    train_winners,
-    tune_further,
-    tunings_of,
 )
 from fullstride.search.settings import SearchSettings
 from fullstride.study.driver import (
@@ -100,16 +86,18 @@ def search_network(
 
 
 def has_further_tunings(job: SearchJob, done: Results) -> bool:
-    return len(tunings_of(done)) > len(done["design"])
+    return len(tunings.tunings_of(done)) > len(done["design"])
 
 
 def select_structures(job: SearchJob, done: Results) -> Work:
-    return select_all(job, model_of(job, done["master"], tunings_of(done)), done["times"])
+    return tunings.select_all(
+        job, tunings.model_of(job, done["master"], tunings.tunings_of(done)), done["times"]
+    )
 
 
 def measure_selection(job: SearchJob, done: Results) -> Work:
-    model = model_of(job, done["master"], tunings_of(done))
-    return measure_finalists(job, model, done["times"], done["selection"])
+    model = tunings.model_of(job, done["master"], tunings.tunings_of(done))
+    return tunings.measure_finalists(job, model, done["times"], done["selection"])
 
 
 def end_search(job: SearchJob, done: Results) -> Work[SearchResults]:
@@ -119,7 +107,7 @@ def end_search(job: SearchJob, done: Results) -> Work[SearchResults]:
         data_name=job.data.name,
         settings=read_json(job.folder / SEARCH.file),
         best=best,
-        bundle=str(bundle_path(job, best).relative_to(job.folder)),
+        bundle=str(tunings.bundle_path(job, best).relative_to(job.folder)),
         val=best.score,
         test=done["test"],
         test_images=len(job.data.test),
@@ -235,17 +223,17 @@ SEARCH = Study(
     stages=(
         Stage("times", time_networks, DeviceTimes, times_lines),
         Stage("plan", make_plan, SearchPlan, plan_lines),
-        Stage("master", train_master, TunedScore),
-        Stage("design", run_design, SCORES),
-        Stage("regression", regress, Regression, regression_lines),
-        Stage("whole", run_whole, SCORES),
-        Stage("sequential", tune_further, SCORES),
-        Stage("refitted", regress, Regression, regression_lines, when=has_further_tunings),
+        Stage("master", tunings.train_master, TunedScore),
+        Stage("design", tunings.run_design, SCORES),
+        Stage("regression", tunings.regress, Regression, regression_lines),
+        Stage("whole", tunings.run_whole, SCORES),
+        Stage("sequential", tunings.tune_further, SCORES),
+        Stage("refitted", tunings.regress, Regression, regression_lines, when=has_further_tunings),
         Stage("selection", select_structures, FINALISTS, finalist_lines),
         Stage("measured", measure_selection, FINALISTS, finalist_lines),
-        Stage("winners", train_winners, tuple[Winner, ...], winner_lines),
-        Stage("final", train_final, Winner),
-        Stage("test", score_test, dict[str, float]),
+        Stage("winners", tunings.train_winners, tuple[Winner, ...], winner_lines),
+        Stage("final", tunings.train_final, Winner),
+        Stage("test", tunings.score_test, dict[str, float]),
         Stage("results", end_search),
     ),
     closing=closing_lines,

@@ -12,13 +12,7 @@ from time import sleep
 import numpy as np
 import torch
 
-from fullstride.deploy.choose_form import (
-    Label,
-    measure_files,
-    probe_label,
-    runnable,
-    untrained_files,
-)
+from fullstride.deploy import choose_form
 from fullstride.deploy.exported import ExportedModel
 from fullstride.io.console import count_of, verb_of
 from fullstride.io.writing import scratch_folder
@@ -46,7 +40,7 @@ SPREAD = {"launch_us": 1.0, "host_us": 1.0, "start_us": 1.5}
 OTHER_SPREAD = 0.5
 
 
-def find_label(format: str = "") -> Label | None:
+def find_label(format: str = "") -> choose_form.Label | None:
     """The format and precision that are measured here; None for modules.
 
     By default the first format that can be written here, or modules without the extra `export`.
@@ -55,15 +49,15 @@ def find_label(format: str = "") -> Label | None:
     if format == MODULE:
         return None
     if format:
-        return probe_label(runnable((format,)))
+        return choose_form.probe_label(choose_form.runnable((format,)))
     try:
-        return probe_label(runnable())
+        return choose_form.probe_label(choose_form.runnable())
     except ValueError:
         return None
 
 
 def measure_specs(
-    specs: Sequence[NetSpec], batch: int, label: Label | None, scratch: Path
+    specs: Sequence[NetSpec], batch: int, label: choose_form.Label | None, scratch: Path
 ) -> Work[list[CallTime]]:
     """The times of untrained networks at their resolutions; weights do not change the time.
 
@@ -89,7 +83,7 @@ def measure_specs(
 
 
 def prepared(
-    specs: Mapping[str, NetSpec], batch: int, label: Label | None, folder: Path
+    specs: Mapping[str, NetSpec], batch: int, label: choose_form.Label | None, folder: Path
 ) -> Callable[[], list[Measurement]]:
     """A function without arguments that measures all of `specs`, by name."""
     protocol = replace(MEDIANS, batch=batch)
@@ -101,15 +95,15 @@ def prepared(
         return lambda: bench(nets, protocol, where, options)
     models: dict[str, ExportedModel] = {}
     for name, spec in specs.items():
-        files = untrained_files(
+        files = choose_form.untrained_files(
             Network(spec), name, zoo.family_preprocessing(spec), spec.classes, "normalised"
         )
         models[name] = files.open(*label, folder, batch=batch)
-    return lambda: measure_files(models, protocol)
+    return lambda: choose_form.measure_files(models, protocol)
 
 
 def fit_profile(
-    specs: Sequence[NetSpec], ms: Sequence[float], batch: int, label: Label | None
+    specs: Sequence[NetSpec], ms: Sequence[float], batch: int, label: choose_form.Label | None
 ) -> Profile:
     """Fit a profile to the measured ms per image of more than four networks.
 
@@ -152,7 +146,7 @@ def fit_profile(
     )
 
 
-def machine_here(label: Label | None, device: torch.device) -> tuple[Machine, Profile]:
+def machine_here(label: choose_form.Label | None, device: torch.device) -> tuple[Machine, Profile]:
     """How the runtime executes operators, and a profile of similar machines.
 
     Peaks scale the fitted numbers, so a rough profile's peaks are good enough, up to the bounds of

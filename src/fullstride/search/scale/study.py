@@ -11,32 +11,15 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 
 from fullstride.data.dataset import DataSet
+from fullstride.io import writing
 from fullstride.io.console import count_of, printable
 from fullstride.io.records import to_json
-from fullstride.io.writing import (
-    PAGE,
-    PLOT,
-    Output,
-    atomic_write,
-    begins_with,
-    check_output,
-    json_output,
-)
 from fullstride.report import plots
 from fullstride.report.console_tables import table
 from fullstride.report.page import render_template, write
 from fullstride.report.scatter import ScalingPanel, ScalingPoint, scaling_figure
 from fullstride.search.block_tuning import TRAINING, NetworkTraining, TunedScore, training_trial
-from fullstride.search.scale.analysis import (
-    Candidate,
-    Interval,
-    Law,
-    NextStep,
-    RegimeAnalysis,
-    analyse,
-    law_of_axes,
-    values_of,
-)
+from fullstride.search.scale import analysis
 from fullstride.search.scale.finished import (
     COLUMNS,
     TABLE_7,
@@ -76,10 +59,12 @@ from fullstride.train.recipes.choice import RecipeChoice
 
 JSON, CSV, PICTURE, REPORT = "scale.json", "trainings.csv", "scale.png", "report.html"
 OUTPUTS = {
-    JSON: json_output("the results of a scaling study", "trainings", "regimes"),
-    CSV: Output("trainings of a scaling study", ".csv", begins_with(",".join(COLUMNS).encode())),
-    PICTURE: PLOT,
-    REPORT: PAGE,
+    JSON: writing.json_output("the results of a scaling study", "trainings", "regimes"),
+    CSV: writing.Output(
+        "trainings of a scaling study", ".csv", writing.begins_with(",".join(COLUMNS).encode())
+    ),
+    PICTURE: writing.PLOT,
+    REPORT: writing.PAGE,
 }
 Table = list[list[str]]
 
@@ -90,20 +75,20 @@ class ScaleResults:
     device: str  # of the times
     budget_ms: float | None
     trainings: tuple[Training, ...]
-    regimes: tuple[RegimeAnalysis, ...]  # the shortest first
+    regimes: tuple[analysis.RegimeAnalysis, ...]  # the shortest first
     failures: Mapping[str, str] = field(default_factory=dict)  # training -> why
 
 
 def check_outputs(folder: Path) -> None:
     """Raise ValueError if a file of something else would be replaced."""
     for name, output in OUTPUTS.items():
-        check_output(folder / name, output)
+        writing.check_output(folder / name, output)
 
 
 def write_results(folder: Path, results: ScaleResults) -> None:
     texts = {JSON: to_json(results), CSV: write_trainings(results.trainings)}
     for name, text in texts.items():
-        with atomic_write(folder / name, OUTPUTS[name]) as temporary:
+        with writing.atomic_write(folder / name, OUTPUTS[name]) as temporary:
             temporary.write_text(text)
     plots.save_png(figure(results), folder / PICTURE)
     write(folder / REPORT, render(results))
@@ -113,7 +98,7 @@ def figure(results: ScaleResults) -> Figure:
     return scaling_figure([*map(panel, results.regimes)], results.budget_ms)
 
 
-def panel(regime: RegimeAnalysis) -> ScalingPanel:
+def panel(regime: analysis.RegimeAnalysis) -> ScalingPanel:
     front = {point.name for point in regime.front}
     points = [
         ScalingPoint(printable(p.name), p.ms, p.error, p.low, p.high, p.name in front)
@@ -123,7 +108,7 @@ def panel(regime: RegimeAnalysis) -> ScalingPanel:
     return ScalingPanel(title_of(regime), points, law.error_at if law else None)
 
 
-def title_of(regime: RegimeAnalysis) -> str:
+def title_of(regime: analysis.RegimeAnalysis) -> str:
     own = regime.regime in ("", "recipe") or regime.regime.endswith("_epochs")
     return f"{regime.epochs:g} epochs" + (f" by {regime.regime}" if not own else "")
 
@@ -137,18 +122,18 @@ def headline(results: ScaleResults) -> str:
     return f"{best}; next: {step_line(longest.next)}."
 
 
-def step_line(step: NextStep) -> str:
+def step_line(step: analysis.NextStep) -> str:
     change = f"+{step.extra_ms:.3g} ms" if step.extra_ms > 0 else f"{step.extra_ms:.3g} ms"
     return f"{step.name}, {change}, {step.gain:.2f} points less error{span(step.interval)}"
 
 
-def span(interval: Interval) -> str:
+def span(interval: analysis.Interval) -> str:
     if interval is None or not math.isfinite(sum(interval)):
         return " (interval unknown)"
     return " ({:.2f} to {:.2f})".format(*interval)
 
 
-def law_line(name: str, law: Law) -> str:
+def law_line(name: str, law: analysis.Law) -> str:
     half = ""
     if law.largest is not None:
         half = (
@@ -160,7 +145,7 @@ def law_line(name: str, law: Law) -> str:
     )
 
 
-def regime_lines(regime: RegimeAnalysis) -> Iterator[str]:
+def regime_lines(regime: analysis.RegimeAnalysis) -> Iterator[str]:
     if regime.seed_deviation is not None:
         yield f"deviation over seeds: {regime.seed_deviation:.2f} points"
     for gain in regime.gains:
@@ -177,7 +162,7 @@ def regime_lines(regime: RegimeAnalysis) -> Iterator[str]:
         yield f"warning: {warning}"
 
 
-def points_table(regime: RegimeAnalysis) -> Table:
+def points_table(regime: analysis.RegimeAnalysis) -> Table:
     """All networks, the fastest first; p tests a network of the front against the one before."""
     front = {point.name: point for point in regime.front}
     rows = [["network", "ms/image", "error %", "95 % interval", "seeds", "front", "p"]]
@@ -190,7 +175,7 @@ def points_table(regime: RegimeAnalysis) -> Table:
     return rows
 
 
-def steps_table(steps: Sequence[NextStep]) -> Table:
+def steps_table(steps: Sequence[analysis.NextStep]) -> Table:
     rows = [["network", "ms/image", "extra ms", "error %", "gain", "95 % interval"]]
     for step in steps:
         times, error = (f"{step.ms:.3g}", f"{step.extra_ms:.3g}"), f"{step.error:.2f}"
@@ -223,7 +208,7 @@ def analyse_trainings(
 ) -> ScaleResults:
     """The results of finished trainings alone, which also give the candidates."""
     trainings = tuple(source.trainings)
-    regimes = analyse(
+    regimes = analysis.analyse(
         trainings, budget_ms=budget_ms, target_epochs=target_epochs, by_time=source.by_time
     )
     return ScaleResults(
@@ -394,12 +379,12 @@ def band_trainings(job: ScaleJob, plan: ScalePlan) -> list[PlannedTraining]:
     for regime in job.regimes:
         own = [each for each in trainings if each.regime == regime and each.name in begun]
         finished = points_of(own)
-        law = law_of_axes(finished, seed_deviation(finished)) if finished else None
+        law = analysis.law_of_axes(finished, seed_deviation(finished)) if finished else None
         if law is None or not rest:
             continue
         sizes = [each.size for each in finished]
         every = [*sizes, *(cost.point.size for cost in rest)]
-        errors = {size: float(law.law.at(values_of(size, law.axes))) for size in every}
+        errors = {size: float(law.law.at(analysis.values_of(size, law.axes))) for size in every}
         near = band([cost.point for cost in rest], sizes, errors, ms, plan.band)
         for cost in (cost for cost in rest if cost.point in near):
             each = job.training(cost, regime)
@@ -415,11 +400,11 @@ def analyse_all(job: ScaleJob, done: Results) -> Work[ScaleResults]:
     trainings, failures = read_study(job.folder)
     names = {each.name for each in trainings}
     candidates = [
-        Candidate(cost.name, cost.point.size, cost.ms)
+        analysis.Candidate(cost.name, cost.point.size, cost.ms)
         for cost in (*plan.costs, *plan.beyond)
         if cost.name not in names
     ]
-    regimes = analyse(
+    regimes = analysis.analyse(
         trainings,
         budget_ms=settings.limit_ms,
         target_epochs=settings.target_epochs,

@@ -27,25 +27,8 @@ from fullstride.io.console import print_note
 from fullstride.io.records import Bounds, Count, Probability
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
-from fullstride.tasks.dense import (
-    GOLDEN,
-    HEAD_WIDTHS,
-    LARGEST_VIEW,
-    SIDE_STEP,
-    SMALLEST_VIEW,
-    DenseOptions,
-    sides_around,
-)
-from fullstride.tasks.detect.average_precision import (
-    DEFAULT_SCORE,
-    DetectionScore,
-    best_min_score,
-    difference,
-    has_coco,
-    predict_alike,
-    scene_of,
-    visible_detections,
-)
+from fullstride.tasks import dense
+from fullstride.tasks.detect import average_precision
 from fullstride.tasks.task import Metric, Task
 
 
@@ -112,7 +95,7 @@ def place_of_name(
 
 
 def class_colour(index: int) -> tuple[int, int, int]:
-    red, green, blue = colorsys.hsv_to_rgb(index * GOLDEN % 1, 0.7, 1.0)
+    red, green, blue = colorsys.hsv_to_rgb(index * dense.GOLDEN % 1, 0.7, 1.0)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
@@ -142,8 +125,8 @@ def side_for_boxes(images: Images) -> int:
     if not shares:
         return 0
     wanted = MEDIUM / float(np.quantile(shares, SMALLEST))
-    side = min(wanted, float(np.median(sides)), LARGEST_VIEW)
-    return max(SMALLEST_VIEW, SIDE_STEP * math.ceil(side / SIDE_STEP))
+    side = min(wanted, float(np.median(sides)), dense.LARGEST_VIEW)
+    return max(dense.SMALLEST_VIEW, dense.SIDE_STEP * math.ceil(side / dense.SIDE_STEP))
 
 
 # Boxes that suppression compares, per object of the image with the most objects.
@@ -159,7 +142,7 @@ COCO_METRICS = (
 
 
 @dataclass(frozen=True)
-class DetectOptions(DenseOptions):
+class DetectOptions(dense.DenseOptions):
     """The options of detection."""
 
     # fcos, in one stage (arXiv:1904.01355) with ATSS assignment, or faster_rcnn
@@ -184,14 +167,14 @@ class Detect(DetectOptions, Task):
     # boxes with the highest scores that suppression compares: its time grows with the square of
     # their number, and 1,000 boxes take most of the time of a small network
     candidates: Annotated[int, Bounds(ge=1, le=MOST_CANDIDATES)] = MOST_CANDIDATES
-    min_score: Probability = DEFAULT_SCORE  # of predicted boxes
+    min_score: Probability = average_precision.DEFAULT_SCORE  # of predicted boxes
 
     name: ClassVar[str] = "detect"
     options: ClassVar[type] = DetectOptions
     metric: ClassVar[Metric] = Metric("ap50", "AP50", "%")
     other_metrics: ClassVar[tuple[Metric, ...]] = (Metric("f1", "F1", "%"), *COCO_METRICS)
     default_recipe: ClassVar[str] = "dense"
-    variants: ClassVar[tuple[Mapping[str, Any], ...]] = HEAD_WIDTHS
+    variants: ClassVar[tuple[Mapping[str, Any], ...]] = dense.HEAD_WIDTHS
     state_fields: ClassVar[tuple[str, ...]] = (
         "detector",
         "head_width",
@@ -206,7 +189,7 @@ class Detect(DetectOptions, Task):
 
     def with_options(self, recipe: Any) -> Self:
         names = [metric.name for metric in COCO_METRICS]
-        if recipe.score in names and not has_coco():
+        if recipe.score in names and not average_precision.has_coco():
             raise ValueError(
                 f"recipe.score {recipe.score} needs hotcoco: pip install 'fullstride[detection]', "
                 f"or use {self.metric.name}"
@@ -232,7 +215,7 @@ class Detect(DetectOptions, Task):
         return open_boxes(where, rule)
 
     def view_sides(self, images: Images, longer: int) -> tuple[int, ...]:
-        return sides_around(side_for_boxes(images) or longer, (2 / 3, 1, 3 / 2))
+        return dense.sides_around(side_for_boxes(images) or longer, (2 / 3, 1, 3 / 2))
 
     def resolution_for(self, images: Images, usual: int) -> int:
         """`usual` or, with a printed note, a larger `side_for_boxes`."""
@@ -292,16 +275,16 @@ class Detect(DetectOptions, Task):
             return torch.stack(list(outputs.values())).sum()
         return detection_loss(outputs, targets, box_weight=self.box_weight)
 
-    def score(self) -> DetectionScore:
-        return DetectionScore(self.labels, self.min_score)
+    def score(self) -> average_precision.DetectionScore:
+        return average_precision.DetectionScore(self.labels, self.min_score)
 
     def fit(self, outputs: Tensor, targets: list[dict[str, Tensor]]) -> Self:
         """The task with the `min_score` of `best_min_score`."""
-        scenes = map(scene_of, outputs.numpy(), targets)
-        return replace(self, min_score=best_min_score([*scenes], self.labels))
+        scenes = map(average_precision.scene_of, outputs.numpy(), targets)
+        return replace(self, min_score=average_precision.best_min_score([*scenes], self.labels))
 
     def fit_note(self, scores: Mapping[str, float]) -> str:
-        if self.min_score == DEFAULT_SCORE or "f1" not in scores:
+        if self.min_score == average_precision.DEFAULT_SCORE or "f1" not in scores:
             return ""
         return (
             f"boxes are predicted from a score of {self.min_score:.3g} on, which has the best F1 "
@@ -309,14 +292,17 @@ class Detect(DetectOptions, Task):
         )
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        return predict_alike(outputs, expected)
+        return average_precision.predict_alike(outputs, expected)
 
     def difference(self, outputs: Tensor, expected: Tensor) -> float:
-        return difference(outputs, expected)
+        return average_precision.difference(outputs, expected)
 
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Box, ...]]:
         """Detections (N, D, 6) -> at most `top` visible boxes per image, in pixels of the view."""
-        visible = (visible_detections(rows, self.min_score)[:top] for rows in outputs.numpy())
+        visible = (
+            average_precision.visible_detections(rows, self.min_score)[:top]
+            for rows in outputs.numpy()
+        )
         return [
             tuple(
                 Box(classes[int(label)], probability, (x1, y1, x2, y2))
