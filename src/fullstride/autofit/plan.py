@@ -17,6 +17,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import quote_names
 from fullstride.io.console import count_of, verb_of
 from fullstride.io.records import Record
+from fullstride.measure.budget import UNLIMITED_MS
 from fullstride.report.training_progress import duration
 from fullstride.study.trials import FAILURES, reason
 from fullstride.tasks import find_task
@@ -112,7 +113,6 @@ def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
 # Budgets of a fit with hours alone.
 
 FRONT_BUDGETS, LEAST_RATIO = 4, 1.5  # most budgets, least ratio of neighbours
-UNLIMITED_MS = 1e9
 FRONT_SHARE = 1 / 4  # most of the hours for the training of the slowest network
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,19 @@ class SmallerBudget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shipment:
+class ByImage:
+    """How a file does on single images: the test images, or without a test the validation split."""
+
+    confusion: ConfusionMatrix | None = None
+    calibration: Calibration | None = None
+    class_table: ClassTable = ()
+    mistakes: tuple[Mistake, ...] = ()  # the most confident ones first
+    worst: tuple[ImageScore, ...] = ()  # for tasks without one class for each image
+    skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable image -> reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipment(ByImage):
     """All files of the finalists, and the test scores of the file that ships."""
 
     files: tuple[ShippedFile, ...]
@@ -58,14 +70,7 @@ class Shipment:
     environment: Mapping[str, Any]
     model: str = ""  # the file that ships, relative to the folder of the fit
     metric: str = "top1"  # by which files are compared
-    # of the shipped file on the test images, or without a test on the validation split
-    confusion: ConfusionMatrix | None = None
-    calibration: Calibration | None = None  # on the same images
-    class_table: ClassTable = ()
-    mistakes: tuple[Mistake, ...] = ()  # the most confident ones first
-    worst: tuple[ImageScore, ...] = ()  # for tasks without one class for each image
     smaller: tuple[SmallerBudget, ...] = ()  # the largest first
-    skipped: Mapping[str, str] = field(default_factory=dict)  # unreadable image -> reason
     notes: tuple[str, ...] = ()  # lines for the user
 
     @property
@@ -75,18 +80,12 @@ class Shipment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinalScores:
+class FinalScores(ByImage):
     """The scores of the shipped file on the images of the final scoring."""
 
     path: str
     split: str
     scores: Mapping[str, float]
-    skipped: Mapping[str, str]
-    confusion: ConfusionMatrix | None
-    calibration: Calibration | None = None
-    class_table: ClassTable
-    mistakes: tuple[Mistake, ...]
-    worst: tuple[ImageScore, ...]
 
 
 TEST_SCORES = Record(FinalScores, "the scores of the file that ships", ("path", "scores"))
@@ -147,14 +146,9 @@ def ship(
         environment=environment,
         model=model,
         metric=metric.name,
-        confusion=test.confusion,
-        calibration=test.calibration,
-        class_table=test.class_table,
-        mistakes=test.mistakes,
-        worst=test.worst,
         smaller=tuple(smaller),
-        skipped=test.skipped,
         notes=tuple(notes),
+        **{each.name: getattr(test, each.name) for each in fields(ByImage)},
     )
 
 

@@ -31,7 +31,7 @@ from fullstride.latency.roofline import Runtime
 from fullstride.latency.select import MeasuredTimes, Option, Place, Selection
 from fullstride.measure import bench_by_name
 from fullstride.measure.bench_by_name import noise
-from fullstride.measure.budget import Budget
+from fullstride.measure.budget import UNLIMITED_MS, Budget
 from fullstride.measure.protocols import (
     BUSY,
     MEDIANS,
@@ -208,7 +208,6 @@ def check_flags(settings: BenchSettings) -> None:
 
 MOST = 12  # networks measured for a choice
 QUANTILES = (0.25, 0.5)  # of the estimated front: networks whose times correct all estimates
-UNLIMITED_MS = 1e9
 Choose = Callable[..., Selection]  # `latency.select.select` of a profile and a budget
 
 

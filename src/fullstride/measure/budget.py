@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fullstride.io.records import check_range
 
 MOST_IMAGES = 65_536  # per call
+UNLIMITED_MS = 1e9  # a budget that every network is within
 HERE = "here"  # the name of this machine's device, on which times are measured
 SSH = "ssh://"
 
