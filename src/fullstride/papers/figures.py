@@ -22,14 +22,7 @@ from fullstride.latency.devices import named_work
 from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 from fullstride.measure.operators import Operators
-from fullstride.papers.block_study import (
-    INTERVALS,
-    BlockTime,
-    block_figure,
-    estimated,
-    stacks,
-    study,
-)
+from fullstride.papers import block_study
 from fullstride.papers.lines import QUANTITIES
 from fullstride.papers.suite import OF_MS, Bench, Timed, read_bench
 from fullstride.report import plots
@@ -243,7 +236,9 @@ def fastest(times: Sequence[Timed], line: Line, quantity: str) -> Timed | None:
     return choose(candidates, key=lambda timed: timed.value, default=None)
 
 
-def blocks(profiles: Sequence[Profile], bench: Bench) -> tuple[list[BlockTime], How, str]:
+def blocks(
+    profiles: Sequence[Profile], bench: Bench
+) -> tuple[list[block_study.BlockTime], How, str]:
     """GENet's block study, measured or else estimated by the first profile; origin and device."""
     if bench.blocks:
         return list(bench.blocks), "measured", bench.place
@@ -251,9 +246,9 @@ def blocks(profiles: Sequence[Profile], bench: Bench) -> tuple[list[BlockTime], 
         raise ValueError(
             "no times of blocks: name a profile, or a blocks.json of `fullstride study blocks`"
         )
-    rows = study(
-        stacks(("XX", "BL", "DW"), (64, 128, 256, 512), (56, 28, 14, 7)),
-        estimated(profiles[0], BATCH),
+    rows = block_study.study(
+        block_study.stacks(("XX", "BL", "DW"), (64, 128, 256, 512), (56, 28, 14, 7)),
+        block_study.estimated(profiles[0], BATCH),
     )
     return list(rows), "estimated", f"{place_of(profiles[0])}, profile {profiles[0].name}"
 
@@ -408,11 +403,11 @@ def table(dots: Sequence[Dot], plan: Plan) -> list[list[str]]:
     return [head, *rows]
 
 
-def draw_blocks(rows: Sequence[BlockTime], how: How, place: str) -> Drawn:
+def draw_blocks(rows: Sequence[block_study.BlockTime], how: How, place: str) -> Drawn:
     """GENet's block study; tooltips and table have the times of the upper row."""
-    figure = block_figure(rows, f"{BLOCKS_TITLE}: {how}, {place}")
+    figure = block_study.block_figure(rows, f"{BLOCKS_TITLE}: {how}, {place}")
     sides = sorted({row.resolution for row in rows}, reverse=True)
-    kind = INTERVALS[how]
+    kind = block_study.INTERVALS[how]
     spots, table_rows = [], [["kind", "ratio", "width", "map", f"{how}: ms per image", kind]]
     for row in rows:
         ms, low, high = map(three_digits, (row.ms_per_image, row.ms_low, row.ms_high))

@@ -17,15 +17,8 @@ from fullstride.deploy.comparison import batches, evaluate, readable, score_mode
 from fullstride.deploy.exported import ExportedModel, Model
 from fullstride.deploy.predict import inputs, open_model
 from fullstride.io.console import count_of, printable
+from fullstride.measure import protocols
 from fullstride.measure.environment import Environment
-from fullstride.measure.protocols import (
-    BUSY,
-    Measurement,
-    by_network,
-    location,
-    read_measurements,
-    spread_of_rounds,
-)
 from fullstride.measure.tracer import cost
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
@@ -40,7 +33,7 @@ from fullstride.train.scoring import matching_data
 
 SHOWN = 24  # pictures with their predicted class
 
-Times = Mapping[str, Measurement]  # by protocol
+Times = Mapping[str, protocols.Measurement]  # by protocol
 
 
 def gather(
@@ -56,13 +49,13 @@ def gather(
     models = {str(Path(word)): opened(word, trust) for word in words}
     images = common_images(models, data)
     metric = common_metric(models.values())
-    rows = read_measurements(bench) if bench else []
-    times = by_network(rows)
+    rows = protocols.read_measurements(bench) if bench else []
+    times = protocols.by_network(rows)
     entries = {
-        word: entry(word, model, times.get(location(word), {}), metric, images)
+        word: entry(word, model, times.get(protocols.location(word), {}), metric, images)
         for word, model in models.items()
     }
-    others = times.keys() - set(map(location, models))
+    others = times.keys() - set(map(protocols.location, models))
     left_out = [name for name in times if name in others and zoo.has_own_spec(name)]
     best = most_accurate([*entries.values()])
     model = next(model for word, model in models.items() if entries[word] is best)
@@ -238,7 +231,7 @@ def examples(model: Model, data: DataSet) -> tuple[list[Prediction], Score]:
 
 def notes(
     data: DataSet,
-    rows: Sequence[Measurement],
+    rows: Sequence[protocols.Measurement],
     left_out: Sequence[str],
     shown: str = "",
     baseline: str = "",
@@ -272,7 +265,9 @@ def notes(
             "own resolution, one image at a time (online) and in batches (throughput), in "
             f"{precisions or 'the precision of each file'}."
         )
-    lines += [busy_note(row) + "." for row in rows if spread_of_rounds(row) > BUSY]
+    lines += [
+        busy_note(row) + "." for row in rows if protocols.spread_of_rounds(row) > protocols.BUSY
+    ]
     if left_out:
         lines.append(f"Measured, but not on this page: {', '.join(left_out)}.")
     return lines

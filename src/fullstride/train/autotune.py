@@ -29,13 +29,8 @@ from fullstride.measure.workload import find_precision
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.efficiency import Efficiency, is_compiled
 from fullstride.tasks.task import Task
+from fullstride.train import compute
 from fullstride.train.batches import check_batch, repeat
-from fullstride.train.compute import (
-    SINGLE_PROCESS,
-    DistributedContext,
-    keep_freed_memory,
-    on_device,
-)
 from fullstride.train.loop import Trainer, build_trainer
 from fullstride.train.recipes.recipe import Recipe
 
@@ -67,7 +62,7 @@ def choose_efficiency(
     """
     if recipe.efficiency != "auto":
         return recipe
-    recipe = on_device(recipe, device)
+    recipe = compute.on_device(recipe, device)
     environment = asdict(Environment.here(device))
     key = {name: getattr(recipe, name) for name in CACHE_KEY_FIELDS}
     key |= {"processes": processes, "task": task.name, "resolution": example.x.shape[-1]}
@@ -149,7 +144,7 @@ def timed_steps(learner: Trainer, batch: Batch, seconds: float) -> list[float]:
 
     x = batch.x
     protocol = replace(THROUGHPUT, batch=len(x), resolution=x.shape[-1], round_s=BLOCK_S)
-    with keep_freed_memory(learner.device), learner.numerics():
+    with compute.keep_freed_memory(learner.device), learner.numerics():
         step()  # compiles and selects algorithms
         calls = warm_up(step, protocol, learner.device)
         blocks = timed_blocks(step, calls, learner.device, seconds)
@@ -172,7 +167,7 @@ def choose_passes(
     net: Backbone,
     images: int,
     device: torch.device | str,
-    context: DistributedContext = SINGLE_PROCESS,
+    context: compute.DistributedContext = compute.SINGLE_PROCESS,
     memory_bytes: float | None = None,
 ) -> Recipe:
     """Replace `grad_accum_steps` 0 by the fewest passes that are predicted to fit.
@@ -219,7 +214,7 @@ def choose_passes(
     return replace(recipe, grad_accum_steps=max(fewest))
 
 
-def weight_copies(recipe: Recipe, context: DistributedContext) -> int:
+def weight_copies(recipe: Recipe, context: compute.DistributedContext) -> int:
     """Number of tensors as large as the weights in a step, beyond weights and momentum."""
     second_moment = recipe.optimizer not in ("sgd",)
     gradients = recipe.grad_accum_steps > 1  # in a single pass they replace saved tensors

@@ -20,7 +20,7 @@ from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import timed_calls
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
-from fullstride.train import final_weights, run_folder
+from fullstride.train import compute, final_weights, run_folder
 from fullstride.train.autotune import BLOCK_S, choose_efficiency, timed_blocks, timed_steps
 from fullstride.train.batches import (
     BatchOptions,
@@ -29,13 +29,6 @@ from fullstride.train.batches import (
     recipe_in_epochs,
     repeat,
     training_batches,
-)
-from fullstride.train.compute import (
-    SINGLE_PROCESS,
-    DistributedContext,
-    choose_workers,
-    keep_freed_memory,
-    on_device,
 )
 from fullstride.train.loop import BatchSource, Pause, Trainer, build_trainer
 from fullstride.train.optimizer import Course
@@ -169,12 +162,12 @@ def bench_data(
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds {seconds:g}: use a number above 0")
     device = find_device(device)
-    recipe = on_device(recipe, device)
+    recipe = compute.on_device(recipe, device)
     task = (task or find_task()).with_options(recipe).for_data(data)
     _, net, pre = network_to_train(model, task, data, recipe, None)
     how = BatchOptions(pre, device, workers or 0)
     per_epoch = len(training_batches(data, task, how, recipe))
-    workers = choose_workers(data.train, per_epoch, device) if workers is None else workers
+    workers = compute.choose_workers(data.train, per_epoch, device) if workers is None else workers
 
     def batches(batch: int, workers: int) -> Batches:
         return measurement_batches(data, task, replace(how, workers=workers), recipe, batch)
@@ -182,7 +175,9 @@ def bench_data(
     example = next(batches(8, 0).epoch(0))
     recipe = choose_efficiency(recipe.in_epochs(per_epoch), task, net, example, device)
     whole = replace(recipe, freeze_epochs=0.0)  # all parameters train, as after the first epochs
-    learner = build_trainer(net.to(device).train(), task, whole, per_epoch, None, SINGLE_PROCESS)
+    learner = build_trainer(
+        net.to(device).train(), task, whole, per_epoch, None, compute.SINGLE_PROCESS
+    )
     loading = measure_loading(batches, workers, device, seconds, data.train)
     batch = min(recipe.batch_size, len(data.train))
     samples = timed_steps(learner, repeat(example, batch), seconds)
@@ -402,7 +397,7 @@ def recipe_within(
     model: str,
     data: DataSet,
     options: RunOptions = DEFAULTS,
-    context: DistributedContext = SINGLE_PROCESS,
+    context: compute.DistributedContext = compute.SINGLE_PROCESS,
 ) -> NamedRecipe:
     """Resolve `choice` with at most as many epochs as end by `deadline`.
 
@@ -472,7 +467,7 @@ def time_run(run: PreparedRun, begin: float, steps_s: float) -> RunTimes:
         run.net.to(run.device).train()
         recipe = replace(run.resolved, freeze_epochs=0.0)  # so that all parameters train
         learner = build_trainer(
-            run.net, run.task, recipe, len(run.batches), run.teacher, SINGLE_PROCESS
+            run.net, run.task, recipe, len(run.batches), run.teacher, compute.SINGLE_PROCESS
         )
         build_s = time.perf_counter() - begin
         step_s, first_s = time_steps(learner, run, steps_s)
@@ -505,7 +500,7 @@ def time_steps(learner: Trainer, run: PreparedRun, steps_s: float) -> tuple[floa
     in_parts = learner.device.type == "cpu" and not run.resolved.unlabelled_batch
     untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
     part, seconds, first = slice(PART if in_parts else None), list[float](), 1
-    keeping = keep_freed_memory(learner.device)  # as training does
+    keeping = compute.keep_freed_memory(learner.device)  # as training does
     with keeping, learner.numerics(), closing(endless(run.batches, 0)) as batches:
         start = begin = timed = time.perf_counter()
         for number, (x, targets, indices) in enumerate(batches):

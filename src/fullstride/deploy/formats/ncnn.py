@@ -12,14 +12,7 @@ import numpy as np
 import torch
 
 from fullstride.deploy.exported import ExportedModel, Metadata
-from fullstride.deploy.formats import mobile
-from fullstride.deploy.formats.base import (
-    Format,
-    absent,
-    quiet,
-    unreadable_file,
-    with_checked_sizes,
-)
+from fullstride.deploy.formats import base, mobile
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
@@ -42,7 +35,7 @@ def write(job: ExportJob, folder: Path) -> None:
         module = torch.export.export(module, (x,)).run_decompositions({}).module(check_guards=False)
     folder.mkdir()
     with TemporaryDirectory(dir=folder) as scratch:
-        with quiet(""), torch.no_grad():  # PyTorch calls the trace that pnnx reads outdated
+        with base.quiet(""), torch.no_grad():  # PyTorch calls the trace that pnnx reads outdated
             torch.jit.save(torch.jit.trace(module, (x,), check_trace=False), f"{scratch}/graph.pt")
         convert(Path(scratch), folder, job.metadata.precision == "fp16")
     for line in (folder / GRAPH).read_text().splitlines():
@@ -83,13 +76,13 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
             raise ValueError(f"{GRAPH} or {WEIGHTS} does not match {ABOUT}")
         strings = dict(about["metadata"])
     except (KeyError, OSError, TypeError, ValueError) as error:
-        raise unreadable_file(folder, error) from None
+        raise base.unreadable_file(folder, error) from None
     metadata = Metadata.from_strings(strings, folder)
     try:
         with without_native_lines():
             outputs = sessions.open_ncnn(str(folder), threads, metadata.precision)
     except ValueError as error:
-        raise unreadable_file(folder, error) from None
+        raise base.unreadable_file(folder, error) from None
 
     def infer(images: np.ndarray) -> np.ndarray:
         if images.shape[1:] != metadata.input_shape():  # ncnn itself would accept any size
@@ -97,7 +90,7 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
         return outputs(images)
 
     runtime = f"ncnn {version('ncnn')}, {threads} threads"
-    return with_checked_sizes(ExportedModel(folder, metadata, infer, runtime))
+    return base.with_checked_sizes(ExportedModel(folder, metadata, infer, runtime))
 
 
 def detect(path: Path) -> bool:
@@ -106,9 +99,11 @@ def detect(path: Path) -> bool:
 
 def missing(*packages: str) -> str:
     """Why ncnn or its converter is missing, without an import; `packages`: by default both."""
-    reasons = (absent(each, each, "ncnn") for each in packages or ("ncnn", "pnnx"))
+    reasons = (base.absent(each, each, "ncnn") for each in packages or ("ncnn", "pnnx"))
     return next(filter(None, reasons), "")
 
 
 FILES = (GRAPH, WEIGHTS, ABOUT)
-NCNN = Format("ncnn", "", ("fp32", "fp16"), write, open_file, detect, missing, FILES, one_size=True)
+NCNN = base.Format(
+    "ncnn", "", ("fp32", "fp16"), write, open_file, detect, missing, FILES, one_size=True
+)

@@ -13,14 +13,7 @@ from fullstride.latency.network_times import estimates
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import best, within
 from fullstride.nets import zoo
-from fullstride.search.block_tuning import (
-    TRAINING,
-    TUNING,
-    BlockTuning,
-    NetworkTraining,
-    TunedScore,
-    training_trial,
-)
+from fullstride.search import block_tuning
 from fullstride.search.llr.plan import (
     WHOLE,
     DeviceTimes,
@@ -52,10 +45,10 @@ PROPOSE, SELECT = 3, 4
 MASTER, FINAL = "master", "final"  # trials
 
 
-def train_master(job: SearchJob, done: Results) -> Work[TunedScore]:
+def train_master(job: SearchJob, done: Results) -> Work[block_tuning.TunedScore]:
     """Train the MasterNet, whose validation score is the reference."""
     trial = whole_trial(job, MASTER, job.start, job.home)
-    (score,) = yield from job.run(TRAINING, [trial])
+    (score,) = yield from job.run(block_tuning.TRAINING, [trial])
     if isinstance(score, Failure):
         raise ValueError(
             f"the MasterNet was not trained: {score.failure}; delete {trial.result} to try again"
@@ -68,19 +61,19 @@ def whole_trial(
 ) -> Trial:
     """A training from random weights, by the MasterNet's recipe or, if `final`, the last recipe."""
     choice = job.final_choice if final else job.master_choice
-    training = NetworkTraining(
+    training = block_tuning.NetworkTraining(
         spec=job.spec(structure, variant),
         data=job.data,
         recipe=choice(variant),
         seed=job.settings.seed,
         workers=job.workers,
     )
-    return training_trial(job.trial_folder(name), training)
+    return block_tuning.training_trial(job.trial_folder(name), training)
 
 
 def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) -> Trial:
     """Exchange the `place` of the MasterNet by `structure`, or all places for -1, and tune."""
-    training = BlockTuning(
+    training = block_tuning.BlockTuning(
         spec=job.spec(structure, job.home),
         data=job.data,
         recipe=job.tuning_choice,
@@ -90,10 +83,10 @@ def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) ->
         again=job.parts(place),
         method=job.settings.tune,
     )
-    return training_trial(job.trial_folder(name), training)
+    return block_tuning.training_trial(job.trial_folder(name), training)
 
 
-def score_of(result: TunedScore | Failure) -> tuple[float | None, str]:
+def score_of(result: block_tuning.TunedScore | Failure) -> tuple[float | None, str]:
     """The score of a trial, or None and the reason."""
     return (None, result.failure) if isinstance(result, Failure) else (result.score, "")
 
@@ -103,7 +96,7 @@ def run_tunings(
 ) -> Work[tuple[Tuning, ...]]:
     """Run the trials of `rows`: name of the trial -> structure and place."""
     trials = [tuning_trial(job, name, *row) for name, row in rows.items()]
-    results = yield from job.run(TUNING, trials)
+    results = yield from job.run(block_tuning.TUNING, trials)
     named = zip(rows.items(), results, strict=True)
     return tuple(Tuning(name, *row, *score_of(result)) for (name, row), result in named)
 
@@ -117,12 +110,14 @@ def run_design(job: SearchJob, done: Results) -> Work[tuple[Tuning, ...]]:
 def run_whole(job: SearchJob, done: Results) -> Work[tuple[Tuning, ...]]:
     rows = {f"whole-{n:02d}": tuple(row) for n, row in enumerate(job.random_structures.tolist())}
     trials = [whole_trial(job, name, row, job.home) for name, row in rows.items()]
-    results = yield from job.run(TRAINING, trials)
+    results = yield from job.run(block_tuning.TRAINING, trials)
     named = zip(rows.items(), results, strict=True)
     return tuple(Tuning(*each, WHOLE, *score_of(result)) for each, result in named)
 
 
-def model_of(job: SearchJob, master: TunedScore, tunings: Sequence[Tuning]) -> AdditiveModel:
+def model_of(
+    job: SearchJob, master: block_tuning.TunedScore, tunings: Sequence[Tuning]
+) -> AdditiveModel:
     """The regression on all tunings that have a score.
 
     Tunings of one place share a reference, which the place's control determines, as retraining a
@@ -377,7 +372,7 @@ def train_finalists(
 ) -> Work[tuple[Winner, ...]]:
     """Train finalists from random weights; `chosen`: name of the trial -> finalist."""
     trials = [whole_trial(job, n, f.structure, f.variant, final) for n, f in chosen.items()]
-    results = yield from job.run(TRAINING, trials)
+    results = yield from job.run(block_tuning.TRAINING, trials)
     named = zip(chosen.items(), results, strict=True)
     return tuple(Winner(*each, *score_of(result)) for each, result in named)
 
