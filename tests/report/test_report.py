@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from statistics import NormalDist
 
@@ -139,6 +140,12 @@ def test_every_network_class_and_note_is_told():
         "3.93 M",
     ):
         assert expected in text
+
+
+def test_one_image_is_not_in_the_plural():
+    alone = replace(TRAINED, scores={"top1": 100.0, "images": 1})
+    assert "on 1 test image of digits" in Reader(page(entries=[alone, UNTRAINED])).text
+    assert "on 360 test images of digits" in Reader(page()).text
 
 
 def test_the_page_says_how_its_intervals_were_computed():

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fullstride.data.dataset import DataSet
-from fullstride.io.console import printable
+from fullstride.io.console import count_of, printable
 from fullstride.io.writing import PAGE, atomic_write
 from fullstride.report import plots
 from fullstride.report.console_tables import (
@@ -189,7 +189,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (count, ms, percent, three_digits, times)
+    filters = (count, count_of, ms, percent, three_digits, times)
     environment.filters |= {each.__name__: each for each in filters}
     return environment
 
