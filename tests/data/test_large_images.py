@@ -17,7 +17,6 @@ from sklearn.datasets import load_sample_image
 
 from fullstride.data.dataset import open_data
 from fullstride.data.pack import Encoding, pack
-from fullstride.data.readers import decode as decoding
 from fullstride.data.readers.decode import (
     Crop,
     OversizedImage,
@@ -253,16 +252,13 @@ def test_what_looks_like_a_bomb_or_needs_too_much_memory_is_refused_by_its_heade
         test_view(file(), DRAFT)
 
 
-def test_a_large_jpeg_is_reduced_to_fit_into_the_memory_that_is_allowed(monkeypatch):
+def test_memory_can_be_limited_and_a_jpeg_is_reduced_to_fit():
     whole = Crop((0, 0, 1600, 1200), (1600, 1200))
     file = saved(photo("china", 1600, 1200))
-
-    def width(mib):
-        monkeypatch.setattr(decoding, "MAX_MEMORY_MIB", mib)
-        return decode_crop(file, 3, lambda _: whole, oversampling=1)[0].width
-
-    assert width(5) == 1600  # no limit
-    monkeypatch.setattr(decoding, "MAX_MEGAPIXELS", 1)
-    assert [width(mib) for mib in (20, 10, 5.7)] == [1600, 800, 200]
+    sizes = [
+        decode_crop(file, 3, lambda _: whole, oversampling=1, max_memory_mib=mib)[0].width
+        for mib in (20, 10, 5.7)
+    ]
+    assert sizes == [1600, 800, 200]
     with pytest.raises(OversizedImage, match="1.9 megapixels.* 6 MiB .* and 5 MiB"):
-        width(5)
+        decode_crop(file, 3, lambda _: whole, oversampling=1, max_memory_mib=5)

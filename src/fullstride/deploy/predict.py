@@ -19,6 +19,7 @@ from fullstride import tasks
 from fullstride.data.dataset import DataSet
 from fullstride.data.loader import View
 from fullstride.data.readers.decode import (
+    MAX_MEGAPIXELS,
     Size,
     UnreadableImage,
     decode,
@@ -49,6 +50,7 @@ from fullstride.tasks.video import views_of
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray
 MAX_BATCH_PIXELS = 2**24  # per batch of inputs: 334 images of 224 x 224
 CLASSES = 5  # default number of classes per picture
+WHOLE_PIXEL_BYTES = 8  # memory per pixel of a picture that is decoded whole and converted
 
 
 @dataclass(frozen=True)
@@ -235,17 +237,22 @@ def _check_clip(video: Any) -> None:
         )
 
 
-def read_view(source: Path | bytes, model: Model) -> Image.Image | np.ndarray:
+def read_view(
+    source: Path | bytes, model: Model, max_memory_mib: float | None = None
+) -> Image.Image | np.ndarray:
     """Read an image file, by path or bytes, as an input for `probabilities`.
 
     It is the `test_view`, for which a large JPEG is decoded at a fraction of its size. Models that
-    resize get the whole image. Raises UnreadableImage for a file that cannot be decoded, or needs
-    too much memory, see `decode` and `decode_crop`.
+    resize get the whole image, of up to `MAX_MEGAPIXELS`. Raises UnreadableImage for a file that
+    cannot be decoded, or needs more than `max_memory_mib`, see `decode_crop`.
     """
     pre = model.preprocessing
     if input_kind(model) == "pictures":
-        return decode(source, pre.channels, background=pre.background)
-    return test_view(source, replace(pre, draft=True))
+        most = max_memory_mib and max_memory_mib / WHOLE_PIXEL_BYTES
+        return decode(
+            source, pre.channels, max_megapixels=most or MAX_MEGAPIXELS, background=pre.background
+        )
+    return test_view(source, replace(pre, draft=True), max_memory_mib)
 
 
 def _plain(picture: Picture, pre: Preprocessing) -> Image.Image:

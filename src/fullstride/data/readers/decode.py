@@ -207,6 +207,7 @@ def decode_crop(
     crop: Callable[[Size], Crop],
     *,
     oversampling: float,
+    max_memory_mib: float | None = None,
     background: str = WHITE,
 ) -> tuple[Image.Image, Crop]:
     """Decode an image file as far as a crop needs; also returns the crop in the decoded pixels.
@@ -214,24 +215,25 @@ def decode_crop(
     A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if the box still has at least `oversampling`
     times the pixels of the result along each side. All other images are decoded whole.
 
-    `crop` is a function from the size of the upright image to a crop. Above `MAX_MEGAPIXELS` a JPEG
-    is reduced further, until it is decoded within `MAX_MEMORY_MIB`.
+    `crop` is a function from the size of the upright image to a crop. `max_memory_mib` limits the
+    memory for decoding, to which JPEGs are reduced further; None: `MAX_MEMORY_MIB` for images above
+    `MAX_MEGAPIXELS`, no limit for others.
 
     Raises UnreadableImage and OversizedImage, as `decode` does.
     """
     mode = pixel_mode(channels)
     with _opened(source) as (image, bytes_in):
         stored, turn = image.size, orientation(image)
-        is_large = stored[0] * stored[1] > 1e6 * MAX_MEGAPIXELS
-        if is_large:
+        if max_memory_mib is None and stored[0] * stored[1] > 1e6 * MAX_MEGAPIXELS:
+            max_memory_mib = MAX_MEMORY_MIB
             _check_large(image, bytes_in, _name(source))
         chosen, factor = None, 1
         if isinstance(image, JpegImageFile):
             size = (stored[1], stored[0]) if turn in SIDEWAYS else stored
             chosen = crop(size)
             factor = _factor(size, chosen, oversampling)
-        if is_large:
-            factor = _fitting_factor(image, mode, factor, _name(source))
+        if max_memory_mib is not None:
+            factor = _fitting_factor(image, mode, factor, max_memory_mib, _name(source))
         if factor > 1:
             image.draft(None, (max(1, stored[0] // factor), max(1, stored[1] // factor)))
         _load(image)
@@ -301,19 +303,21 @@ def _factor(image: Size, crop: Crop, oversampling: float) -> int:
     return 1
 
 
-def _fitting_factor(image: Image.Image, mode: str, factor: int, name: str) -> int:
-    """The smallest factor, at least `factor`, that decodes an image within `MAX_MEMORY_MIB`."""
+def _fitting_factor(
+    image: Image.Image, mode: str, factor: int, max_memory_mib: float, name: str
+) -> int:
+    """The smallest factor, at least `factor`, that decodes an image within `max_memory_mib`."""
     factors = [factor]
     if isinstance(image, JpegImageFile):
         factors = [each for each in (1, *reversed(FACTORS)) if each >= factor]
     needs = [_memory_mib(image, mode, each) for each in factors]
     for each, need in zip(factors, needs, strict=True):
-        if need <= MAX_MEMORY_MIB:
+        if need <= max_memory_mib:
             return each
     raise OversizedImage(
         name,
         f"it has {image.width * image.height / 1e6:,.1f} megapixels, which need {needs[-1]:,.0f} "
-        f"MiB to be decoded, and {MAX_MEMORY_MIB:,.0f} MiB are the limit",
+        f"MiB to be decoded, and {max_memory_mib:,.0f} MiB are the limit",
     )
 
 

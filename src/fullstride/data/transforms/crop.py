@@ -155,12 +155,17 @@ def train_view(
     return pixels
 
 
-def test_view(source: Source, pre: Preprocessing) -> np.ndarray:
+def test_view(
+    source: Source,
+    pre: Preprocessing,
+    max_memory_mib: float | None = None,  # noqa: PT028
+) -> np.ndarray:
     """The image squished or padded to a square, or its center crop, by `pre.fit`: uint8 (H, W, C).
 
     `view_geometry` says where the pixels of the image are. The center crop is torchvision's Resize
     and CenterCrop, with floor(resolution / crop) as the shorter side, as in timm. Raises
-    UnreadableImage for a file that cannot be decoded.
+    UnreadableImage for a file that cannot be decoded. `max_memory_mib` limits the memory of a file
+    with `pre.draft`, see `decode_crop`.
     """
     side = pre.resolution
 
@@ -174,7 +179,7 @@ def test_view(source: Source, pre: Preprocessing) -> np.ndarray:
         box = (left * w / new_w, top * h / new_h, right * w / new_w, bottom * h / new_h)
         return Crop(box, (side, side))
 
-    image, (box, (w, h)) = decode_source(source, pre, choose, TEST_OVERSAMPLING)
+    image, (box, (w, h)) = decode_source(source, pre, choose, TEST_OVERSAMPLING, max_memory_mib)
     resized = _resized(image, (w, h), pre, box)
     if pre.fit == "pad":
         return _pixels(pad_to(resized, (side, side), pre))
@@ -183,7 +188,11 @@ def test_view(source: Source, pre: Preprocessing) -> np.ndarray:
 
 
 def decode_source(
-    source: Source, pre: Preprocessing, choose: Callable[[Size], Crop], oversampling: float
+    source: Source,
+    pre: Preprocessing,
+    choose: Callable[[Size], Crop],
+    oversampling: float,
+    max_memory_mib: float | None = None,
 ) -> tuple[Image.Image, Crop]:
     """Open an image, by `pre.draft`; also returns the crop that `choose` makes of its size."""
     if isinstance(source, Image.Image):
@@ -192,7 +201,12 @@ def decode_source(
         image = decode(source, pre.channels, background=pre.background)
         return image, choose(image.size)
     return decode_crop(
-        source, pre.channels, choose, oversampling=oversampling, background=pre.background
+        source,
+        pre.channels,
+        choose,
+        oversampling=oversampling,
+        max_memory_mib=max_memory_mib,
+        background=pre.background,
     )
 
 
