@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fullstride.data.readers import listing
 from fullstride.data.readers.folder import IMAGES, FileKind
+from fullstride.data.readers.listing import read_text
 from fullstride.data.readers.videos import frames_size
 from fullstride.io.console import count_of, counted, verb_of
 
@@ -91,7 +92,7 @@ def at_line(table: Path, line: int) -> str:
 
 
 def table_text(table: Path) -> str:
-    text = listing.read_text(table)
+    text = read_text(table)
     if not text.strip():
         raise ValueError(
             f"{str(table)!r} is empty: give a header with path and label, and a row for each image"

@@ -15,6 +15,7 @@ from PIL import Image
 from fullstride.data.readers import listing
 from fullstride.data.readers.decode import MAX_MEGAPIXELS, OversizedImage, UnreadableImage
 from fullstride.data.readers.folder import FileKind, PairedListing, PairKind, read_pairs
+from fullstride.data.readers.listing import read_text
 from fullstride.io.console import count_of
 from fullstride.io.writing import check_regular, open_regular
 
@@ -238,7 +239,7 @@ def read_colours(path: Path) -> ColourTable:
     `LEFT_OUT` is no class. Raises ValueError in one line.
     """
     names, colours = [], []
-    for number, line in enumerate(listing.read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if not (line := line.strip()) or line.startswith("#"):
             continue
         match = next(filter(None, (row.fullmatch(line) for row in ROWS_OF_COLOURS)), None)
@@ -304,7 +305,7 @@ def class_names(root: Path, folder: Path) -> tuple[str, ...]:
     """
     for place in (folder, folder.parent, root):
         if (path := place / CLASS_NAMES).is_file():
-            names = tuple(line.strip() for line in listing.read_text(path).splitlines())
+            names = tuple(line.strip() for line in read_text(path).splitlines())
             _check_names(path, names)
             return names
     if (root / ADE_NAMES).is_file():
@@ -328,7 +329,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 def _ade_names(path: Path) -> tuple[str, ...]:
     """The first name of each of the 150 classes. Raises ValueError."""
-    lines = listing.read_text(path).splitlines()[1:]
+    lines = read_text(path).splitlines()[1:]
     names = [line.split("\t")[-1].split(",")[0].strip() for line in lines if line.strip()]
     # several classes have the same first name, such as "screen"
     return tuple(
