@@ -20,7 +20,15 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from fullstride.data.dataset import Images, UnreadableImage
-from fullstride.data.transforms import crop
+from fullstride.data.transforms.crop import (
+    Augmentation,
+    Decoder,
+    Sides,
+    Source,
+    test_view,
+    to_input,
+    train_view,
+)
 from fullstride.io.console import count_of, verb_of
 from fullstride.io.records import Count, PositiveInt, Probability, check_bounds
 from fullstride.io.writing import allow_open_files
@@ -245,7 +253,7 @@ class View(Protocol):
         ...
 
 
-def input_of(images: Images, index: int, view: View) -> crop.Source:
+def input_of(images: Images, index: int, view: View) -> Source:
     """The input of `view`: the file of an image, or the decoded image."""
     if view.decodes_files:
         return images.source(index)
@@ -257,9 +265,9 @@ class TrainView:
     """Random augmentation for training. Targets are returned as they are."""
 
     pre: Preprocessing
-    augmentation: crop.Augmentation = crop.Augmentation()
-    decoder: crop.Decoder = "pillow"  # opencv is faster, its pixels differ a little
-    sides: crop.Sides = ()  # pixels a side in the first epochs; later `pre.resolution`
+    augmentation: Augmentation = Augmentation()
+    decoder: Decoder = "pillow"  # opencv is faster, its pixels differ a little
+    sides: Sides = ()  # pixels a side in the first epochs; later `pre.resolution`
 
     def __post_init__(self) -> None:
         if self.decoder not in ("pillow", "opencv"):
@@ -276,7 +284,7 @@ class TrainView:
     decodes_files: ClassVar[bool] = True
 
     def __call__(
-        self, image: crop.Source, target: Any, rng: np.random.Generator, epoch: int = 0
+        self, image: Source, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
         side = self.sides[epoch] if epoch < len(self.sides) else self.pre.resolution
         pre = replace(self.pre, resolution=side)
@@ -284,7 +292,7 @@ class TrainView:
             from fullstride.data.transforms.opencv import fast_train_view  # an optional extra
 
             return fast_train_view(image, pre, self.augmentation, rng), target
-        return crop.train_view(image, pre, self.augmentation, rng), target
+        return train_view(image, pre, self.augmentation, rng), target
 
 
 @dataclass(frozen=True)
@@ -297,9 +305,9 @@ class TestView:
     decodes_files: ClassVar[bool] = True
 
     def __call__(
-        self, image: crop.Source, target: Any, rng: np.random.Generator, epoch: int = 0
+        self, image: Source, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
-        return crop.test_view(image, self.pre), target
+        return test_view(image, self.pre), target
 
 
 class Batch(NamedTuple):
@@ -333,7 +341,7 @@ class Batches:
         options: LoaderOptions,
         *,
         collate: Callable[[list[Any]], Any] = class_indices,
-        to_x: Callable[[Tensor, Preprocessing], Tensor] = crop.to_input,
+        to_x: Callable[[Tensor, Preprocessing], Tensor] = to_input,
     ):
         if not len(images):
             raise ValueError("no images to load: give at least one")

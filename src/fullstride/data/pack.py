@@ -16,7 +16,15 @@ from typing import NamedTuple
 from PIL import Image
 
 from fullstride.data.dataset import DataSet, Images
-from fullstride.data.readers import decode
+from fullstride.data.readers.decode import (
+    SUFFIXES,
+    Crop,
+    Size,
+    UnreadableImage,
+    decode_crop,
+    file_bytes,
+    image_format,
+)
 from fullstride.data.readers.folder import VIDEOS
 from fullstride.data.readers.listing import Objects
 from fullstride.data.readers.shards import BLOCK, Index, Member, Shard, write_index
@@ -162,7 +170,7 @@ def _encoded(
     for index, name in enumerate(images.names):
         try:
             image = _encode(images, index, channels, encoding)
-        except decode.UnreadableImage as error:
+        except UnreadableImage as error:
             skipped[name] = error.reason
         except OSError as error:
             skipped[name] = error.strerror or type(error).__name__
@@ -180,9 +188,9 @@ def _encode(images: Images, index: int, channels: int, encoding: Encoding) -> En
         else:
             suffix, data = _png(picture)
         return EncodedImage(name, target, suffix, data, picture.width * picture.height * channels)
-    file = decode.file_bytes(images.file(name))
+    file = file_bytes(images.file(name))
     if side:
-        picture, crop = decode.decode_crop(
+        picture, crop = decode_crop(
             file,
             channels,
             partial(_shrunk, long_side=side),
@@ -195,14 +203,14 @@ def _encode(images: Images, index: int, channels: int, encoding: Encoding) -> En
     return EncodedImage(name, target, suffix, data, len(file))
 
 
-def _shrunk(size: decode.Size, long_side: int) -> decode.Crop:
+def _shrunk(size: Size, long_side: int) -> Crop:
     """The whole image, with at most `long_side` pixels along a side."""
     shrink = min(1.0, long_side / max(size))
     width, height = (max(1, round(side * shrink)) for side in size)
-    return decode.Crop((0, 0, *size), (width, height))
+    return Crop((0, 0, *size), (width, height))
 
 
-def _jpeg(picture: Image.Image, crop: decode.Crop, quality: int) -> tuple[str, bytes]:
+def _jpeg(picture: Image.Image, crop: Crop, quality: int) -> tuple[str, bytes]:
     if crop.size != picture.size:
         # antialiased: Pillow widens its window
         picture = picture.resize(crop.size, Image.Resampling.LANCZOS, crop.box)
@@ -220,8 +228,8 @@ def _png(picture: Image.Image) -> tuple[str, bytes]:
 def _suffix(name: str, file: bytes) -> str:
     """The suffix of the name if images or videos have it, else the suffix of the content."""
     suffix = PurePosixPath(name).suffix.lower()
-    if suffix in (*decode.SUFFIXES, *VIDEOS.suffixes):
+    if suffix in (*SUFFIXES, *VIDEOS.suffixes):
         return suffix
-    suffix = f".{decode.image_format(file).lower()}"  # raises UnreadableImage
+    suffix = f".{image_format(file).lower()}"  # raises UnreadableImage
     # a JPEG with several images has a format of its own
-    return suffix if suffix in decode.SUFFIXES else ".jpg"
+    return suffix if suffix in SUFFIXES else ".jpg"

@@ -20,8 +20,20 @@ from fullstride.data.dataset import (
     open_files,
     open_source,
 )
-from fullstride.data.readers import csv_table, masks
 from fullstride.data.readers.coco import coco_files, read_coco_labels, read_coco_objects
+from fullstride.data.readers.csv_table import (
+    ABSENT,
+    COLUMNS,
+    LABELS,
+    PRESENT,
+    Header,
+    find_header,
+    find_table,
+    is_table,
+    read_label_table,
+    read_rows,
+    table_text,
+)
 from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.folder import (
     PICTURES,
@@ -35,6 +47,23 @@ from fullstride.data.readers.folder import (
 )
 from fullstride.data.readers.hugging_face import choice_in
 from fullstride.data.readers.listing import SPLITS, Listing, Objects, join_copies, near_names
+from fullstride.data.readers.masks import (
+    DEPTHS,
+    IGNORED,
+    LEFT_OUT,
+    MASKS,
+    MAX_CLASSES,
+    VOC_PALETTE,
+    DepthFile,
+    MapFile,
+    MaskFile,
+    UnreadableImage,
+    class_names,
+    find_colours,
+    is_in_colours,
+    read_masks,
+    read_png,
+)
 from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule
 from fullstride.data.readers.videos import MiddleFrame, check_decoder
 from fullstride.data.readers.voc import XML_FILES, read_voc, read_xml_files, voc_folders
@@ -188,10 +217,10 @@ def _open_labels(where: str, rule: SplitRule) -> DataSet:
         data = digits(rule)
         return data.with_targets(data.classes, lambda label: (label,))
     path, separator = option_in(where, "separator")
-    if csv_table.is_table(path):
-        table = csv_table.find_table(path)
+    if is_table(path):
+        table = find_table(path)
         place = str(table) if separator is None else f"{table}?separator={separator}"
-        listing = csv_table.read_label_table(table, separator, rule.group)
+        listing = read_label_table(table, separator, rule.group)
         return from_source(Source(table.stem, place, listing), rule)
     if files := coco_files(Path(where)):
         place = Path(where).resolve()
@@ -235,31 +264,31 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
     """
     folder, written = option_in(where, "colours")
     chosen = colours or written or ""
-    root = _map_root(folder, masks.MASKS)
-    pairs = masks.read_masks(root)
+    root = _map_root(folder, MASKS)
+    pairs = read_masks(root)
     train = (pairs.files[each.name].name for each in pairs.listing.splits["train"])
-    table = masks.find_colours(root, pairs.folder, chosen)
-    is_coloured = masks.is_in_colours(root / next(train))
+    table = find_colours(root, pairs.folder, chosen)
+    is_coloured = is_in_colours(root / next(train))
     if is_coloured and table is None:
         raise ValueError(
             f"the masks in {str(pairs.folder)!r} are in colours: name a table of these by "
             "--task.colours FILE, with a line such as 128 0 0 road for each class, or "
-            f"--task.colours {masks.VOC_PALETTE} for Pascal VOC's palette"
+            f"--task.colours {VOC_PALETTE} for Pascal VOC's palette"
         )
     if table and (chosen or is_coloured):
         names = table.names
     else:
-        table, names = None, masks.class_names(root, pairs.folder) or _numbers(root, pairs)
+        table, names = None, class_names(root, pairs.folder) or _numbers(root, pairs)
     classes = _classes_of_values(names)
 
-    def target(name: str) -> masks.MaskFile:
-        return masks.MaskFile(root, name, classes, table.colours if table else ())
+    def target(name: str) -> MaskFile:
+        return MaskFile(root, name, classes, table.colours if table else ())
 
     place = str(root)
     if chosen:
-        place += f"?colours={chosen if chosen == masks.VOC_PALETTE else Path(chosen).resolve()}"
+        place += f"?colours={chosen if chosen == VOC_PALETTE else Path(chosen).resolve()}"
     data = _open_maps(Source(root.name, place, pairs.listing), rule, pairs, names, target)
-    return replace(data, classes=tuple(name for name in data.classes if name != masks.LEFT_OUT))
+    return replace(data, classes=tuple(name for name in data.classes if name != LEFT_OUT))
 
 
 def open_depths(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
@@ -271,10 +300,10 @@ def open_depths(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
 
     Raises ValueError in one line.
     """
-    root = _map_root(where, masks.DEPTHS)
-    pairs = read_pairs(root, masks.DEPTHS)
+    root = _map_root(where, DEPTHS)
+    pairs = read_pairs(root, DEPTHS)
     source = Source(root.name, str(root), pairs.listing)
-    return _open_maps(source, rule, pairs, ("depth",), partial(masks.DepthFile, root))
+    return _open_maps(source, rule, pairs, ("depth",), partial(DepthFile, root))
 
 
 def _map_root(where: str, kind: PairKind) -> Path:
@@ -291,7 +320,7 @@ def _open_maps(
     rule: SplitRule,
     pairs: PairedListing,
     classes: tuple[str, ...],
-    target: Callable[[str], masks.MapFile],
+    target: Callable[[str], MapFile],
 ) -> DataSet:
     """The pictures of `pairs`; `target` makes the target from the name of a picture's map."""
     data = from_source(replace(source, listing=replace(pairs.listing, classes=classes)), rule)
@@ -315,27 +344,26 @@ def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
     for sample in counted(pairs.listing.splits["train"], "masks"):
         name = pairs.files[sample.name].name
         try:
-            values = masks.read_png(root / name, name)
-        except masks.UnreadableImage:
+            values = read_png(root / name, name)
+        except UnreadableImage:
             continue  # it is left out where it is used
-        labelled = values != masks.IGNORED
+        labelled = values != IGNORED
         largest = max(largest, int(values.max(where=labelled, initial=0)) if labelled.any() else -1)
     if largest < 0:
         raise ValueError(f"no mask in {str(pairs.folder)!r} has a class: add some")
-    if largest >= masks.MAX_CLASSES:
+    if largest >= MAX_CLASSES:
         raise ValueError(
             f"masks in {str(pairs.folder)!r} have values up to {largest}: use at most "
-            f"{masks.MAX_CLASSES} classes from 0 on, and {masks.IGNORED} for pixels without one"
+            f"{MAX_CLASSES} classes from 0 on, and {IGNORED} for pixels without one"
         )
     return tuple(map(str, range(largest + 1)))
 
 
 def _classes_of_values(names: tuple[str, ...]) -> bytes:
     """The class of each value; values named `LEFT_OUT` are `IGNORED`, the others are numbered."""
-    left_out = [name == masks.LEFT_OUT for name in names]
+    left_out = [name == LEFT_OUT for name in names]
     return bytes(
-        masks.IGNORED if out else value - sum(left_out[:value])
-        for value, out in enumerate(left_out)
+        IGNORED if out else value - sum(left_out[:value]) for value, out in enumerate(left_out)
     )
 
 
@@ -343,14 +371,7 @@ def _classes_of_values(names: tuple[str, ...]) -> bytes:
 
 CLASSIFY = "classify"  # the task of images with one class each, and of unrecognised data
 # Folder names in the layouts of other tasks, which are no classes.
-LAYOUT = {
-    *PICTURES,
-    *masks.MASKS.folders,
-    *masks.DEPTHS.folders,
-    *SPLITS,
-    "Annotations",
-    "SegmentationClass",
-}
+LAYOUT = {*PICTURES, *MASKS.folders, *DEPTHS.folders, *SPLITS, "Annotations", "SegmentationClass"}
 LAYOUT |= {"SegmentationObject", "ImageSets", "xml", "xmls"}
 
 
@@ -371,7 +392,7 @@ def recognise(where: str) -> Purpose:
     for option, task in (("separator", "multilabel"), ("colours", "segment")):
         if option_in(where, option)[1] is not None:
             return Purpose(task, f"the option {option!r}")
-    if csv_table.is_table(where):
+    if is_table(where):
         return _of_table(Path(where))
     purposes = _of_folder(where)
     if len(purposes) > 1:
@@ -388,9 +409,9 @@ def _of_folder(where: str) -> list[Purpose]:
     if not os.path.isdir(where):  # noqa: PTH112
         return purposes
     root = Path(where)
-    if (root / "SegmentationClass").is_dir() or holds_pairs(root, masks.MASKS):
+    if (root / "SegmentationClass").is_dir() or holds_pairs(root, MASKS):
         purposes.append(Purpose("segment", "pictures with masks of the same names"))
-    if holds_pairs(root, masks.DEPTHS):
+    if holds_pairs(root, DEPTHS):
         purposes.append(Purpose("depth", "pictures with depth maps of the same names"))
     classes = _class_folders(root)
     if purposes and classes:
@@ -434,17 +455,17 @@ def _of_table(table: Path) -> Purpose:
     """Judge by the columns, and by cells with several labels that other cells have too."""
     if not table.is_file():
         return Purpose(CLASSIFY, "")  # opening it says what is wrong
-    text = csv_table.table_text(table)
-    header = csv_table.find_header(table, text, {**csv_table.COLUMNS, "label": csv_table.LABELS})
+    text = table_text(table)
+    header = find_header(table, text, {**COLUMNS, "label": LABELS})
     if "label" not in header.columns:
         return _of_columns(table, text, header)
     index = header.columns["label"]
-    if header.lower[index] not in csv_table.COLUMNS["label"]:
+    if header.lower[index] not in COLUMNS["label"]:
         return Purpose("multilabel", f"the column {header.titles[index]!r}")
     for sign in ";|":
         if sign == header.delimiter or sign not in text:
             continue
-        rows = csv_table.read_rows(table, text, header.delimiter)
+        rows = read_rows(table, text, header.delimiter)
         cells = {fields[index] for _, fields in rows if len(fields) > index}
         labels = {label.strip() for cell in cells for label in cell.split(sign)}
         if len(labels) < len(cells):
@@ -452,11 +473,11 @@ def _of_table(table: Path) -> Purpose:
     return Purpose(CLASSIFY, "")
 
 
-def _of_columns(table: Path, text: str, header: csv_table.Header) -> Purpose:
+def _of_columns(table: Path, text: str, header: Header) -> Purpose:
     """Judge a table without a label column by its first row: columns of labels have 1 or 0."""
-    (_, fields), *_ = csv_table.read_rows(table, text, header.delimiter)
+    (_, fields), *_ = read_rows(table, text, header.delimiter)
     others = [word.lower() for i, word in enumerate(fields) if i not in header.columns.values()]
-    if others and {*others} <= {*csv_table.PRESENT, *csv_table.ABSENT, ""}:
+    if others and {*others} <= {*PRESENT, *ABSENT, ""}:
         return Purpose("multilabel", "a column for each label")
     return Purpose(CLASSIFY, "")
 
@@ -471,9 +492,9 @@ def check_place(where: str, task: str = "") -> None:
     if task == "detect" or place.lower().endswith((".json", ".yaml")):
         find_boxes(place)
     elif task in ("segment", "depth"):
-        _map_root(place, masks.MASKS if task == "segment" else masks.DEPTHS)
-    elif csv_table.is_table(place):
-        csv_table.find_table(place)
+        _map_root(place, MASKS if task == "segment" else DEPTHS)
+    elif is_table(place):
+        find_table(place)
     else:
         find_folder(str(Path(place).parent) if place.lower().endswith(".tar") else place)
 

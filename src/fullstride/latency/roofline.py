@@ -14,7 +14,16 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fullstride.io.records import Bounds, check_bounds
-from fullstride.measure import operators
+from fullstride.measure.operators import (
+    AFTER_PRODUCT,
+    IN_CHAIN,
+    JOINING,
+    KIND,
+    OPERATOR_KINDS,
+    PRODUCTS,
+    Operators,
+    concatenate,
+)
 
 Runtime = Literal["eager", "cuda graph", "compiled", "tensorrt", "onnx", "openvino"]
 ONE_KERNEL = ("compiled", "onnx", "openvino")  # runtimes with one kernel per chain of operators
@@ -23,7 +32,7 @@ ARITHMETIC = ("dense", "1x1", "depthwise", "grouped")
 ARITHMETIC_OF = {name: name for name in ARITHMETIC} | {"linear": "1x1", "product": "1x1"}
 MEMORY = ("convolution", "elementwise", "norm", "statistics", "gather")
 MEMORY_OF = {
-    **dict.fromkeys(operators.PRODUCTS, 0),
+    **dict.fromkeys(PRODUCTS, 0),
     **dict.fromkeys(("activation", "silu", "add", "scale", "reduce"), 1),
     **dict.fromkeys(("batch_norm", "norm"), 2),
     **dict.fromkeys(("group_norm", "statistics"), 3),
@@ -123,7 +132,7 @@ def first_rows(sizes: np.ndarray) -> np.ndarray:
 
 
 def prepare(
-    networks: Sequence[operators.Operators],
+    networks: Sequence[Operators],
     batches: Sequence[int],
     machine: Machine,
     *,
@@ -131,12 +140,12 @@ def prepare(
 ) -> PeakTimes:
     """Compute the peak times of each network at its entry of `batches`."""
     sizes = np.array([len(net) for net in networks])
-    rows = operators.concatenate(networks)
+    rows = concatenate(networks)
     return prepare_rows(rows, sizes, np.array(batches), machine, training=training)
 
 
 def prepare_rows(
-    rows: operators.Operators,
+    rows: Operators,
     sizes: np.ndarray,
     batches: np.ndarray,
     machine: Machine,
@@ -149,7 +158,7 @@ def prepare_rows(
     read, written, weights = rows.read, rows.written, rows.weights
     launches = np.ones(len(kind))
     element = np.full(len(kind), float(machine.bytes_per_element))
-    silu = kind == operators.KIND["silu"]
+    silu = kind == KIND["silu"]
     launches[silu] = machine.silu_launches
     if machine.split_silu:
         read = np.where(silu, SPLIT_SILU * read, read)
@@ -158,25 +167,21 @@ def prepare_rows(
     # Operators merged into the previous one: only their other operands are read.
     merged = np.zeros(len(kind), dtype=bool)
     if machine.runtime in ONE_KERNEL:
-        merged = chain >= operators.IN_CHAIN
+        merged = chain >= IN_CHAIN
     elif machine.runtime == "tensorrt":  # the epilogue of the convolution
-        last = (kind == operators.KIND["activation"]) | (kind == operators.KIND["add"])
-        merged = last & (
-            (chain == operators.AFTER_PRODUCT)
-            | (chain == operators.IN_CHAIN)
-            | (chain == operators.JOINING)
-        )
+        last = (kind == KIND["activation"]) | (kind == KIND["add"])
+        merged = last & ((chain == AFTER_PRODUCT) | (chain == IN_CHAIN) | (chain == JOINING))
         alone = ~merged & (MEMORY_INDEX[kind] > 0)
         element[alone] = np.maximum(element[alone], 2)  # int8 is for convolutions
     read = np.where(merged, np.maximum(read - written, 0), read)
     if machine.runtime in ONE_KERNEL:  # the other chain need not write an operand of this one
-        read = np.where(chain == operators.JOINING, -written, read)
-        launches[chain == operators.JOINING] = 0
+        read = np.where(chain == JOINING, -written, read)
+        launches[chain == JOINING] = 0
     written = np.where(merged, 0, written)
     launches[merged] = 0
     repeats = np.ones(len(kind))
     if machine.folded:
-        repeats[kind == operators.KIND["batch_norm"]] = 0
+        repeats[kind == KIND["batch_norm"]] = 0
     # Backward computes two products for each product of forward and moves about twice as much.
     passes = 3.0 if training else 1.0
     moved = passes * (read + written) * images * element + weights * machine.bytes_per_element
@@ -185,7 +190,7 @@ def prepare_rows(
         batch=np.asarray(batches, dtype=np.float64),
         arithmetic=ARITHMETIC_INDEX[kind],
         arithmetic_s=rows.macs * images * (passes * 2e-12 / machine.peak_tflops),
-        group_channels=np.where(kind == operators.KIND["grouped"], rows.c_in, 0.0),
+        group_channels=np.where(kind == KIND["grouped"], rows.c_in, 0.0),
         memory=MEMORY_INDEX[kind],
         memory_s=moved * (1e-9 / machine.bandwidth_gb_s),
         launches=launches * passes,
@@ -194,9 +199,9 @@ def prepare_rows(
 
 
 ARITHMETIC_INDEX = np.array(
-    [ARITHMETIC.index(ARITHMETIC_OF.get(kind, "dense")) for kind in operators.OPERATOR_KINDS]
+    [ARITHMETIC.index(ARITHMETIC_OF.get(kind, "dense")) for kind in OPERATOR_KINDS]
 )
-MEMORY_INDEX = np.array([MEMORY_OF[kind] for kind in operators.OPERATOR_KINDS])
+MEMORY_INDEX = np.array([MEMORY_OF[kind] for kind in OPERATOR_KINDS])
 
 
 @dataclass(frozen=True)

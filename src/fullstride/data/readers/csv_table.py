@@ -9,9 +9,19 @@ from io import StringIO
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from fullstride.data.readers import listing
 from fullstride.data.readers.folder import IMAGES, FileKind
-from fullstride.data.readers.listing import read_text
+from fullstride.data.readers.listing import (
+    SPLITS,
+    Below,
+    FileSizes,
+    Listing,
+    Sample,
+    check_classes,
+    near_names,
+    quote_names,
+    read_text,
+    sorted_classes,
+)
 from fullstride.data.readers.videos import frames_size
 from fullstride.io.console import count_of, counted, verb_of
 
@@ -57,12 +67,12 @@ def find_table(where: str) -> Path:
     path = Path(where)
     if path.is_file():
         return path.resolve()
-    raise ValueError(f"no table {where!r}: {listing.near_names(path) or 'check the path'}")
+    raise ValueError(f"no table {where!r}: {near_names(path) or 'check the path'}")
 
 
 def read_table(
     table: Path, group: str = "", unseen_classes: bool = False, kind: FileKind = IMAGES
-) -> listing.Listing:
+) -> Listing:
     """The images or videos of a table in the order of the rows, without repeated rows.
 
     Paths are relative to the table's folder, or absolute. The column `group`, if there is one, has
@@ -74,16 +84,12 @@ def read_table(
     lines = counted(read_rows(table, text, header.delimiter), "rows")
     labelled = (_row(table, line, fields, header.columns) for line, fields in lines)
     rows = _joined(table, labelled, ("labels", "split", "group"))
-    classes = listing.sorted_classes(
-        each for row in rows if row.split == "train" for each in row.labels
-    )
+    classes = sorted_classes(each for row in rows if row.split == "train" for each in row.labels)
     if not classes:
         raise ValueError(f"{str(table)!r} has no row to train on: give some the split 'train'")
-    listing.check_classes(repr(str(table)), classes, "add training images of a second one")
+    check_classes(repr(str(table)), classes, "add training images of a second one")
     if unseen_classes:
-        classes += listing.sorted_classes(
-            {each for row in rows for each in row.labels}.difference(classes)
-        )
+        classes += sorted_classes({each for row in rows for each in row.labels}.difference(classes))
     return _listing(table, header, rows, classes, kind, one_label=True)
 
 
@@ -175,10 +181,10 @@ def _row(
             problem = f"an empty {column}" if index < len(fields) else f"no {column}"
             raise ValueError(f"{at_line(table, line)} has {problem}: fill it in or remove the row")
     split = texts.get("split", "train")
-    if split.lower() not in listing.SPLITS:
+    if split.lower() not in SPLITS:
         raise ValueError(f"{at_line(table, line)} has the split {split!r}: use train, val or test")
     name, labels = _name(table, texts["path"]), labels or (_one_label(texts["label"]),)
-    return Row(line, name, listing.SPLITS[split.lower()], texts.get("group", ""), *labels)
+    return Row(line, name, SPLITS[split.lower()], texts.get("group", ""), *labels)
 
 
 @lru_cache(2**16)
@@ -215,10 +221,10 @@ def _listing(
     kind: FileKind = IMAGES,
     notes: Sequence[str] = (),
     one_label: bool = False,
-) -> listing.Listing:
+) -> Listing:
     """The samples of the rows; targets are the sorted indices of the labels, or the only index."""
     indices = {name: index for index, name in enumerate(classes)}
-    splits: dict[str, list[listing.Sample]] = {"train": [], "val": [], "test": []}
+    splits: dict[str, list[Sample]] = {"train": [], "val": [], "test": []}
     targets: dict[Labels, Any] = {}  # rows with equal labels share one object
     for row in rows:
         if row.labels in targets:
@@ -231,11 +237,11 @@ def _listing(
         target = tuple(sorted(indices[label] for label in row.labels))
         targets[row.labels] = target[0] if one_label else target
     for row, size in zip(rows, _file_sizes(table, rows, kind), strict=True):
-        splits[row.split].append(listing.Sample(row.name, targets[row.labels], size))
-    return listing.Listing(
+        splits[row.split].append(Sample(row.name, targets[row.labels], size))
+    return Listing(
         classes,
         {name: split for name, split in splits.items() if split},
-        listing.Below(table.parent),
+        Below(table.parent),
         columns=header.lower,
         groups={row.name: row.group for row in rows} if "group" in header.columns else None,
         notes=tuple(notes),
@@ -244,7 +250,7 @@ def _listing(
 
 def _file_sizes(table: Path, rows: Sequence[Row], kind: FileKind) -> list[int]:
     """The bytes of each row's file. Raises ValueError if files are missing."""
-    sizes, missing, size_of = [], [], listing.FileSizes(table.parent)
+    sizes, missing, size_of = [], [], FileSizes(table.parent)
     for row in rows:
         size = size_of(row.name)
         if size is None and kind.frames:
@@ -270,7 +276,7 @@ SEPARATORS = ";|,"  # of labels in a cell; spaces too, where nothing else separa
 PRESENT, ABSENT = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no"}
 
 
-def read_label_table(table: Path, separator: str | None = None, group: str = "") -> listing.Listing:
+def read_label_table(table: Path, separator: str | None = None, group: str = "") -> Listing:
     """The images of a table with all their labels; rows of one image are joined.
 
     The column of labels has one of the titles `LABELS`, and its cells have any number of labels.
@@ -305,9 +311,9 @@ def read_label_table(table: Path, separator: str | None = None, group: str = "")
     train = {label for row in joined if row.split == "train" for label in row.labels}
     if not train:
         raise ValueError(f"{str(table)!r} has no training image with a label: add labels")
-    classes = listing.sorted_classes(classes or train)
+    classes = sorted_classes(classes or train)
     if unused := [name for name in classes if name not in train]:
-        notes.append(f"no training image has the label {listing.quote_names(unused)}")
+        notes.append(f"no training image has the label {quote_names(unused)}")
     return _listing(table, header, joined, classes, notes=notes)
 
 

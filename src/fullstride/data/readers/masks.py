@@ -12,10 +12,17 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fullstride.data.readers import listing
 from fullstride.data.readers.decode import MAX_MEGAPIXELS, OversizedImage, UnreadableImage
 from fullstride.data.readers.folder import FileKind, PairedListing, PairKind, read_pairs
-from fullstride.data.readers.listing import read_text
+from fullstride.data.readers.listing import (
+    Below,
+    FileSizes,
+    Listing,
+    Sample,
+    quote_names,
+    read_names,
+    read_text,
+)
 from fullstride.io.console import count_of
 from fullstride.io.writing import check_regular, open_regular
 
@@ -185,7 +192,7 @@ def _read_voc(root: Path) -> PairedListing:
     """
     lists, masks = root / "ImageSets" / "Segmentation", root / "SegmentationClass"
     files = {split: lists / f"{split}.txt" for split in ("train", "trainval", "val", "test")}
-    names = {split: listing.read_names(path) for split, path in files.items() if path.is_file()}
+    names = {split: read_names(path) for split, path in files.items() if path.is_file()}
     if not names:
         names = {"train": sorted(path.stem for path in masks.glob("*.png"))}
     both = names.pop("trainval", [])
@@ -193,9 +200,9 @@ def _read_voc(root: Path) -> PairedListing:
         names = {"train": both, **{s: each for s, each in names.items() if s == "test"}}
     if "train" not in names:
         raise ValueError(f"{str(lists)!r} has neither train.txt nor trainval.txt: add one")
-    splits: dict[str, list[listing.Sample]] = {}
-    maps: dict[str, listing.Sample] = {}
-    size_of = listing.FileSizes(root)
+    splits: dict[str, list[Sample]] = {}
+    maps: dict[str, Sample] = {}
+    size_of = FileSizes(root)
     for split, stems in names.items():
         samples = []
         for name in stems:
@@ -206,13 +213,13 @@ def _read_voc(root: Path) -> PairedListing:
             if picture is None or bytes_of_mask is None:
                 missing = mask if picture else f"JPEGImages/{name}.jpg"
                 raise ValueError(f"{str(files[split])!r} names {name!r}, but there is no {missing}")
-            samples.append(listing.Sample(picture[0], (), picture[1]))
-            maps[picture[0]] = listing.Sample(mask, (), bytes_of_mask)
+            samples.append(Sample(picture[0], (), picture[1]))
+            maps[picture[0]] = Sample(mask, (), bytes_of_mask)
         if samples:
             splits[split] = samples
     if "train" not in splits:
         raise ValueError(f"{str(root)!r} has no picture with a mask for training: add some")
-    return PairedListing(listing.Listing((), splits, listing.Below(root)), maps, masks)
+    return PairedListing(Listing((), splits, Below(root)), maps, masks)
 
 
 # ---- names and colours of classes
@@ -322,9 +329,7 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         raise ValueError(f"{str(path)!r}: line {names.index('') + 1} is empty: give a name")
     counts = Counter(name for name in names if name != LEFT_OUT)
     if twice := sorted(name for name, count in counts.items() if count > 1):
-        raise ValueError(
-            f"{str(path)!r} has {listing.quote_names(twice)} twice: give each class its name"
-        )
+        raise ValueError(f"{str(path)!r} has {quote_names(twice)} twice: give each class its name")
 
 
 def _ade_names(path: Path) -> tuple[str, ...]:

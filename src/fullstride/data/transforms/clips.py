@@ -15,7 +15,17 @@ from PIL import Image
 
 from fullstride.data.readers.decode import Box, Size, UnreadableImage
 from fullstride.data.readers.videos import Video, open_video
-from fullstride.data.transforms import crop
+from fullstride.data.transforms.crop import (
+    MAX_PIXELS,
+    Augmentation,
+    RandomBox,
+    in_mode,
+    random_crop_box,
+    resized_size,
+    test_view,
+    train_view,
+    view_offset,
+)
 from fullstride.data.transforms.image_ops import KERNELS
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -46,7 +56,7 @@ class ClipTrainView(OfClips):
     videos). Operations of the augmentation are drawn once for a clip.
     """
 
-    augmentation: crop.Augmentation = crop.Augmentation()
+    augmentation: Augmentation = Augmentation()
     short_side: tuple[int, int] | None = None  # least and largest; None: random resized crop
 
     def __post_init__(self) -> None:
@@ -63,7 +73,7 @@ class ClipTrainView(OfClips):
         self, image: ClipSource, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
         """A video file, its bytes or a folder of frames -> uint8 (T, H, W, C)."""
-        box: crop.RandomBox = crop.random_crop_box
+        box: RandomBox = random_crop_box
         if self.short_side:
             least, most = self.short_side
             box = partial(jittered_box, self.pre.resolution / int(rng.integers(least, most + 1)))
@@ -74,7 +84,7 @@ class ClipTrainView(OfClips):
             def view(frame: Image.Image) -> np.ndarray:
                 # the same draws for each frame
                 frame_rng = np.random.default_rng(seed)
-                return crop.train_view(frame, self.pre, self.augmentation, frame_rng, box)[None]
+                return train_view(frame, self.pre, self.augmentation, frame_rng, box)[None]
 
             numbers = clip_numbers([start], self.pre, video.frames)
             return _pixels(video, numbers, view)[0, 0], target
@@ -90,8 +100,7 @@ class ClipTestView(OfClips):
         """A video file, its bytes or a folder of frames -> uint8 (T, H, W, C)."""
         with open_video(image) as video:
             numbers = clip_numbers([_free(video.frames, self.pre) // 2], self.pre, video.frames)
-            pixels = _pixels(video, numbers, lambda f: crop.test_view(f, self.pre)[None])
-            return pixels[0, 0], target
+            return _pixels(video, numbers, lambda f: test_view(f, self.pre)[None])[0, 0], target
 
 
 @dataclass(frozen=True)
@@ -130,15 +139,15 @@ class ViewsOfVideo(OfClips):
     def _crops(self, frame: Image.Image) -> np.ndarray:
         """(crops, H, W, C) of a frame."""
         if self.crops == 1:
-            return crop.test_view(frame, self.pre)[None]
-        side, (w, h) = self.pre.resolution, crop.resized_size(frame.size, self.pre)
-        if w * h > crop.MAX_PIXELS:
+            return test_view(frame, self.pre)[None]
+        side, (w, h) = self.pre.resolution, resized_size(frame.size, self.pre)
+        if w * h > MAX_PIXELS:
             long_side, short_side = max(frame.size), min(frame.size)
             reason = f"its frames are too long and thin, {long_side} x {short_side} pixels"
             raise UnreadableImage("video", reason)
-        whole = crop.in_mode(frame, self.pre.channels).resize((w, h), KERNELS[self.pre.kernel])
+        whole = in_mode(frame, self.pre.channels).resize((w, h), KERNELS[self.pre.kernel])
         pixels = np.asarray(whole).reshape(h, w, self.pre.channels)
-        left, top = crop.view_offset((w, h), self.pre)
+        left, top = view_offset((w, h), self.pre)
         places = [(0, top), (left, top), (w - side, top)]
         if h > w:
             places = [(left, 0), (left, top), (left, h - side)]
@@ -165,7 +174,7 @@ def clip_numbers(starts: list[int], pre: Preprocessing, frames: int) -> np.ndarr
 
 
 def jittered_box(
-    share: float, size: Size, augmentation: crop.Augmentation, rng: np.random.Generator
+    share: float, size: Size, augmentation: Augmentation, rng: np.random.Generator
 ) -> Box:
     """A random square inside the frame, with sides of `share` times the shorter side of `size`."""
     side = share * min(size)

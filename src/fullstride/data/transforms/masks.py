@@ -8,7 +8,14 @@ from PIL import Image
 
 from fullstride.data.readers.decode import Size, UnreadableImage
 from fullstride.data.readers.masks import MapFile
-from fullstride.data.transforms import crop
+from fullstride.data.transforms.crop import (
+    Augmentation,
+    check_sides,
+    in_mode,
+    pad_to,
+    test_view,
+    view_geometry,
+)
 from fullstride.data.transforms.image_ops import KERNELS
 from fullstride.nets.preprocessing import Preprocessing
 
@@ -27,7 +34,7 @@ class MaskTrainView:
     """
 
     pre: Preprocessing
-    augmentation: crop.Augmentation
+    augmentation: Augmentation
     jitter: tuple[float, float] = (1.0, 1.0)  # the least and the largest factor
     sides: tuple[int, ...] = ()  # pixels a side in the first epochs; later `pre.resolution`
     outside: float = 255  # the map's value where there is no picture
@@ -36,8 +43,8 @@ class MaskTrainView:
     decodes_files: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        crop.check_sides((self.pre.resolution, *self.sides))
-        default = crop.Augmentation()
+        check_sides((self.pre.resolution, *self.sides))
+        default = Augmentation()
         for field in fields(self.augmentation):
             value = getattr(self.augmentation, field.name)
             if field.name in NOT_FOR_MAPS and value != getattr(default, field.name):
@@ -72,18 +79,18 @@ class MaskTestView:
     decodes_files: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        crop.check_sides((self.pre.resolution,))
+        check_sides((self.pre.resolution,))
 
     def __call__(
         self, image: Image.Image, target: MapFile, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         values = read_map(target, image.size)
         side = self.pre.resolution
-        geometry = crop.view_geometry(image.size, self.pre)
+        geometry = view_geometry(image.size, self.pre)
         centres = np.arange(side) + 0.5
         columns = (centres + geometry.left) / geometry.scale_x
         rows = (centres + geometry.top) / geometry.scale_y
-        return crop.test_view(image, self.pre), nearest(values, rows, columns, self.outside)
+        return test_view(image, self.pre), nearest(values, rows, columns, self.outside)
 
 
 def read_map(target: MapFile, size: Size) -> np.ndarray:
@@ -117,8 +124,8 @@ def random_window(
     width, height = min(side, new_w), min(side, new_h)
     right, bottom = min((left + width) * w / new_w, w), min((top + height) * h / new_h, h)
     box = (left * w / new_w, top * h / new_h, right, bottom)
-    part = crop.in_mode(image, pre.channels).resize((width, height), KERNELS[pre.kernel], box)
-    pixels = np.array(crop.pad_to(part, (side, side), pre)).reshape(side, side, pre.channels)
+    part = in_mode(image, pre.channels).resize((width, height), KERNELS[pre.kernel], box)
+    pixels = np.array(pad_to(part, (side, side), pre)).reshape(side, side, pre.channels)
     columns, rows = np.full(side, -1.0), np.full(side, -1.0)
     columns[:width] = (np.arange(width) + left + 0.5) * w / new_w
     rows[:height] = (np.arange(height) + top + 0.5) * h / new_h

@@ -17,8 +17,16 @@ import simplejpeg
 from PIL import Image
 
 from fullstride.data.readers.decode import EXIF_ORIENTATION, Box, Crop, Size, decode, file_bytes
-from fullstride.data.transforms import crop
 from fullstride.data.transforms import image_ops as op
+from fullstride.data.transforms.crop import (
+    TRAINING_OVERSAMPLING,
+    Augmentation,
+    Source,
+    decode_source,
+    draw_kernel,
+    in_mode,
+    random_crop_box,
+)
 from fullstride.data.transforms.image_ops import TENSORFLOW, Sampling
 from fullstride.data.transforms.policies import augmented, erase_at_random
 from fullstride.nets.preprocessing import Preprocessing
@@ -189,10 +197,7 @@ class Jpeg(NamedTuple):
 
 
 def fast_train_view(
-    source: crop.Source,
-    pre: Preprocessing,
-    augmentation: crop.Augmentation,
-    rng: np.random.Generator,
+    source: Source, pre: Preprocessing, augmentation: Augmentation, rng: np.random.Generator
 ) -> np.ndarray:
     """`train_view` of an image or of a file: uint8 (H, W, C).
 
@@ -201,7 +206,7 @@ def fast_train_view(
     side = pre.resolution
 
     def choose(size: Size) -> Crop:
-        return Crop(crop.random_crop_box(size, augmentation, rng), (side, side))
+        return Crop(random_crop_box(size, augmentation, rng), (side, side))
 
     if not isinstance(source, Image.Image):
         source = file_bytes(source)
@@ -214,9 +219,9 @@ def fast_train_view(
         left, top, right, bottom = (edge / factor for edge in box)
         box = (left, top, right, bottom)
     else:
-        image, (box, _) = crop.decode_source(source, pre, choose, crop.TRAINING_OVERSAMPLING)
-        pixels = np.asarray(crop.in_mode(image, pre.channels))
-    crop.draw_kernel(pre, augmentation, rng)  # keeps the draws equal to Pillow's
+        image, (box, _) = decode_source(source, pre, choose, TRAINING_OVERSAMPLING)
+        pixels = np.asarray(in_mode(image, pre.channels))
+    draw_kernel(pre, augmentation, rng)  # keeps the draws equal to Pillow's
     pixels = resized(pixels, box, side)
     if augmentation.rotation_degrees:
         degrees = rng.uniform(-augmentation.rotation_degrees, augmentation.rotation_degrees)

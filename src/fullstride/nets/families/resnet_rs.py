@@ -6,7 +6,17 @@ Source of the numbers: the TPU code, tensorflow/tpu@7dc921f, whose weights were 
 
 from dataclasses import replace
 
-from fullstride.nets import blocks
+from fullstride.nets.blocks import (
+    SE,
+    Basic,
+    Block,
+    Bottleneck,
+    DeepConvStem,
+    DeepStem,
+    PoolStem,
+    Style,
+    init_resnet_rs,
+)
 from fullstride.nets.spec import NetSpec, Stage, doubled
 
 PAPER = "arXiv:2103.07579 Table 7 and tensorflow/tpu@7dc921f"
@@ -15,15 +25,15 @@ STUDY = "arXiv:2103.07579 section 5, the scaling study"
 
 def resnet_rs(source: str, resolution: int, *depths: int) -> NetSpec:
     """Bottlenecks with squeeze-and-excitation; `resolution` is the smallest the paper trains at."""
-    se = blocks.SE(at="out", ratio=1 / 4)
-    first = Stage(block=blocks.Bottleneck, depth=1, width=256, ratio=1 / 4, se=se)
+    se = SE(at="out", ratio=1 / 4)
+    first = Stage(block=Bottleneck, depth=1, width=256, ratio=1 / 4, se=se)
     return NetSpec(
         source=source,
-        stem=blocks.DeepConvStem,
+        stem=DeepConvStem,
         stem_width=64,
         stages=doubled(first, *depths),
-        style=blocks.Style(average_shortcut=True),
-        init=blocks.init_resnet_rs,
+        style=Style(average_shortcut=True),
+        init=init_resnet_rs,
         resolution=resolution,
     )
 
@@ -61,27 +71,27 @@ def of_layers(layers: int) -> NetSpec:
 # The stride of a bottleneck is on its 3 x 3 convolution, as there and in torchvision.
 
 
-def resnet(block: type[blocks.Block], *depths: int) -> NetSpec:
-    expansion = 4 if block is blocks.Bottleneck else 1
+def resnet(block: type[Block], *depths: int) -> NetSpec:
+    expansion = 4 if block is Bottleneck else 1
     first = Stage(block=block, depth=1, width=64 * expansion, ratio=1 / expansion)
     return NetSpec(
         source="arXiv:1512.03385 Table 1",
-        stem=blocks.PoolStem,
+        stem=PoolStem,
         stem_width=64,
         stages=doubled(first, *depths),
     )
 
 
 BASELINES = {
-    "resnet18": resnet(blocks.Basic, 2, 2, 2, 2),
-    "resnet34": resnet(blocks.Basic, 3, 4, 6, 3),
-    "resnet50": resnet(blocks.Bottleneck, 3, 4, 6, 3),
-    "resnet101": resnet(blocks.Bottleneck, 3, 4, 23, 3),
-    "resnet152": resnet(blocks.Bottleneck, 3, 8, 36, 3),
+    "resnet18": resnet(Basic, 2, 2, 2, 2),
+    "resnet34": resnet(Basic, 3, 4, 6, 3),
+    "resnet50": resnet(Bottleneck, 3, 4, 6, 3),
+    "resnet101": resnet(Bottleneck, 3, 4, 23, 3),
+    "resnet152": resnet(Bottleneck, 3, 8, 36, 3),
     "resnet50d": replace(
-        resnet(blocks.Bottleneck, 3, 4, 6, 3),
+        resnet(Bottleneck, 3, 4, 6, 3),
         source="arXiv:1812.01187 section 4",
-        stem=blocks.DeepStem,
-        style=blocks.Style(average_shortcut=True),
+        stem=DeepStem,
+        style=Style(average_shortcut=True),
     ),
 }

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from fullstride.io.records import check_bounds
 from fullstride.nets.preprocessing import WHITE, WeightsKind
-from fullstride.train.recipes import named
+from fullstride.train.recipes.named import (
+    BY_IMAGES,
+    FINETUNE_BATCH,
+    MAX_PROBE_CLASSES,
+    NOMINAL,
+    RECIPES,
+    Case,
+    batch_for,
+    default_recipe,
+    find_recipe,
+)
 from fullstride.train.recipes.recipe import Recipe, check_size
 
 if TYPE_CHECKING:
@@ -71,7 +81,7 @@ class NamedRecipe:
 
     recipe: Recipe
     name: str = ""  # in `RECIPES`, or "" for another recipe
-    case: named.Case = named.NOMINAL  # the case that it was resolved for
+    case: Case = NOMINAL  # the case that it was resolved for
     deadline: float | None = None  # the end of the run, by `time.perf_counter`; None: no limit
 
 
@@ -87,13 +97,11 @@ class RecipeChoice:
     @property
     def background(self) -> str:
         """The colour behind transparent pixels, unless the weights have their own."""
-        recipe = (
-            named.find_recipe(self.source) if isinstance(self.source, str) and self.source else None
-        )
+        recipe = find_recipe(self.source) if isinstance(self.source, str) and self.source else None
         recipe = self.source if isinstance(self.source, Recipe) else recipe
         return self.changes.get("background") or (recipe and recipe.background) or WHITE
 
-    def resolve(self, case: named.Case, saved: NamedRecipe | None = None) -> NamedRecipe:
+    def resolve(self, case: Case, saved: NamedRecipe | None = None) -> NamedRecipe:
         """The recipe for a case; a resumed run keeps its `saved` numbers.
 
         Raises ValueError in one line for an unknown name, for another recipe's name than the run's,
@@ -102,11 +110,11 @@ class RecipeChoice:
         case = replace(
             case,
             resolution=self.changes.get("resolution"),
-            epochs=epochs_of(self.changes, case.images, self.source or named.default_recipe(case)),
+            epochs=epochs_of(self.changes, case.images, self.source or default_recipe(case)),
         )
         if isinstance(self.source, Recipe):
             return NamedRecipe(with_changes(self.source, self.changes, case), case=case)
-        if saved and (not self.source or self.source in named.RECIPES):
+        if saved and (not self.source or self.source in RECIPES):
             if self.source and saved.name and self.source != saved.name:
                 raise ValueError(
                     f"the run has recipe {saved.name}, not {self.source}: give another --out, or "
@@ -114,26 +122,24 @@ class RecipeChoice:
                 )
             recipe = replace(saved.recipe, **with_all_options(saved.recipe, self.changes))
             return NamedRecipe(recipe, saved.name or self.source, case)
-        name = self.source or named.default_recipe(case)
-        follows = name in named.BY_IMAGES
-        recipe = with_changes(
-            named.find_recipe(name, case), self.changes, case, follows_images=follows
-        )
-        return NamedRecipe(recipe, name if name in named.RECIPES else "", case)
+        name = self.source or default_recipe(case)
+        follows = name in BY_IMAGES
+        recipe = with_changes(find_recipe(name, case), self.changes, case, follows_images=follows)
+        return NamedRecipe(recipe, name if name in RECIPES else "", case)
 
 
 def case_of(
     data: "DataSet", weights: str = "", width: float = 1.0, task: "Task | None" = None
-) -> named.Case:
+) -> Case:
     """The case of training on `data` from `weights`, "" for random, at a multiple of the width.
 
     The task is classification if None.
     """
     has_one_class = task is None or (task.single_label and not task.open_classes)
-    return named.Case(
+    return Case(
         images=max(1, len(data.train)),
         has_weights=bool(weights),
-        can_probe=has_one_class and len(data.classes) <= named.MAX_PROBE_CLASSES,
+        can_probe=has_one_class and len(data.classes) <= MAX_PROBE_CLASSES,
         is_digits=data.where == "digits",
         width=width,
         of_task=task.default_recipe if task else "",
@@ -145,13 +151,13 @@ def epochs_of(changes: Mapping[str, Any], images: int, source: str | Recipe) -> 
     if changes.get("images"):
         return changes["images"] / images
     if changes.get("steps"):
-        usual = named.batch_for(images) if source == "scratch" else named.FINETUNE_BATCH
+        usual = batch_for(images) if source == "scratch" else FINETUNE_BATCH
         return changes["steps"] * changes.get("batch_size", usual) / images
     return changes.get("epochs")
 
 
 def with_changes(
-    recipe: Recipe, changes: Mapping[str, Any], case: named.Case, *, follows_images: bool = False
+    recipe: Recipe, changes: Mapping[str, Any], case: Case, *, follows_images: bool = False
 ) -> Recipe:
     """Apply `changes` to `recipe`, and adapt dependent fields that are not among `changes`.
 
@@ -193,7 +199,7 @@ def with_all_options(recipe: Recipe, changes: Mapping[str, Any]) -> Mapping[str,
 
 
 def length_in_images(
-    epochs: float, steps: int | None, images: int | None, batch: int, case: named.Case
+    epochs: float, steps: int | None, images: int | None, batch: int, case: Case
 ) -> float:
     """The number of training images computed, before rounding to whole steps."""
     return images or (steps * batch if steps else epochs * case.images)
