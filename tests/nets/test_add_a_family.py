@@ -22,7 +22,6 @@ from fullstride.nets import spec as specs
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.weights.convert import convert
 from fullstride.train import run
 from fullstride.train.recipes.named import DIGITS
 
@@ -154,11 +153,11 @@ def test_the_pages_block_goes_everywhere_with_no_other_change(ghost, tmp_path, f
     list(run.train(folder, "ghost", few_digits, DIGITS_ONCE))
     trained = zoo.load(folder).net
     save_file(trained.state_dict(), tmp_path / "weights.safetensors")
-    loaded = checkpoints.load(tmp_path / "weights.safetensors", trained.spec).net.eval()
+    loaded = checkpoints.load(tmp_path / "weights.safetensors", trained.spec).eval()
     x = torch.randn(1, trained.spec.in_channels, 32, 32)
     with torch.inference_mode():
         torch.testing.assert_close(loaded(x), trained(x))
     with pytest.raises(ValueError, match=r"ghost.* -stages\.0\.0\.branch\.expand"):
-        convert({"stem.conv.conv.weight": torch.ones(16, 3, 3, 3)}, "ghost")
+        checkpoints.convert({"stem.conv.conv.weight": torch.ones(16, 3, 3, 3)}, "ghost")
     out = str(tmp_path / "ghost.onnx")
     assert cli.run(["export", str(folder), "--out", out, "--data", "digits"]) == 0

@@ -58,10 +58,6 @@ def network(spec, state):
     return net
 
 
-def converted(state, name):
-    return convert.convert(state, name)[1]
-
-
 def identify(state):
     match = convert.find(convert.normalize(reader.unwrap(state).state, ema=None), None)
     return match.format, match.name
@@ -122,7 +118,7 @@ def test_official_tresnet_is_timm_with_the_magnitude_of_gains(v2, wrap, tmp_path
         wrap(official_tresnet(theirs, generator, count=v2, filters=not v2)),
         tmp_path / "weights.pth",
     )
-    ours = checkpoints.load(tmp_path / "weights.pth", SMALL[v2]).net
+    ours = network(SMALL[v2], checkpoints.from_official(tmp_path / "weights.pth", SMALL[v2]))
     assert same_logits(ours, theirs, generator)
 
 
@@ -130,25 +126,25 @@ def test_old_files_of_torch_are_read_too(tmp_path, generator):
     theirs = randomise(small_tresnet(), generator)
     state = official_tresnet(theirs, generator)
     torch.save(state, tmp_path / "weights.pth", _use_new_zipfile_serialization=False)
-    assert same_logits(
-        checkpoints.load(tmp_path / "weights.pth", SMALL[False]).net, theirs, generator
-    )
+    assert same_logits(checkpoints.load(tmp_path / "weights.pth", SMALL[False]), theirs, generator)
 
 
 def test_the_gain_is_converted_exactly_once(generator):
     theirs = randomise(small_tresnet(), generator)
-    once = converted(official_tresnet(theirs, generator), SMALL[False])
+    once = checkpoints.from_official(official_tresnet(theirs, generator), SMALL[False])
     assert torch.equal(once["stem.conv.norm.weight"], theirs.body.conv1.bn.weight)
-    by_timm = converted(theirs.state_dict(), SMALL[False])
-    twice = converted(once, SMALL[False])
+    by_timm = checkpoints.from_official(theirs.state_dict(), SMALL[False])
+    twice = checkpoints.from_official(once, SMALL[False])
+    again = checkpoints.from_timm(once, SMALL[False])
     for name, value in once.items():
         assert torch.equal(value, by_timm[name])
         assert torch.equal(value, twice[name])
+        assert torch.equal(value, again[name])
 
 
 def test_negative_gains_of_timm_stay_negative(generator):
     theirs = randomise(small_tresnet(), generator)
-    ours = converted(theirs.state_dict(), SMALL[False])
+    ours = checkpoints.from_official(theirs.state_dict(), SMALL[False])
     assert (ours["stem.conv.norm.weight"] < 0).any()
 
 
@@ -165,9 +161,9 @@ def cars_of_timm(classes=196):
 def test_the_official_weights_for_cars_have_their_own_slopes(tmp_path, generator):
     theirs = randomise(cars_of_timm(), generator)
     torch.save({"model": official_tresnet(theirs, generator)}, tmp_path / "any name.pth")
-    ours = checkpoints.load(tmp_path / "any name.pth").net
+    ours = checkpoints.load(tmp_path / "any name.pth")
     assert same_logits(ours, theirs, generator)
-    other = checkpoints.load(tmp_path / "any name.pth", "tresnet_v2_l").net
+    other = checkpoints.load(tmp_path / "any name.pth", "tresnet_v2_l")
     assert not same_logits(other, theirs, generator, bound=1e-3)
 
 
@@ -266,7 +262,7 @@ def test_official_genet_is_timm_under_other_names(tmp_path, generator):
         state[key] = value
     torch.save({"state_dict": state}, tmp_path / "GENet.pth")
     assert identify(state) == ("official", "genet_light")
-    assert same_logits(checkpoints.load(tmp_path / "GENet.pth").net, theirs, generator)
+    assert same_logits(checkpoints.load(tmp_path / "GENet.pth"), theirs, generator)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin", "without_a_suffix"])
@@ -276,7 +272,7 @@ def test_files_of_timm_load_by_content_alone(file, tmp_path, generator):
     )
     save = torch.save if file.endswith("bin") else safetensors.torch.save_file
     save(theirs.state_dict(), tmp_path / file)
-    ours = checkpoints.load(tmp_path / file).net
+    ours = checkpoints.load(tmp_path / file)
     assert (ours.spec.classes, ours.spec.in_channels) == (7, 4)
     x = torch.randn(2, 4, 64, 64, generator=generator)
     with torch.inference_mode():
@@ -350,8 +346,10 @@ def test_tensorflow_variables_are_timm_in_another_order(scope, suffix, tmp_path,
     theirs = small_resnet_rs(generator)
     np.savez(tmp_path / "rs.npz", **tf_variables(theirs, scope, suffix))
     spec = replace(SMALL_RS, classes=10)
-    ours = checkpoints.load(tmp_path / "rs.npz", spec).net
-    assert same_logits(ours, theirs, generator)
+    assert same_logits(
+        network(spec, checkpoints.from_tf(tmp_path / "rs.npz", spec)), theirs, generator
+    )
+    assert same_logits(checkpoints.load(tmp_path / "rs.npz", spec), theirs, generator)
 
 
 def test_tensorflow_files_of_the_published_networks_are_identified():
@@ -361,28 +359,25 @@ def test_tensorflow_files_of_the_published_networks_are_identified():
     assert identify(state) == ("tf", "resnet_rs_50")
 
 
-def test_plain_tensorflow_variables_are_taken_when_asked_for(tmp_path, generator):
+def test_plain_tensorflow_variables_are_taken_when_asked_for(generator):
     theirs = small_resnet_rs(generator)
-    np.savez(tmp_path / "rs.npz", **tf_variables(theirs, average=False))
-    with pytest.raises(ValueError, match="or set --weights-kind raw if the plain"):
-        checkpoints.load(tmp_path / "rs.npz", SMALL_RS)
-    ours = checkpoints.load(tmp_path / "rs.npz", SMALL_RS, "raw").net
-    assert same_logits(ours, theirs, generator)
+    ours = checkpoints.from_tf(tf_variables(theirs, average=False), SMALL_RS, ema=False)
+    assert same_logits(network(replace(SMALL_RS, classes=10), ours), theirs, generator)
 
 
 def test_tensorflow_variables_need_all_their_averages(generator):
     theirs = small_resnet_rs(generator)
     with pytest.raises(ValueError, match="are from one batch: export the averages too"):
-        converted(reader.from_arrays(tf_variables(theirs, average=False)), SMALL_RS)
+        checkpoints.from_tf(tf_variables(theirs, average=False), SMALL_RS)
     arrays = tf_variables(theirs)
     del arrays["conv2d_3/kernel/ExponentialMovingAverage"]
     with pytest.raises(
         ValueError, match="1 variable has no ExponentialMovingAverage copy: conv2d_3/kernel"
     ):
-        converted(reader.from_arrays(arrays), SMALL_RS)
+        checkpoints.from_tf(arrays, SMALL_RS)
     del arrays["conv2d_3/kernel"]
     with pytest.raises(ValueError, match="-conv2d_3/kernel"):
-        converted(reader.from_arrays(arrays), SMALL_RS)
+        checkpoints.from_tf(arrays, SMALL_RS)
 
 
 DEEP = [name for name, spec in SPECS.items() if sum(stage.depth for stage in spec.stages) > 60]
@@ -425,7 +420,7 @@ def test_the_two_tresnet_l_are_told_apart():
         ValueError,
         match="belong to tresnet_v2_l .timm names. and not to tresnet_l: use tresnet_v2_l",
     ):
-        converted(meta_state("tresnet_v2_l"), "tresnet_l")
+        checkpoints.convert(meta_state("tresnet_v2_l"), "tresnet_l")
 
 
 def test_any_number_of_classes_is_identified():
@@ -454,7 +449,7 @@ def test_a_misfit_to_a_given_network_says_so(generator):
         ValueError,
         match=r"do not fit the given spec .official names.: -body.layer2.0.conv1.0.1.bias$",
     ):
-        converted(state, SMALL[False])
+        checkpoints.from_official(state, SMALL[False])
 
 
 def test_a_resnet_of_torchvision_has_the_names_of_timm():
@@ -465,7 +460,13 @@ def test_a_resnet_of_torchvision_has_the_names_of_timm():
 
 def test_unknown_names_hint_at_near_ones():
     with pytest.raises(ValueError, match="no network named 'tresnet_s': did you mean tresnet_"):
-        converted({"a": torch.ones(1)}, "tresnet_s")
+        checkpoints.from_timm({"a": torch.ones(1)}, "tresnet_s")
+
+
+def test_a_file_of_another_format_names_the_function_that_reads_it(generator):
+    state = official_tresnet(small_tresnet(), generator)
+    with pytest.raises(ValueError, match="the weights have official names: use from_official"):
+        checkpoints.from_timm(state, SMALL[False])
 
 
 @pytest.mark.parametrize(
@@ -480,7 +481,7 @@ def test_heads_that_are_not_built_are_refused_by_name(key, head, generator):
     with pytest.raises(
         ValueError, match=f"{head} head .*use weights with a plain classifier"
     ) as caught:
-        converted(state, SMALL[False])
+        checkpoints.from_official(state, SMALL[False])
     assert one_line(caught)
 
 
@@ -490,7 +491,7 @@ def test_half_precision_becomes_float32(dtype, generator):
         name: value.to(dtype) if value.is_floating_point() else value
         for name, value in official_tresnet(small_tresnet(), generator).items()
     }
-    ours = converted(state, SMALL[False])
+    ours = checkpoints.from_official(state, SMALL[False])
     assert {value.dtype for value in ours.values()} == {torch.float32, torch.int64}
     gains = state["body.conv1.1.weight"].float().abs() + EPSILON
     assert torch.equal(ours["stem.conv.norm.weight"], gains)
@@ -502,16 +503,16 @@ def test_numbers_that_are_not_finite_are_refused_by_name():
     with pytest.raises(
         ValueError, match=r"^body.conv1.bn.running_var holds a number that is not finite"
     ):
-        converted(state, SMALL[False])
+        checkpoints.from_timm(state, SMALL[False])
     state["body.conv1.bn.running_var"] = torch.ones(16, dtype=torch.int8)
     for dtype in (torch.int8, torch.bool, torch.complex64):
         state["body.conv1.bn.running_var"] = torch.ones(16, dtype=dtype)
         with pytest.raises(ValueError, match=rf"^body.conv1.bn.running_var is {dtype}"):
-            converted(state, SMALL[False])
+            checkpoints.from_timm(state, SMALL[False])
     state["body.conv1.bn.running_var"] = torch.ones(16)
     state["body.conv1.bn.num_batches_tracked"] = torch.tensor(1j)
     with pytest.raises(ValueError, match=r"num_batches_tracked is torch.complex64"):
-        converted(state, SMALL[False])
+        checkpoints.from_timm(state, SMALL[False])
 
 
 def test_a_difference_lists_missing_unexpected_and_misshapen_ten_each():
@@ -522,7 +523,7 @@ def test_a_difference_lists_missing_unexpected_and_misshapen_ten_each():
         "new\nline": torch.ones(1),
     }
     with pytest.raises(ValueError, match="do not fit") as caught:
-        convert.check(expected, state)
+        checkpoints.check(expected, state)
     text = str(caught.value)
     assert "-m0, -m1, " in text
     assert "-m9 and 2 more; " in text
@@ -530,7 +531,7 @@ def test_a_difference_lists_missing_unexpected_and_misshapen_ten_each():
     assert "conv.weight (64, 3, 7, 7) is (64, 1, 7, 7)" in text
     assert "kept" not in text
     assert one_line(caught)
-    convert.check({"a": (1,)}, {"a": torch.ones(1)})
+    checkpoints.check({"a": (1,)}, {"a": torch.ones(1)})
 
 
 def one_line(caught):

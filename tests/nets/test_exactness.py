@@ -10,9 +10,9 @@ import torch
 from networks import TIMM, randomise
 from torch.utils.flop_counter import FlopCounterMode
 
+from fullstride.nets.checkpoints import from_timm
 from fullstride.nets.families import SPECS
 from fullstride.nets.network import Network
-from fullstride.nets.weights.convert import convert
 
 # Deeper networks of the same blocks.
 SLOW = {
@@ -31,7 +31,7 @@ def test_logits_are_those_of_timm_with_the_same_weights(name):
     generator = torch.Generator().manual_seed(0)
     theirs = randomise(timm.create_model(TIMM[name]), generator).double()
     ours = Network(replace(SPECS[name], init=lambda net: None)).double().eval()
-    ours.load_state_dict(convert(theirs.state_dict(), name)[1])
+    ours.load_state_dict(from_timm(theirs.state_dict(), name))
     odd = (
         68 if name.startswith("tresnet") else 65
     )  # timm's TResNet takes multiples of 4; 68 makes odd maps

@@ -77,9 +77,9 @@ def test_of_raw_and_averaged_weights_the_averaged_ones_are_taken_unless_raw_is_a
     taken = reader.read_wrapped(tmp_path / "both.pth", "raw")
     assert (taken.state["w"], taken.key, taken.other) == (1, raw, averaged)
     torch.save({averaged: {"w": torch.tensor(2.0)}}, tmp_path / "one.pth")
-    assert reader.read_wrapped(tmp_path / "one.pth").state["w"] == 2
+    assert checkpoints.read(tmp_path / "one.pth")["w"] == 2
     with pytest.raises(ValueError, match=f"averaged weights only, in {averaged}") as caught:
-        reader.read_wrapped(tmp_path / "one.pth", "raw")
+        reader.read(tmp_path / "one.pth", "raw")
     assert one_line(caught)
 
 
@@ -93,11 +93,11 @@ def test_settings_beside_the_weights_are_read_as_data(new, tmp_path):
     settings = argparse.Namespace(lr=0.1, scales=[1, 2], more=types.SimpleNamespace(seed=0))
     data = {"args": settings, "model": {"w": torch.ones(2)}}
     torch.save(data, tmp_path / "w.pth", _use_new_zipfile_serialization=new)
-    assert torch.equal(reader.read_wrapped(tmp_path / "w.pth").state["w"], torch.ones(2))
+    assert torch.equal(checkpoints.read(tmp_path / "w.pth")["w"], torch.ones(2))
     settings.trap = Trap(tmp_path / "ran")
     torch.save(data, tmp_path / "w.pth", _use_new_zipfile_serialization=new)
     with pytest.raises(ValueError, match="would run code on loading"):
-        reader.read_wrapped(tmp_path / "w.pth")
+        checkpoints.read(tmp_path / "w.pth")
     assert not (tmp_path / "ran").exists()
 
 
@@ -116,13 +116,13 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(new, tmp_path):
     with pytest.raises(
         ValueError, match=r"would run code on loading .it needs \w+.mkdir.*safetensors"
     ) as caught:
-        reader.read_wrapped(tmp_path / "trap.pth")
+        checkpoints.read(tmp_path / "trap.pth")
     assert one_line(caught)
     (tmp_path / "plain.pkl").write_bytes(pickle.dumps(state["args"]))
     with pytest.raises(
         ValueError, match=r"could run code on loading: save its weights as safetensors"
     ) as caught:
-        reader.read_wrapped(tmp_path / "plain.pkl")
+        checkpoints.read(tmp_path / "plain.pkl")
     assert one_line(caught)
     assert not (tmp_path / "ran").exists()
 
@@ -215,7 +215,7 @@ def test_a_wrong_file_is_one_line(data, says, tmp_path):
     path = tmp_path / "weights"
     path.write_bytes(data)
     with pytest.raises(ValueError, match=says) as caught:
-        reader.read_wrapped(path)
+        checkpoints.read(path)
     assert one_line(caught)
     assert str(path) in str(caught.value)
 
@@ -238,6 +238,6 @@ def test_damage_anywhere_gives_weights_or_one_line(data, tmp_path, generator):
             damaged[position] = int(torch.randint(0, 256, (1,), generator=generator))
         path.write_bytes(damaged)
         try:
-            reader.read_wrapped(path)
+            checkpoints.read(path)
         except ValueError as error:
             assert "\n" not in str(error)  # noqa: PT017

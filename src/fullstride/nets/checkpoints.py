@@ -3,17 +3,22 @@
 Every function compares all names and shapes first and raises ValueError with the difference.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
 
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import WeightsKind
 from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, timm_spec
-from fullstride.nets.weights.convert import Match, State, convert, find, fit, normalize
+from fullstride.nets.weights.convert import Match, State, check, convert, find, fit, normalize
 from fullstride.nets.weights.hub import ReleasedFile, by_name, by_shape, has_shape
-from fullstride.nets.weights.reader import AVERAGED, Unwrapped, read_wrapped
+from fullstride.nets.weights.reader import AVERAGED, Unwrapped, from_arrays, read, read_wrapped
+
+__all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "load", "read"]
 
 
 class Loaded(NamedTuple):
@@ -25,19 +30,24 @@ class Loaded(NamedTuple):
     notes: tuple[str, ...]  # the automatic choices, a line each
 
 
-def load(
-    path: str | Path, name: str | NetSpec | None = None, kind: WeightsKind = "averaged"
-) -> Loaded:
+def load(path: str | Path, name: str | NetSpec | None = None) -> Network:
     """The network in a released file of any format; `name`: the network that it must hold.
 
-    `kind` chooses where a file has raw and averaged weights.
+    If a checkpoint has raw and averaged weights, the averaged weights are taken.
     """
+    return load_with_notes(path, name).net
+
+
+def load_with_notes(
+    path: str | Path, name: str | NetSpec | None = None, kind: WeightsKind = "averaged"
+) -> Loaded:
+    """`load` the averaged or the raw weights, with facts about the file."""
     weights = read_wrapped(path, kind)
     release = named = by_name(Path(path))
     try:
         if name is None and release is not None and fits(weights.state, release.network):
             name = release.network
-        match, state = convert(weights.state, name, ema=kind == "averaged")
+        match, state = convert(weights.state, name)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     net = Network(match.spec)
@@ -103,3 +113,35 @@ def notes(weights: Unwrapped, match: Match, named: ReleasedFile | None) -> Itera
     elif match.others:
         names = " and ".join(match.others)
         yield f"the weights are taken for {match.name}, and fit {names}: --network chooses"
+
+
+def from_timm(state: State, name: str | NetSpec) -> State:
+    """Rename a state dict with timm's names, or torchvision's of a ResNet, to fullstride's names.
+
+    A state dict with fullstride's names is returned unchanged.
+    """
+    return convert(state, name, ("timm", "fullstride"))[1]
+
+
+def from_official(path: str | Path | State, name: str | NetSpec) -> State:
+    """The authors' weights of TResNet or GENet; weights that timm converted stay unchanged."""
+    state = read(path) if isinstance(path, str | Path) else path
+    return convert(state, name, ("official", "timm", "fullstride"))[1]
+
+
+def from_tf(
+    path_or_arrays: str | Path | Mapping[str, np.ndarray | Tensor],
+    name: str | NetSpec,
+    *,
+    ema: bool = True,
+) -> State:
+    """The weights of ResNet-RS from TensorFlow 1 variables by name, in an `.npz` file or a dict.
+
+    `ema` selects the averaged copies of all variables, including the batch-norm statistics;
+    `ema=False` selects the plain variables.
+    """
+    if isinstance(path_or_arrays, str | Path):
+        state = read(path_or_arrays)
+    else:
+        state = from_arrays(path_or_arrays)
+    return convert(state, name, ("tf",), ema=ema)[1]

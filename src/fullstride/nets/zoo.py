@@ -234,7 +234,7 @@ ASSUMED = "assumed: --resolution, --fit and --crop change it"
 
 def known_file(path: Path, name: str, options: LoadOptions) -> Opened:
     """A file of weights of a listed network; `name`: the network, "" to find it."""
-    loaded = checkpoints.load(path, name or None, options.weights_kind)
+    loaded = checkpoints.load_with_notes(path, name or None, options.weights_kind)
     release, spec = loaded.release, loaded.net.spec
     pre, origin = family_preprocessing(spec), ASSUMED
     classes = tuple(map(str, range(spec.classes)))

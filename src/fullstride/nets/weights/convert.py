@@ -89,8 +89,8 @@ def select_variables(state: dict[str, Tensor], ema: bool | None) -> dict[str, Te
     if not averages:
         raise ValueError(
             f"the variables have no {AVERAGE} copies, and the plain batch-norm statistics of this "
-            "code are from one batch: export the averages too, or set --weights-kind raw if the "
-            "plain variables hold them"
+            "code are from one batch: export the averages too, or say ema=False if the plain "
+            "variables hold them"
         )
     missing = [variable for variable in plain if variable not in averages]
     if missing:
@@ -109,6 +109,12 @@ FORMATS: dict[str, Callable[[NetSpec], key_maps.Pairs]] = {
     "timm": key_maps.timm,
     "official": key_maps.official,
     "tf": key_maps.tf_resnet_rs,
+}
+LOADERS = {
+    "fullstride": "from_timm",
+    "timm": "from_timm",
+    "official": "from_official",
+    "tf": "from_tf",
 }
 
 # Released heads that are not built here, on bodies that are.
@@ -133,19 +139,25 @@ class Match(NamedTuple):
 
 
 def convert(
-    state: State, name: str | NetSpec | None = None, *, ema: bool = True
+    state: State,
+    name: str | NetSpec | None = None,
+    formats: tuple[str, ...] = tuple(FORMATS),
+    *,
+    ema: bool = True,
 ) -> tuple[Match, State]:
     """The network that the weights belong to, and the weights by fullstride's names.
 
     The weights determine the numbers of classes and image channels. `name`: the required network,
-    None to find it; `ema`: see `select_variables`. Raises ValueError with the first ten differences
-    if no network fits.
+    None to find it; `formats`: the accepted formats; `ema`: see `from_tf`. Raises ValueError with
+    the first ten differences if no network fits.
 
     If several networks have the same shapes, such as `tresnet_v2_l` and `tresnet_v2_l_cars`, the
     network with as many classes in the authors' own format is taken, else the first.
     """
     state = unwrap(state).state
     match = find(normalize(state, ema=None), name)
+    if match.format not in formats:
+        raise ValueError(f"the weights have {match.format} names: use {LOADERS[match.format]}")
     return match, rename(normalize(state, ema=ema), match)
 
 

@@ -324,6 +324,11 @@ class Settings:
 SETTINGS = ("argparse.Namespace", "types.SimpleNamespace")
 
 
+def read(path: str | Path, kind: WeightsKind = "averaged") -> dict[str, Tensor]:
+    """`read_wrapped` without the names of the wrappers."""
+    return read_wrapped(path, kind).state
+
+
 def read_wrapped(path: str | Path, kind: WeightsKind = "averaged") -> Unwrapped:
     """Tensors by name from a file of safetensors, `torch.save`, or `.npz`.
 
@@ -339,10 +344,10 @@ def read_flat(path: str | Path) -> dict[str, Tensor]:
 
 
 def read_shapes(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file on the meta device, named as by `read_wrapped`.
+    """The tensors of a file on the meta device, named as by `read`.
 
     For safetensors, and for `torch.save` since PyTorch 1.6, little more than the names is read.
-    Raises ValueError as `read_wrapped` does.
+    Raises ValueError as `read` does.
     """
 
     def shapes(data: Any) -> dict[str, Tensor]:
