@@ -21,7 +21,7 @@ from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.timm_wrapper import pretrained_config
 from fullstride.nets.weights import hub
-from fullstride.nets.weights.reader import read_shapes, read_wrapped
+from fullstride.nets.weights.reader import read, read_shapes
 from fullstride.tables import PERMISSIVE, pretrained_networks
 from fullstride.tasks import find_task
 from fullstride.train.prepare import initial_network, initial_weights
@@ -378,7 +378,7 @@ def test_names_and_shapes_are_those_of_the_whole_file(tmp_path, suffix):
         import numpy as np
 
         np.savez(path, **{name: value.numpy() for name, value in state.items()})
-    whole, shapes = read_wrapped(path).state, read_shapes(path)
+    whole, shapes = read(path), read_shapes(path)
     assert {name: value.shape for name, value in shapes.items()} == {
         name: value.shape for name, value in whole.items()
     }

@@ -18,7 +18,7 @@ import fullstride
 from fullstride import cli
 from fullstride.io.writing import check_regular, open_regular, read_regular
 from fullstride.nets.weights import reader
-from fullstride.nets.weights.reader import read_wrapped
+from fullstride.nets.weights.reader import read
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_key_that_takes_endless_time_to_hash_is_refused_at_once(write, pickled
     write(pickled, tmp_path / "weights.pth")
     start = time.process_time()
     with pytest.raises(ValueError, match="nested"):
-        read_wrapped(tmp_path / "weights.pth")
+        read(tmp_path / "weights.pth")
     assert time.process_time() - start < 5  # 0.3 s; a tracer of coverage makes it 2.3
 
 
@@ -140,9 +140,9 @@ def test_a_large_header_of_safetensors_is_read_or_refused_in_two_seconds(mib, tm
     start = time.process_time()
     if mib > 4:
         with pytest.raises(ValueError, match="header"):
-            read_wrapped(path)
+            read(path)
     else:
-        assert len(read_wrapped(path).state) > 4000
+        assert len(read(path)) > 4000
     assert time.process_time() - start < 2
 
 
@@ -153,7 +153,7 @@ def test_an_archive_with_a_million_members_is_refused_before_they_are_listed(tmp
     large = data[: end + 12] + (76 * 2**20).to_bytes(4, "little") + data[end + 16 :]
     (tmp_path / "weights.pth").write_bytes(large)
     with pytest.raises(ValueError, match="table of contents"):
-        read_wrapped(tmp_path / "weights.pth")
+        read(tmp_path / "weights.pth")
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -165,7 +165,7 @@ def test_checkpoints_with_an_optimizer_and_tuples_are_read(legacy, tmp_path):
     state = {"state_dict": net.state_dict(), "optimizer": optimizer.state_dict()}
     state |= {"args": {"mean": (0.5, 0.5), "classes": tuple(map(str, range(21_841)))}}
     torch.save(state, tmp_path / "weights.pth", _use_new_zipfile_serialization=not legacy)
-    assert len(read_wrapped(tmp_path / "weights.pth").state) == 600
+    assert len(read(tmp_path / "weights.pth")) == 600
 
 
 def test_out_of_memory_and_missing_permission_are_not_called_damage(tmp_path, monkeypatch):
@@ -177,14 +177,14 @@ def test_out_of_memory_and_missing_permission_are_not_called_damage(tmp_path, mo
 
     monkeypatch.setattr(reader, "read_safetensors", full)
     with pytest.raises(MemoryError, match=path.name):
-        read_wrapped(path)
+        read(path)
 
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(reader, "open_regular", refuse)
     with pytest.raises(ValueError, match="Permission denied") as raised:
-        read_wrapped(path)
+        read(path)
     assert "damaged" not in str(raised.value)
 
 

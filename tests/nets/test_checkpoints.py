@@ -359,10 +359,15 @@ def test_tensorflow_files_of_the_published_networks_are_identified():
     assert identify(state) == ("tf", "resnet_rs_50")
 
 
-def test_plain_tensorflow_variables_are_taken_when_asked_for(generator):
+def test_plain_tensorflow_variables_are_taken_when_asked_for(tmp_path, generator):
     theirs = small_resnet_rs(generator)
     ours = checkpoints.from_tf(tf_variables(theirs, average=False), SMALL_RS, ema=False)
     assert same_logits(network(replace(SMALL_RS, classes=10), ours), theirs, generator)
+    np.savez(tmp_path / "rs.npz", **tf_variables(theirs, average=False))
+    with pytest.raises(ValueError, match="plain variables, by --weights-kind raw"):
+        checkpoints.load(tmp_path / "rs.npz", SMALL_RS)
+    raw = checkpoints.load_with_notes(tmp_path / "rs.npz", SMALL_RS, "raw").net
+    assert same_logits(raw, theirs, generator)
 
 
 def test_tensorflow_variables_need_all_their_averages(generator):

@@ -47,8 +47,8 @@ class SmallerBudget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ByImage:
-    """How a file does on single images: the test images, or without a test the validation split."""
+class ScoredImages:
+    """What the scored images show of a file: the test images, else those of the validation."""
 
     confusion: ConfusionMatrix | None = None
     calibration: Calibration | None = None
@@ -59,7 +59,7 @@ class ByImage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shipment(ByImage):
+class Shipment(ScoredImages):
     """All files of the finalists, and the test scores of the file that ships."""
 
     files: tuple[ShippedFile, ...]
@@ -80,7 +80,7 @@ class Shipment(ByImage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinalScores(ByImage):
+class FinalScores(ScoredImages):
     """The scores of the shipped file on the images of the final scoring."""
 
     path: str
@@ -148,7 +148,7 @@ def ship(
         metric=metric.name,
         smaller=tuple(smaller),
         notes=tuple(notes),
-        **{each.name: getattr(test, each.name) for each in fields(ByImage)},
+        **{each.name: getattr(test, each.name) for each in fields(ScoredImages)},
     )
 
 

@@ -47,7 +47,7 @@ def load_with_notes(
     try:
         if name is None and release is not None and fits(weights.state, release.network):
             name = release.network
-        match, state = convert(weights.state, name)
+        match, state = convert(weights.state, name, ema=kind == "averaged")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     net = Network(match.spec)

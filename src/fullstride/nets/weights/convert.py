@@ -89,8 +89,8 @@ def select_variables(state: dict[str, Tensor], ema: bool | None) -> dict[str, Te
     if not averages:
         raise ValueError(
             f"the variables have no {AVERAGE} copies, and the plain batch-norm statistics of this "
-            "code are from one batch: export the averages too, or say ema=False if the plain "
-            "variables hold them"
+            "code are from one batch: export the averages too, or take the plain variables, by "
+            "--weights-kind raw (in Python ema=False), if they hold them"
         )
     missing = [variable for variable in plain if variable not in averages]
     if missing:
