@@ -48,7 +48,7 @@ class SmallerBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredImages:
-    """What the scored images show of a file: the test images, else those of the validation."""
+    """What images show of a file: the test images, or without a test the validation images."""
 
     confusion: ConfusionMatrix | None = None
     calibration: Calibration | None = None
