@@ -159,7 +159,6 @@ def test_names_are_taken_with_their_weights_if_there_are_any():
         (dict(names=("timm/convnext_tinny",)), "timm/convnext_tiny"),
         (dict(names=("tresnet_n",)), "tresnet_m"),
         (dict(names=("timm/convnextv2_tiny",)), "--licence any"),
-        (dict(licence="free"), "permissive or any"),
         (dict(weights="no/such/folder"), "no/such/folder"),
     ],
 )

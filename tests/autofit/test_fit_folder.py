@@ -115,6 +115,18 @@ def test_before_training_other_arguments_delete_what_they_change(
     assert create(folder, data, settings) == ""
 
 
+def test_stages_that_run_again_have_not_spent_the_hours(tmp_path, digits):
+    folder = tmp_path / "fit"
+    create(folder, digits)
+    for name in ("data", "candidates", "times"):
+        result_of(run_stage(folder, name, tuple[Candidate, ...], listing([])))
+    spent = read_seconds(folder)
+    create(folder, digits, replace(SETTINGS, hours=2.0))  # deletes the times
+    assert read_seconds(folder) == {name: spent[name] for name in ("data", "candidates")}
+    create(folder, replace(digits, fingerprint="0"), replace(SETTINGS, hours=2.0))
+    assert read_seconds(folder) == {}
+
+
 def test_one_process_works_in_a_folder_and_a_second_one_is_told_in_a_line(tmp_path, digits):
     folder = tmp_path / "fit"
     settings = dict(budget_ms=5, candidates=("genet_tiny",), weights="none", dry_run=True)
@@ -151,6 +163,9 @@ def test_a_stage_that_cannot_be_read_is_one_line_that_says_to_delete_it(tmp_path
         ({"budget_ms": 1, "hours": 0}, "hours"),
         ({"budget_ms": 1, "resolutions": (4,)}, "resolutions"),
         ({"budget_ms": 1, "call_batch": 0}, "batch"),
+        ({"budget_ms": 1, "licence": "free"}, "--licence 'free': use permissive or any"),
+        ({"budget_ms": 1, "percentile": 75}, "--percentile 75: use 50 or 90 or 95 or 99"),
+        ({"budget_ms": 1, "precisions": ("fp32", "fp23")}, "--precisions 'fp23': use fp32"),
     ],
 )
 def test_settings_that_cannot_be_met_are_refused(settings, hint):

@@ -133,6 +133,7 @@ def imported(words: list[str], modules: set[str]) -> list[str]:
             "executorch, litert, ncnn, onnx, openvino, pt2, tensorrt, triton-server; see",
         ),
         (["fit", "digits", "--budget-ms", "2", "0"], "--budget-ms 0.0: use a finite number, above"),
+        (["fit", "digits", "--budget-ms", "2", "--pick", "0"], "a budget of 0 ms an image: give a"),
     ],
 )
 def test_a_value_that_is_refused_is_shown_with_those_that_are_taken(words, message, capsys):

@@ -24,7 +24,7 @@ from fullstride.data.transforms.crop import test_view
 from fullstride.deploy.comparison import ComparisonImages
 from fullstride.deploy.export import export, make_reference
 from fullstride.deploy.exported import ExportedModule, Metadata
-from fullstride.deploy.formats import FORMATS, detect_format, open_file, torch_export
+from fullstride.deploy.formats import FORMATS, detect_format, open_file, output, torch_export
 from fullstride.deploy.formats.torch_export import METADATA
 from fullstride.deploy.job import ExportJob, resize_and_crop
 from fullstride.deploy.predict import inputs, probabilities
@@ -557,6 +557,14 @@ def test_a_fit_and_its_file_in_another_format_lead_to_the_file_that_is_there(wri
         with pytest.raises(ValueError, match=message) as refused:
             cli.parse(["predict", str(tmp_path / word), str(tmp_path)])()
         assert str(refused.value).endswith(f" {there}")
+    shutil.copy(written["onnx"], tmp_path / "model.onnx")
+    there.unlink()
+    with pytest.raises(ValueError, match="is a fit: give .*model.onnx"):
+        cli.parse(["predict", str(tmp_path), str(tmp_path)])()
+    for kind in FORMATS.values():
+        if kind.files:
+            assert not output(kind, force=True).is_ours(tmp_path), "it is no folder of an export"
+    (tmp_path / "model.onnx").unlink()
     (tmp_path / "fit.json").unlink()  # a run, into whose folder a file was exported
     with pytest.raises(ValueError, match=r"no bundle\.json"):
         cli.parse(["predict", str(tmp_path), str(tmp_path)])()

@@ -306,6 +306,8 @@ def test_a_dry_run_prints_the_total_cost_and_trains_nothing(tmp_path, capsys):
         ({"target": "here", "format": "onxx"}, {}, "onnx"),
         ({}, {"resolution": 32}, "--resolutions"),
         ({}, {"seed": 3}, "--seed"),
+        ({}, {"score": "loss"}, "recipe.score loss is lower for a better network"),
+        ({}, {"score": "ece"}, "recipe.score ece"),
         ({"width_range": (1.5, 2.0)}, {}, "range that has 1"),
     ],
 )
@@ -315,3 +317,10 @@ def test_what_cannot_be_searched_is_one_line(data, tmp_path, changes, recipe, hi
         [*run_study(SEARCH, data, tmp_path / "s", settings, RecipeChoice("", recipe), HOW)]
     assert "\n" not in str(error.value)
     assert not (tmp_path / "s" / "trials").exists()
+
+
+def test_a_choice_that_no_field_has_is_refused_with_those_it_has():
+    with pytest.raises(ValueError, match="--preset 'mine': use ours or paper"):
+        replace(SETTINGS, preset="mine")
+    with pytest.raises(ValueError, match="--next 'gredy': use thompson or greedy or none"):
+        replace(SETTINGS, next="gredy")

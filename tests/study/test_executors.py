@@ -202,6 +202,7 @@ def test_the_local_executor_has_one_process_per_gpu_or_two_cores(monkeypatch, tm
         (dict(executor="slurm", slurm_options=("gpu",)), "partition=gpu"),
         (dict(executor="slurm", slurm_options=("--partition=gpu",)), "partition=gpu"),
         (dict(slurm_options=("partition=gpu",)), "--executor slurm"),
+        (dict(executor="k8s"), "--executor 'k8s': use local or ray or slurm"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(fields, words):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -177,8 +177,6 @@ def list_candidates(
     Raises ValueError, in one line, for unknown names, a folder without weights, and if the licences
     leave no candidate.
     """
-    if licence not in get_args(Licence):
-        raise ValueError(f"licence {licence!r}: use {' or '.join(get_args(Licence))}")
     specs = find_specs(names)
     if weights == "hub":
         starts = yield from hub_starts(pictures, names, licence)

@@ -40,6 +40,7 @@ from fullstride.study.driver import (
     Stage,
     Study,
     Work,
+    discard,
     read_seconds,
     start_study,
 )
@@ -143,8 +144,7 @@ def compare_with_budget(job: FitJob, done: Results) -> Generator[str, None, Cand
             assert candidate_times.of(budget).affordable
     except ValueError:
         if candidate_times.busy:
-            for path in (*job.folder.glob("times/*.json"), *job.folder.glob("times.json")):
-                path.unlink()
+            discard(job.folder, ("times/*.json", "times.json"))
         raise
     save_png(budget_figure(candidate_times), job.folder / BOUGHT)
     yield from ()

@@ -289,7 +289,7 @@ def doubts(file: ShippedFile, budget: Budget) -> list[str]:
     if file.float_layers:
         notes.append(f"{file.path} has layers in float: {', '.join(file.float_layers)}")
     if not file.within:
-        by = "measured twice" if file.measured else "estimated"
+        by = "measured" if file.measured else "estimated"
         notes.append(
             f"no file is within {budget}: the fastest, {file.path}, {by}, takes up to {time:.3g} "
             f"ms an image; it ships, and --budget-ms {NOISE * time:.3g} would do"

@@ -49,9 +49,12 @@ def fit(
     """
     from fullstride.autofit.fit import FIT as STUDY
     from fullstride.autofit.ship import pick as pick_file
+    from fullstride.measure.budget import Budget
     from fullstride.train.run import task_for
 
     settings.budgets()  # refuses wrong budgets before the data are read
+    if pick is not None:
+        Budget(ms_per_image=pick)
     task = task_for(data, RunOptions(task=settings.task), recipe.changes)
     results = run(STUDY, data, out, recipe, replace(settings, task=task.name), flags, task)
     if pick is not None and not flags.dry_run:

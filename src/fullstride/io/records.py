@@ -79,14 +79,18 @@ def refuse_flags(values: Mapping[str, Any], reason: str) -> None:
 
 
 def check_bounds(instance: Any, prefix: str = "") -> None:
-    """Compare the fields of a dataclass with the `Bounds` in their types. For `__post_init__`.
+    """Compare fields with the `Bounds` and the `Literal` in their types. For `__post_init__`.
 
     Raises ValueError for the first field that does not fit. None fits an optional field, and in a
-    tuple each number is compared. With the prefix "--" a field is named as its flag.
+    tuple each item is compared. With the prefix "--" a field is named as its flag.
     """
     for name, hint in _hints(type(instance)).items():
         value, shown = getattr(instance, name), name.replace("_", "-") if prefix == "--" else name
+        choices = _choices_in(hint)
         for number in value if isinstance(value, tuple) else (value,):
+            if choices and number not in choices:
+                fits = " or ".join(map(str, choices))
+                raise ValueError(f"{prefix}{shown} {shortened(number)}: use {fits}")
             for bounds, kind in _bounds_in(hint):
                 if isinstance(number, int | float) and number not in bounds:
                     raise ValueError(
@@ -101,6 +105,18 @@ def _bounds_in(hint: Any) -> tuple[tuple[Bounds, type], ...]:
         return tuple((each, kind) for each in metadata if isinstance(each, Bounds))
     parts = get_args(hint) if get_origin(hint) in (tuple, Union, UnionType) else ()
     return tuple(each for part in parts for each in _bounds_in(part))
+
+
+@cache
+def _choices_in(hint: Any) -> tuple[Any, ...]:
+    """The values of a `Literal`, also in a tuple or with None; () for other types."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return parts
+    if origin not in (Annotated, tuple, Union, UnionType):
+        return ()
+    choices = _choices_in(parts[0])
+    return (*choices, None) if choices and NoneType in parts else choices
 
 
 # ---- JSON

@@ -20,7 +20,8 @@ class Method:
     """The choices where a search may follow the paper (arXiv:2006.14090, section 4) or not.
 
     The defaults are ours, for the reasons in docs/reproduce/search.md; `PAPER` follows the paper
-    literally. A user sets each choice by the field of `SearchSettings` with the same name.
+    literally. A user sets each choice by the field of `SearchSettings` with the same name, and
+    `training` by the recipe of the search.
     """
 
     regression: Literal["bayesian", "paper"] = "bayesian"
@@ -64,7 +65,7 @@ class SearchSettings(BudgetSettings):
     format: str = ""
     # Pixels a side to choose from; by default 192, 224 and 256, or the MasterNet's own below 128.
     resolutions: tuple[Annotated[int, Bounds(ge=8, le=1024)], ...] = ()
-    # Whether the method is ours or literally the paper's; the next nine fields change parts of it.
+    # Whether the method is ours or literally the paper's; the next eight fields change parts of it.
     preset: Literal["ours", "paper"] = "ours"
     # Regression: bayesian, or the paper's without an intercept and with linear widths.
     regression: Literal["bayesian", "paper"] | None = None

@@ -268,9 +268,8 @@ def create_or_resume(study: Study, job: StudyJob) -> str:
                 "arguments"
             )
         note = f"{words}: nothing was trained yet, so the stages that this changes run again"
-        for pattern in {p for name in changes for p in study.changed_by.get(name, study.changed)}:
-            for result in job.folder.glob(pattern):
-                result.unlink()
+        names = {p for name in changes for p in study.changed_by.get(name, study.changed)}
+        discard(job.folder, names)
     study.record.save(path, config)
     return note
 
@@ -337,6 +336,16 @@ def run_stage(folder: Path, name: str, kind: Any, work: Work) -> Work:
 
 def write_stage(folder: Path, name: str, result: Any) -> None:
     STAGE_RECORD.save(folder / f"{name}.json", StageResult(name, result))
+
+
+def discard(folder: Path, patterns: Iterable[str]) -> None:
+    """Delete results by the patterns of their paths, and the seconds of their stages."""
+    for path in [path for pattern in patterns for path in folder.glob(pattern)]:
+        path.unlink()
+    seconds = read_seconds(folder)
+    kept = {name: value for name, value in seconds.items() if f"{name}.json" not in {*patterns}}
+    if kept != seconds:
+        SECONDS_RECORD.save(folder / SECONDS, Seconds(kept))
 
 
 def read_seconds(folder: Path) -> dict[str, float]:

@@ -266,6 +266,28 @@ def test_points_above_the_budget_or_the_memory_are_left_out(few_digits):
         plan_of(few_digits, estimated(budget_ms=1e-9))
 
 
+@pytest.mark.parametrize("full_grid", [False, True])
+def test_where_the_middle_of_a_grid_is_left_out_the_point_nearest_to_it_has_the_cross(
+    few_digits, full_grid
+):
+    """The largest two points of each axis are above the budget, except for three single steps."""
+    kept = [(1, 1, 32), (2, 1, 32), (1, 2, 32), (1, 1, 64)]
+    settings = ScaleSettings(
+        models=("genet_tiny",), widths=(1, 2), depths=(1, 2), resolutions=(32, 64),
+        target="rtx3090", budget_ms=1.0, full_grid=full_grid,
+    )  # fmt: skip
+    costs = [
+        replace(each, ms=0.5 if each.point.size in kept else 2.0) for each in costs_of(settings)
+    ]
+    plan = make_plan(job_of(few_digits, settings), tuple(costs))
+    points = {each.name: each.point for each in plan.costs}
+    assert {point.size for point in points.values()} == set(kept)
+    assert centre([*points.values()]) in kept
+    trained = {points[each.point].size for each in plan.trainings}
+    assert trained >= {centre([*points.values()])}
+    assert trained == set(kept) or not full_grid
+
+
 def test_with_few_hours_the_most_expensive_points_are_left_out(few_digits):
     whole = plan_of(few_digits)
     first_s = whole.total_s - whole.band_s

@@ -100,7 +100,9 @@ def engine_missing() -> str:
 
 
 def detect(path: Path) -> bool:
-    return (path / MODEL).is_file()
+    """Whether the folder has our files and no others, as a fit and a run may have a model.onnx."""
+    names = [each.name for each in path.iterdir()] if path.is_dir() else []
+    return MODEL in names and all(name in FILES or name.startswith(".") for name in names)
 
 
 FILES = (MODEL, ENGINE)

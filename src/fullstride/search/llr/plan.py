@@ -220,6 +220,12 @@ class SearchJob(StudyJob):
                     f"{settings.target}"
                 )
         _ = self.variants
+        name = self.training_recipe.score
+        if not self.task.find_metric(name, len(self.data.classes)).higher_is_better:
+            raise ValueError(
+                f"recipe.score {name} is lower for a better network, and a search compares scores "
+                "that are higher: leave it out, or give top1"
+            )
 
     @property
     def method(self) -> Method:

@@ -141,14 +141,23 @@ def rand_magnitude(resolution: int) -> int:
 
 
 def centre(points: Sequence[ScalePoint]) -> Size:
-    """The value of each axis nearest to the middle of the logarithms; the larger one in a tie."""
+    """The size of the point nearest to the middle of all axes' logarithms.
+
+    The middle is the value of each axis nearest to the axis's mean; the larger one wins a tie.
+    """
 
     def middle(values: Sequence[float]) -> float:
         mean = math.sqrt(min(values) * max(values))
         return min(values, key=lambda value: (round(abs(math.log(value / mean)), 9), -value))
 
-    widths, depths, sides = zip(*(point.size for point in points), strict=True)
-    return Size(middle(widths), middle(depths), int(middle(sides)))
+    sizes = [point.size for point in points]
+    middles = [middle(values) for values in zip(*sizes, strict=True)]
+
+    def distance(size: Size) -> float:
+        logs = (math.log(value / mid) for value, mid in zip(size, middles, strict=True))
+        return round(math.hypot(*logs), 9)
+
+    return min(sizes, key=lambda size: (distance(size), *(-value for value in size)))
 
 
 def cross(points: Sequence[ScalePoint]) -> list[ScalePoint]:
