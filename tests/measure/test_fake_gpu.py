@@ -60,10 +60,13 @@ def smi(monkeypatch):
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_second_gpu_is_the_last_of_two():
+def test_a_second_gpu_is_the_last_of_two(monkeypatch):
     assert find_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(ValueError, match="cuda:2 is not here: use cuda:0 to cuda:1"):
         find_device("cuda:2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match="cuda:99 is not here: use cuda:0$"):
+        find_device("cuda:99")
 
 
 def test_the_state_of_a_gpu_is_what_nvidia_smi_says(smi):

@@ -74,8 +74,9 @@ def find_device(device: torch.device | str) -> torch.device:
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"{device} is not here: use cpu")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
         raise ValueError(
-            f"{device} is not here: use cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+            f"{device} is not here: use cuda:0{f' to cuda:{last}' if last else ''}"
         )
     return place
 

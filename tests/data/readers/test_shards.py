@@ -580,7 +580,10 @@ def test_sizes_that_a_tar_cannot_have_are_refused(tmp_path):
         assert "a.tar' is " in refusal(path.parent)
     for record in (b"99999999 path=x\n", b"\xff" * 40, b"11 path=\0\n", b"9" * 500):
         path.write_bytes(pax(record) + good)
-        assert len(labels_of(open_data(str(path.parent)))) >= 3
+        if hasattr(tarfile, "_header_length_prefix_re"):  # security releases of Python from 2024 on
+            assert "damaged at byte 0" in refusal(path.parent)
+        else:
+            assert len(labels_of(open_data(str(path.parent)))) >= 3
 
 
 def test_a_header_with_a_bad_checksum_behind_good_ones_is_refused(tmp_path):

@@ -152,10 +152,7 @@ def _files(file: "_HeaderFile", path: Path) -> Iterator[tuple[str, int, int]]:
                         "--sparse"
                     )
                 if member.size < 0:
-                    raise ShardError(
-                        f"{str(path)!r} is damaged at byte {member.offset:,}, a size below 0: "
-                        "copy it again"
-                    )
+                    raise _SizeBelowZero
                 if end > file.size:
                     raise _cut_short(
                         path, f"{member.name!r} ends {end - file.size:,} bytes behind its end"
@@ -165,6 +162,8 @@ def _files(file: "_HeaderFile", path: Path) -> Iterator[tuple[str, int, int]]:
                 offset = tar.offset
     except ShardError:
         raise
+    except _SizeBelowZero:
+        raise _below_zero(path, offset) from None
     except Exception:  # on a damaged header, tarfile raises almost anything
         raise _damaged(file, path, offset) from None
     if any(os.pread(file.fileno(), BLOCK, offset)) or file.size < offset + BLOCK:
@@ -179,21 +178,49 @@ def _damaged(file: "_HeaderFile", path: Path, offset: int) -> ShardError:
     )
 
 
+def _below_zero(path: Path, offset: int) -> ShardError:
+    return ShardError(
+        f"{str(path)!r} is damaged at byte {offset:,}, a size below 0: copy it again"
+    )
+
+
 def _cut_short(path: Path, reason: str) -> ShardError:
     return ShardError(f"{str(path)!r} is cut short, {reason}: copy it again")
+
+
+class _SizeBelowZero(Exception):
+    """A header claims a size below 0, which newer versions of Python take for another damage."""
 
 
 class _Header(tarfile.TarInfo):
     """A header whose plain form, which nearly all images have, is read in a fifth of the time."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> tarfile.TarInfo:
+        return cls._plain(buf, encoding, errors) or super().frombuf(buf, encoding, errors)
+
+    @classmethod
+    def _frombuf(
+        cls, buf: bytes | bytearray, encoding: str, errors: str, **how: bool
+    ) -> tarfile.TarInfo:
+        """Newer versions of Python call it in place of `frombuf`."""
+        plain = cls._plain(buf, encoding, errors)
+        return plain or super()._frombuf(buf, encoding, errors, **how)  # pyright: ignore
+
+    def _block(self, count: int) -> int:
+        if count < 0:
+            raise _SizeBelowZero
+        return super()._block(count)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @classmethod
+    def _plain(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header | None":
+        """The header of a plain file; None if it is another one, or damaged."""
         kind, magic, size, total = buf[156:157], buf[257:262], buf[124:135], buf[148:154]
         is_plain = len(buf) == BLOCK and kind == b"0" and magic == b"ustar" and not buf[345]
         if not (is_plain and size.isdigit() and total.isdigit()):
-            return super().frombuf(buf, encoding, errors)
+            return None
         if int(total, 8) != sum(buf[:148]) + sum(buf[156:]) + 8 * ord(" "):
-            return super().frombuf(buf, encoding, errors)  # which raises the error
+            return None
         name = bytes(buf[:100]).partition(b"\0")[0]
         header = cls(name.decode(encoding, errors))
         header.type, header.size = tarfile.REGTYPE, int(size, 8)
