@@ -8,11 +8,12 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
+from absent_packages import skip_if_absent, watch_imports
 from short_times import shorten
 
 from fullstride.data.dataset import DataSet, open_data
@@ -22,6 +23,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests st
 # A shell starts background jobs with SIGINT ignored, which the processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+watch_imports()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None]:
+    try:
+        yield
+    except ValueError as error:
+        skip_if_absent(error)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    try:
+        yield
+    except ValueError as error:
+        skip_if_absent(error)
+        raise
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -75,9 +75,7 @@ def find_device(device: torch.device | str) -> torch.device:
         raise ValueError(f"{device} is not here: use cpu")
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        raise ValueError(
-            f"{device} is not here: use cuda:0{f' to cuda:{last}' if last else ''}"
-        )
+        raise ValueError(f"{device} is not here: use cuda:0{f' to cuda:{last}' if last else ''}")
     return place
 
 

@@ -152,7 +152,7 @@ def _files(file: "_HeaderFile", path: Path) -> Iterator[tuple[str, int, int]]:
                         "--sparse"
                     )
                 if member.size < 0:
-                    raise _SizeBelowZero
+                    raise _NegativeSizeError
                 if end > file.size:
                     raise _cut_short(
                         path, f"{member.name!r} ends {end - file.size:,} bytes behind its end"
@@ -162,7 +162,7 @@ def _files(file: "_HeaderFile", path: Path) -> Iterator[tuple[str, int, int]]:
                 offset = tar.offset
     except ShardError:
         raise
-    except _SizeBelowZero:
+    except _NegativeSizeError:
         raise _below_zero(path, offset) from None
     except Exception:  # on a damaged header, tarfile raises almost anything
         raise _damaged(file, path, offset) from None
@@ -179,16 +179,14 @@ def _damaged(file: "_HeaderFile", path: Path, offset: int) -> ShardError:
 
 
 def _below_zero(path: Path, offset: int) -> ShardError:
-    return ShardError(
-        f"{str(path)!r} is damaged at byte {offset:,}, a size below 0: copy it again"
-    )
+    return ShardError(f"{str(path)!r} is damaged at byte {offset:,}, a size below 0: copy it again")
 
 
 def _cut_short(path: Path, reason: str) -> ShardError:
     return ShardError(f"{str(path)!r} is cut short, {reason}: copy it again")
 
 
-class _SizeBelowZero(Exception):
+class _NegativeSizeError(Exception):
     """A header claims a size below 0, which newer versions of Python take for another damage."""
 
 
@@ -209,7 +207,7 @@ class _Header(tarfile.TarInfo):
 
     def _block(self, count: int) -> int:
         if count < 0:
-            raise _SizeBelowZero
+            raise _NegativeSizeError
         return super()._block(count)  # pyright: ignore[reportAttributeAccessIssue]
 
     @classmethod
