@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fullstride.measure import protocols
+from fullstride.targets.target import Target, Times
 
 WARMUP_S, ROUND_S = 0.02, 0.004
 SECONDS = {
@@ -25,6 +26,13 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
         warmup_s, round_s = min(protocol.warmup_s, WARMUP_S), min(protocol.round_s, ROUND_S)
         return warm_up(step, replace(protocol, warmup_s=warmup_s, round_s=round_s), device)
 
+    measure = Target.measure
+
+    def shortly(self: Target, files, *, warmup_s: float, round_s: float, **how) -> Times:
+        warmup_s, round_s = min(warmup_s, WARMUP_S), min(round_s, ROUND_S)
+        return measure(self, files, warmup_s=warmup_s, round_s=round_s, **how)
+
+    patch.setattr(Target, "measure", shortly)
     for module in ("measure.bench", "latency.calibrate", "train.autotune"):
         patch.setattr(f"fullstride.{module}.warm_up", short)
     for name, seconds in SECONDS.items():

@@ -57,7 +57,7 @@ def test_a_process_that_ends_or_is_late_leaves_the_others_to_be_timed(monkeypatc
         "one": Sleeper(0.002),
         "two": Sleeper(0.002),
     }
-    rows, failed = in_turn.time_in_turn(makers, SHORT, CPU, make_s=20)
+    rows, failed = in_turn.time_in_turn(makers, SHORT, CPU, make_s=6)
     assert failed == {"ends": "its process ended", "late": "was not ready in time"}
     assert [*rows] == ["one", "two"]
 

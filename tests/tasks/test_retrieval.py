@@ -12,7 +12,7 @@ import torch
 from bundles import settled
 from PIL import Image
 from torch import Tensor
-from torchruns import torchrun
+from torchruns import run_two
 
 from fullstride import cli, tasks
 from fullstride.data.dataset import open_data
@@ -511,12 +511,13 @@ def test_networks_of_timm_retrieve_too(few_digits):
 
 @pytest.mark.slow
 def test_two_processes_score_all_images_as_one_does(things, tmp_path):
-    words = ["-m", "fullstride", "train", str(things), "--task", "retrieval", "--device", "cpu"]
+    words = ["train", str(things), "--task", "retrieval", "--device", "cpu"]
     words += ["--model", "genet_tiny", "--recipe.resolution", "16", "--recipe.batch-size", "16"]
     words += ["--recipe.per-class", "4", "--recipe.triplet", "1", "--task.embedding-size", "6"]
     words += ["--recipe.steps", "2", "--recipe.warmup-epochs", "0", "--out", str(tmp_path / "run")]
     words += ["--ddp-timeout-s", "300"]  # a busy machine may stop a process for a minute
-    torchrun(*words)
+    status, _, errors = run_two(*words)
+    assert status == 0, errors
     bundle = tasks.load(tmp_path / "run")
     data = Retrieval().open_data(str(things))
     alone = score_bundle(bundle, data.test, "cpu").scores

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 from pixels import write_pictures
 from sklearn.metrics import confusion_matrix, jaccard_score
-from torchruns import torchrun
+from torchruns import main_in_two
 
 from fullstride import cli, tasks
 from fullstride.data.readers.masks import IGNORED
@@ -276,7 +276,7 @@ def test_the_recipe_of_the_paper_is_for_this_task_alone(boxes):
 @pytest.mark.slow
 def test_two_processes_have_the_losses_the_scores_and_the_weights_of_one(tmp_path):
     pixel_processes.main(str(tmp_path / "one"))
-    torchrun(pixel_processes.__file__, str(tmp_path / "two"))
+    main_in_two(pixel_processes.main, tmp_path / "two")
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     for (losses, scores, weights), expected in zip(two, one, strict=True):
         assert losses == pytest.approx(expected[0], rel=1e-6)

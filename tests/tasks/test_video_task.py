@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchruns import torchrun
+from torchruns import main_in_two
 
 pytest.importorskip("sklearn")
 pytest.importorskip("skimage")
@@ -326,7 +326,7 @@ def test_epochs_score_the_clip_in_the_middle(data):
 @pytest.mark.slow
 def test_two_processes_have_the_losses_and_the_scores_of_one(tmp_path):
     clip_processes.main(str(tmp_path / "one"))
-    torchrun(clip_processes.__file__, str(tmp_path / "two"))
+    main_in_two(clip_processes.main, tmp_path / "two")
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     assert two[0] == pytest.approx(one[0], rel=1e-6)
     assert two[1] == pytest.approx(one[1], rel=1e-5)

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,8 +13,9 @@ import torch.distributed as dist
 import two_processes
 from PIL import Image
 from torch import nn
-from torchruns import TORCHRUN, messages, run_two, torchrun
+from torchruns import TORCHRUN, in_two, main_in_two, messages, run_two, torchrun
 
+from fullstride import cli
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
@@ -37,7 +37,7 @@ TRAIN += ["--recipe.resolution", "16"]
 @pytest.mark.slow
 def test_two_processes_have_the_losses_the_average_and_the_score_of_one(tmp_path):
     two_processes.main(str(tmp_path / "one"))
-    torchrun(two_processes.__file__, str(tmp_path / "two"))
+    main_in_two(two_processes.main, tmp_path / "two")
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     assert two[0] == pytest.approx(one[0], rel=1e-6)  # losses, which are of float32
     assert two[1]["images"] == 21  # which two processes cannot halve
@@ -98,46 +98,47 @@ def test_norms_that_share_statistics_compute_and_are_named_as_before(name):
     assert {id(each) for each in net.parameters()} >= {id(norm.weight) for norm in norms}
 
 
-LATE = """
-import time, torch
-from fullstride.train.compute import init_distributed
-with init_distributed(torch.device("cpu"), 3) as (context, _):
-    time.sleep(20 * context.rank)
-    began = time.monotonic()
-    try:
-        context.mean(torch.ones(1))
-    except RuntimeError:
-        print("waited", time.monotonic() - began)
-"""
+def wait_for_rank_one(done: Path) -> None:
+    """Rank 1 comes when rank 0 has waited, after 20 s at the latest."""
+    with init_distributed(torch.device("cpu"), 3) as (context, _):
+        began = time.monotonic()
+        while context.rank and not done.exists() and time.monotonic() < began + 20:
+            time.sleep(0.05)
+        try:
+            context.mean(torch.ones(1))
+        except RuntimeError:
+            waited = time.monotonic() - began
+            print(f"rank {context.rank} waited {waited}")
+        done.touch()
 
 
 @pytest.mark.slow
 def test_a_process_waits_for_another_one_as_long_as_it_is_told_to(tmp_path):
-    script = tmp_path / "late.py"
-    script.write_text(LATE)
-    run = torchrun(str(script))
-    assert 2 < float(run.stdout.partition("waited ")[2].split()[0]) < 15
+    status, output, errors = in_two(wait_for_rank_one, tmp_path / "done")
+    assert status == 0, errors
+    assert 2 < float(output.partition("rank 0 waited ")[2].split()[0]) < 15
     refused = pytest.raises(ValueError, match="ddp_timeout_s 0: use a number of seconds above 0")
     with refused, init_distributed(torch.device("cpu"), 0):
         pass
 
 
 @pytest.mark.slow
-def test_torchrun_needs_no_other_flag_and_every_image_is_scored_once(tmp_path):
+def test_torchrun_needs_no_other_flag_and_every_image_is_scored_once(tmp_path, capsys):
     out = tmp_path / "run"
     words = ["-m", "fullstride", *TRAIN, "--recipe.epochs", "2", "--out", str(out)]
     run = torchrun(*words)
     lines = run.stdout.splitlines()
     assert [line.split()[1] for line in lines if line.startswith("epoch")] == ["1/2", "2/2"]
     assert Bundle.load(out / "bundle").scores["test"]["images"] == 500
-    again = subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True)
-    assert again.stdout.splitlines()[-1] == lines[-1]  # one process reads what two have written
+    assert cli.run(words[2:]) == 0
+    # one process reads what two have written
+    assert capsys.readouterr().out.splitlines()[-1] == lines[-1]
 
 
 @pytest.mark.slow
 def test_a_batch_that_two_processes_cannot_halve_is_refused_in_one_line(tmp_path):
     out = tmp_path / "run"
-    status, errors = run_two(*TRAIN, "--recipe.batch-size", "33", "--out", str(out))
+    status, _, errors = run_two(*TRAIN, "--recipe.batch-size", "33", "--out", str(out))
     assert status != 0
     (line,) = messages(errors)
     assert "recipe.batch_size 33 of 1037 images" in line
@@ -156,11 +157,11 @@ def test_an_error_of_one_process_or_of_all_is_reported_once(tmp_path):
     words = ["train", str(tmp_path / "photos"), "--model", "genet_tiny", "--recipe.resolution"]
     words += ["16", "--recipe.warmup-epochs", "0", "--recipe.batch-size", "4"]
     words += ["--out", str(tmp_path / "run")]
-    status, errors = run_two(*words, "--recipe.steps", "2")
+    status, _, errors = run_two(*words, "--recipe.steps", "2")
     assert status == 0, errors
     assert errors.count("skipped 1 unreadable: val/b/0.png") == 1
     assert "deprecated" not in errors
-    status, errors = run_two(*words, "--recipe.steps", "3")
+    status, _, errors = run_two(*words, "--recipe.steps", "3")
     assert status != 0
     (line,) = messages(errors)
     assert "recipe.steps is 2 there and 3 now" in line
@@ -169,7 +170,7 @@ def test_an_error_of_one_process_or_of_all_is_reported_once(tmp_path):
 @pytest.mark.slow
 def test_a_killed_process_ends_all_within_a_minute_and_the_run_resumes(tmp_path):
     out = tmp_path / "run"
-    words = ["-m", "fullstride", *TRAIN, "--recipe.epochs", "15", "--out", str(out)]
+    words = ["-m", "fullstride", *TRAIN, "--recipe.epochs", "8", "--out", str(out)]
     run = subprocess.Popen(
         [*TORCHRUN, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -184,7 +185,8 @@ def test_a_killed_process_ends_all_within_a_minute_and_the_run_resumes(tmp_path)
     assert run.returncode != 0
     assert "SIGKILL" in errors or "Signal 9" in errors
     epochs = len((out / "log.jsonl").read_text().splitlines())
-    assert 0 < epochs < 15
+    assert 0 < epochs < 8
     assert not (out / "bundle").exists()
-    resumed = torchrun(*words)
-    assert resumed.stdout.count("epoch ") == 15
+    status, output, errors = run_two(*words[2:])
+    assert status == 0, errors
+    assert output.count("epoch ") == 8

@@ -12,7 +12,7 @@ import pytest
 import torch
 from detections import write_rectangles
 from PIL import Image
-from torchruns import torchrun
+from torchruns import main_in_two
 
 from fullstride import cli, tasks
 from fullstride.data.dataset import Images
@@ -310,7 +310,7 @@ def test_a_run_resumes_bit_for_bit_and_its_bundle_has_the_head(trained, rectangl
 @pytest.mark.slow
 def test_two_processes_have_the_losses_the_scores_and_the_weights_of_one(tmp_path):
     box_processes.main(str(tmp_path / "one"))
-    torchrun(box_processes.__file__, str(tmp_path / "two"))
+    main_in_two(box_processes.main, tmp_path / "two")
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one", "two"))
     assert two[0] == pytest.approx(one[0], rel=1e-6)
     assert two[1] == pytest.approx(one[1], rel=1e-5)

@@ -157,7 +157,7 @@ def test_two_processes_train_and_score(boxes, tmp_path):
     words = ["train", boxes.where, "--task", "detect", "--model", "resnet_rs_tiny"]
     words += ["--task.detector", "faster_rcnn", "--task.head-width", "8", "--epochs", "1"]
     words += ["--task.head-convs", "1", "--resolution", "64", "--batch-size", "8"]
-    status, errors = run_two(*words, "--out", str(tmp_path / "run"), "--lr", "0.01")
+    status, _, errors = run_two(*words, "--out", str(tmp_path / "run"), "--lr", "0.01")
     assert status == 0, errors
     assert np.isfinite(tasks.load(tmp_path / "run").scores["test"]["ap50"])
 
