@@ -1,5 +1,6 @@
 """A real OpenSSH server stands for a board."""
 
+import io
 import json
 import os
 import random
@@ -12,12 +13,15 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+from forks import Fork
 from test_target import file  # noqa: F401  a fixture
 
 from fullstride import cli
@@ -138,38 +142,58 @@ def test_the_command_says_what_is_on_a_board(board, capsys):
     assert "noise" in lines
 
 
-SCRIPT = """
-import json, sys
-from fullstride import cli
-from fullstride.targets import target
-target.SSH = (*target.SSH, *json.loads(sys.argv[1]))
-sys.exit(cli.run(sys.argv[2:]))
-"""
+CONNECTED = "connected\n"
+
+
+class Lines(io.TextIOBase):
+    """Sends each line that is written."""
+
+    def __init__(self, say: Callable[[str], object]):
+        self.say, self.begun = say, ""
+
+    def write(self, text: str) -> int:
+        *lines, self.begun = (self.begun + text).split("\n")
+        for line in lines:
+            self.say(line + "\n")
+        return len(text)
+
+
+def run_command(say: Callable[[str], object], options: tuple[str, ...], words: list[str]) -> None:
+    connect, target_module.SSH = Target._connect, (*target_module.SSH, *options)
+
+    def said(self: Target) -> None:
+        connect(self)
+        say(CONNECTED)
+
+    Target._connect = said
+    with redirect_stdout(Lines(say)), redirect_stderr(Lines(say)):
+        code = cli.run(words)
+    sys.exit(code)
+
+
 MEASURED = re.compile(r"^(\S+): \d+ of \d+, onnx .* after")
 FIT = "fit digits --budget-ms 50 --epochs 1 --weights none --candidates genet_tiny --formats onnx"
 
 
 def test_a_fit_that_is_killed_on_both_sides_measures_nothing_twice(board, tmp_path):
     out = tmp_path / "fit"
-    words = [sys.executable, "-c", SCRIPT, json.dumps(board.options), *FIT.split()]
-    words += ["--resolutions", "16", "24", "32", "--device", "cpu"]
+    words = [*FIT.split(), "--resolutions", "16", "24", "32", "--device", "cpu"]
     words += ["--target", board.address, "--out", str(out)]
     rng, lines, kept = random.Random(0), list[str](), dict[Path, bytes]()
-    for number in (3, 5, 7, None):
-        pipe = subprocess.PIPE
-        with subprocess.Popen(words, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
-            assert process.stdout
-            if number is None:
-                ends = Ends(board, 3, rng)
-                lines += process.stdout.readlines()
-                assert process.wait() == 0, "".join(lines)
-                assert ends.wait() == 3
-                break
-            lines += [process.stdout.readline() for _ in range(number)]
-            time.sleep(rng.uniform(0, 3))
-            process.kill()
-            lines += process.stdout.readlines()
-        assert process.returncode != 0
+    for number in (3, 6, 8, None):
+        fit = Fork(run_command, board.options, words)
+        if number is None:
+            lines += takewhile(lambda line: line != CONNECTED, fit.said())
+            ends = Ends(board, 3, rng)  # a first connection that is lost ends the fit
+            lines += fit.said()
+            assert fit.end() == 0, "".join(lines)
+            assert ends.wait() == 3
+            break
+        lines += islice(fit.said(), number)
+        time.sleep(rng.uniform(0, 1))
+        fit.process.kill()
+        lines += fit.said()
+        assert fit.end() != 0
         kept |= {path: path.read_bytes() for path in out.glob("times/*.json")}
     assert kept
     assert all(path.read_bytes() == content for path, content in kept.items())
@@ -189,7 +213,7 @@ class Ends(threading.Thread):
 
     def run(self) -> None:
         while self.count < self.most:
-            time.sleep(self.rng.uniform(0, 4))
+            time.sleep(self.rng.uniform(0, 1))
             # a killed fit's runner may still end while the next fit's begins
             runners = self.board.runners()[: self.most - self.count]
             kill(runners)
