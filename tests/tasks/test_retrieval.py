@@ -43,11 +43,12 @@ def random_embeddings(images: int, classes: int, seed: int = 0) -> tuple[Tensor,
     return centres[labels] + 1.5 * torch.randn(images, 8, generator=generator), labels
 
 
-def by_loops(x: Tensor, labels: Tensor) -> dict[str, float]:
+def by_loops(x: Tensor, labels: Tensor, groups: Tensor | None = None) -> dict[str, float]:
     """The definitions, one query after the other."""
     sums, queries = Counter[str](), 0
+    groups = torch.arange(len(x)) if groups is None else groups
     for q in range(len(x)):
-        others = [i for i in range(len(x)) if i != q]
+        others = [i for i in range(len(x)) if groups[i] != groups[q]]
         relevant = sum(bool(labels[i] == labels[q]) for i in others)
         if not relevant:
             continue
@@ -76,6 +77,18 @@ def test_a_case_computed_by_hand():
 def test_scores_are_their_definitions(classes):
     x, labels = random_embeddings(60, classes)
     assert retrieval_scores(x, labels) == pytest.approx(by_loops(x, labels))
+
+
+@pytest.mark.parametrize("classes", [2, 7, 40])
+@pytest.mark.parametrize("groups", [2, 3, 30])
+def test_the_gallery_of_a_query_may_be_other_groups_alone(classes, groups):
+    x, labels = random_embeddings(60, classes)
+    group = torch.randint(groups, (60,), generator=torch.Generator().manual_seed(2)) * 5
+    # of the first group most images are left out, fewer are left than are asked for
+    group = torch.where(torch.arange(60) < 50, group[0], group)
+    assert retrieval_scores(x, labels, group) == pytest.approx(by_loops(x, labels, group))
+    with pytest.raises(ValueError, match="of different groups are of one class"):
+        retrieval_scores(x, labels, labels)
 
 
 @pytest.mark.parametrize("classes", [2, 7, 40])

@@ -227,37 +227,47 @@ class RetrievalScore(Score):
         """None: the interval of recall@1, a percentage of images, is binomial."""
 
 
-def retrieval_scores(embeddings_nd: Tensor, labels_n: Tensor) -> dict[str, float]:
+def retrieval_scores(
+    embeddings_nd: Tensor, labels_n: Tensor, groups_n: Tensor | None = None
+) -> dict[str, float]:
     """Recall@k for `RECALLS`, and mAP@R, in percent: (N, D), (N,) -> scores by name.
 
-    The gallery of a query is all other images, sorted by Euclidean distance, which equals the order
-    by cosine for normalised embeddings. Among equal distances, images of other classes come first,
-    so that equal embeddings are not retrieved by chance. Recall@k is the share of queries with an
-    image of their class among the k nearest images. mAP@R, for a query with R other images of its
-    class, is the sum of the precisions at their ranks up to R, divided by R; the score is the mean
-    over queries (arXiv:2003.08505). The only image of a class is in the gallery, but is no query.
+    The gallery of a query is all other images, or with `groups_n` (N,) the images of other groups,
+    such as other writers. It is sorted by Euclidean distance, which equals the order by cosine for
+    normalised embeddings. Among equal distances, images of other classes come first, so that equal
+    embeddings are not retrieved by chance. Recall@k is the share of queries with an image of their
+    class among the k nearest images. mAP@R, for a query with R images of its class in its gallery,
+    is the sum of the precisions at their ranks up to R, divided by R; the score is the mean over
+    queries (arXiv:2003.08505). An image whose gallery has no image of its class is no query.
 
     Raises ValueError if there is no query. All scores are NaN if an embedding is not finite.
     """
     if not embeddings_nd.isfinite().all():
         return {metric.name: nan for metric in METRICS}
-    queries, recalled_qk, precision_q = retrieve(embeddings_nd, labels_n)
+    queries, recalled_qk, precision_q = retrieve(embeddings_nd, labels_n, groups_n)
     shares = 100 * recalled_qk.sum(0, dtype=torch.float64) / len(queries)
     recalls = dict(zip(map(recall_name, RECALLS), shares.tolist(), strict=True))
     return {**recalls, "map_at_r": 100 * precision_q.double().sum().item() / len(queries)}
 
 
-def retrieve(embeddings_nd: Tensor, labels_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def retrieve(
+    embeddings_nd: Tensor, labels_n: Tensor, groups_n: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The queries, and what each query retrieves by finite embeddings: (N, D), (N,) -> a tuple.
 
     Indices (Q,) of the queries; bool (Q, 3), whether the `RECALLS` nearest images have the query's
     class; and mAP@R of each query (Q,), see `retrieval_scores`.
     """
     _, class_n, sizes = labels_n.unique(return_inverse=True, return_counts=True)
-    relevant_n = sizes[class_n] - 1
+    whose = "" if groups_n is None else " of different groups"
+    groups_n = torch.arange(len(labels_n)) if groups_n is None else groups_n
+    _, pair_n, pairs = torch.stack([class_n, groups_n]).unique(
+        dim=1, return_inverse=True, return_counts=True
+    )
+    relevant_n = sizes[class_n] - pairs[pair_n]
     queries = relevant_n.nonzero()[:, 0]
     if not len(queries):
-        raise ValueError("no two of the images are of one class: nothing can be retrieved")
+        raise ValueError(f"no two of the images{whose} are of one class: nothing can be retrieved")
     # dot products of embeddings far from the origin would cancel digits
     x_nd = (embeddings_nd - embeddings_nd.mean(0, dtype=torch.float64)).float()
     half_n = x_nd.square().sum(1) / 2
@@ -266,10 +276,11 @@ def retrieve(embeddings_nd: Tensor, labels_n: Tensor) -> tuple[Tensor, Tensor, T
     recalled, precisions = [], []
     for block in queries.split(max(1, BLOCK_VALUES // len(x_nd))):
         closeness_qn = x_nd[block] @ x_nd.T - half_n  # higher for a smaller distance
-        same_qn = class_n[block, None] == class_n
+        own_qn = groups_n[block, None] == groups_n
+        same_qn = (class_n[block, None] == class_n) & ~own_qn
         lower_qn = closeness_qn.nextafter(torch.tensor(-torch.inf))
         closeness_qn = closeness_qn.where(~same_qn, lower_qn)
-        closeness_qn[torch.arange(len(block)), block] = -torch.inf
+        closeness_qn.masked_fill_(own_qn, -torch.inf)
         hits_qk = same_qn.gather(1, closeness_qn.topk(most).indices)
         recalled.append(torch.stack([hits_qk[:, :k].any(1) for k in RECALLS], 1))
         relevant_q1 = relevant_n[block, None]
