@@ -38,12 +38,13 @@ const pages = PAGES, seen = {}, frame = document.querySelector("iframe");
 frame.onload = () => setTimeout(() => {
   const page = frame.contentDocument, root = page.documentElement, view = page.defaultView;
   const names = view.performance.getEntriesByType("resource").map((each) => each.name);
-  const pictures = [...page.images];
+  const pictures = [...page.images], tables = [...root.querySelectorAll(".wide")];
   const shade = view.getComputedStyle(page.body).backgroundColor.match(/\\d+/g).slice(0, 3);
   seen[pages.shift()] = {
     overflow: Math.max(0, page.scrollingElement.scrollWidth - view.innerWidth),
     asked: names.filter((each) => !/^(file|data|blob):/.test(each)).length,
     pictures: pictures.length + root.querySelectorAll("svg").length,
+    cut: Math.max(0, ...tables.map((each) => each.scrollWidth - each.clientWidth)),
     broken: pictures.filter((each) => !each.naturalWidth).length,
     dark: Number(Math.max(...shade.map(Number)) < 100),
   };
@@ -59,8 +60,8 @@ def looked_at(
 ) -> tuple[dict[Path, dict[str, int]], list[str]]:
     """What one browser makes of each page in a frame of so many pixels, and its console.
 
-    `overflow` is in pixels, `asked` counts requests beyond the disk, `broken` pictures that did not
-    load, and `pictures` all of them.
+    `overflow` is in pixels, and so is `cut`, how much of a table is beyond its frame. `asked`
+    counts requests beyond the disk, `broken` pictures that did not load, `pictures` all of them.
     """
     script = json.dumps([page.as_uri() for page in pages])
     frame = folder / "frame.html"

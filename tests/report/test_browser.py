@@ -35,7 +35,7 @@ def test_a_page_fits_a_phone_and_a_screen_and_asks_for_nothing(pages, width, dar
     assert console == []
     for page, look in looks.items():
         assert look.pop("pictures") > 0, page
-        assert look == {"overflow": 0, "asked": 0, "broken": 0, "dark": dark}, page
+        assert look == {"overflow": 0, "cut": 0, "asked": 0, "broken": 0, "dark": dark}, page
 
 
 @pytest.mark.slow
@@ -44,6 +44,7 @@ def test_what_is_wrong_with_a_page_is_seen_here(tmp_path):
     """The test above can fail."""
     broken = {
         "overflow": '<p style="white-space: nowrap">' + "much too long " * 40,
+        "cut": '<div class="wide" style="overflow-x: auto"><pre>' + "a cell of a wide table " * 40,
         "broken": '<img src="not-here.png" alt="">',
         "asked": '<img src="http://127.0.0.1:9/not-here.png" alt="">',
     }

@@ -6,6 +6,7 @@ from statistics import NormalDist
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 from fullstride.report import plots
@@ -271,6 +272,30 @@ def test_names_in_the_plot_cover_neither_each_other_nor_a_mark():
         (i, j) for i, a in enumerate(boxes) for j, b in enumerate(boxes) if i < j and a.overlaps(b)
     ]
     assert overlaps == []
+
+
+def test_names_in_the_plot_cover_no_interval_and_are_nearest_to_their_own_mark():
+    near = [
+        plots.Point(f"network_{n}", 1 + 0.1 * n, 90 + n, (89.5 + n, 90.5 + n), (0.5, 2.5))
+        for n in range(5)
+    ]
+    figure = plots.score_latency_figure(near, TOP1)
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    corners = [axes.transData.transform((p.ms_per_image, p.score or 0)) for p in near]
+    for text in axes.texts:
+        box, own = text.get_window_extent(), near[int(text.get_text()[-1])]
+        for point in near:
+            ends = [(end, point.score) for end in point.span or ()]
+            assert not box.overlaps(Bbox(axes.transData.transform(ends)))
+        gaps = [plots.distance(box, corner) for corner in corners]
+        assert gaps.index(min(gaps)) == near.index(own)
+
+
+def test_backticks_of_a_note_become_code_and_its_other_characters_stay_text():
+    html = page(notes=["measure <b> again by `fullstride bench --out a&b`, or with one ` more"])
+    assert "measure &lt;b&gt; again by <code>fullstride bench --out a&amp;b</code>, or" in html
+    assert "with one ` more" in html
 
 
 def test_drawing_leaves_the_settings_of_matplotlib_alone():

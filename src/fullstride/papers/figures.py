@@ -325,7 +325,10 @@ def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
         axes.set_xlabel(X_LABELS[plan.quantity])
         names = labels(dots)
         first = {dot.name: dot for dot in reversed(dots)}
-        points = [plots.Point(names[d.name] if d is first[d.name] else "", d.x, d.y) for d in dots]
+        points = [
+            plots.Point(names[d.name] if d is first[d.name] else "", d.x, d.y, span=d.span)
+            for d in dots
+        ]
         if plan.y == "top-1":
             plots.scale_accuracy(axes, points, strip=False)
             axes.set_ylabel("published top-1 on ImageNet (%)")

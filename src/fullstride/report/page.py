@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -189,9 +190,14 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (count, count_of, ms, percent, three_digits, times)
+    filters = (code, count, count_of, ms, percent, three_digits, times)
     environment.filters |= {each.__name__: each for each in filters}
     return environment
+
+
+def code(text: str) -> Markup:
+    """Escape `text`, and mark the code in it, which is between backticks as in Markdown."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def render_template(name: str, **values: Any) -> str:

@@ -5,24 +5,28 @@ dark page.
 """
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
-from matplotlib.transforms import Bbox
+from matplotlib.transforms import Bbox, Transform
 
 from fullstride.io.console import count_of
 from fullstride.io.writing import GENERATOR, PLOT, atomic_write
@@ -68,6 +72,7 @@ class Point:
     ms_per_image: float
     score: float | None  # None: not trained
     interval: tuple[float, float] | None = None  # of the score
+    span: tuple[float, float] | None = None  # interval of the time
 
 
 def score_latency(points: Sequence[Point], metric: Metric, data: str = "") -> str:
@@ -213,7 +218,11 @@ def scale_accuracy(axes: Axes, trained: Sequence[Point], strip: bool) -> None:
 def label(
     figure: Figure, axes: Axes, points: Sequence[Point], colours: Mapping[Point, str]
 ) -> None:
-    """Place each name near its marker, where it covers no marker or other name."""
+    """Place each name near its marker, inside the axes, where it covers the least.
+
+    Markers and other names count before intervals, and before markers that are nearer to the name
+    than its own. Of equal places the nearest is chosen.
+    """
     canvas = FigureCanvasAgg(figure)
     with warnings.catch_warnings():
         # The font may lack characters of a name.
@@ -221,43 +230,60 @@ def label(
         canvas.draw()
         renderer, frame = canvas.get_renderer(), axes.get_window_extent()
         radius = 6 * figure.dpi / 72
-        grids = [
-            axes.get_xaxis_transform() if point.score is None else axes.transData
-            for point in points
-        ]
         occupied = [text.get_window_extent(renderer) for text in axes.texts]
-        for point, grid in zip(points, grids, strict=True):
-            (x, y), ms = grid.transform(place(point)), point.ms_per_image
+        bars, markers = [], {point: grid(axes, point).transform(place(point)) for point in points}
+        for point, (x, y) in markers.items():
+            ms = point.ms_per_image
             occupied.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
-            if point.interval:
-                occupied.append(
-                    Bbox(axes.transData.transform([(ms, end) for end in point.interval]))
-                )
-        pairs = sorted(zip(points, grids, strict=True), key=lambda pair: -pair[0].ms_per_image)
-        for point, grid in pairs:
-            text = axes.annotate(
-                point.name,
-                place(point),
-                LABEL_OFFSETS[0],
-                xycoords=grid,
-                textcoords="offset points",
-                va="center",
+            up = [(ms, end) for end in point.interval or ()]
+            across = [(end, point.score) for end in point.span or ()]
+            bars += [Bbox(axes.transData.transform(ends)) for ends in (up, across) if ends]
+
+        def cost(
+            text: Annotation, own: np.ndarray, offset: tuple[float, float]
+        ) -> tuple[bool, int, int]:
+            move(text, offset)
+            box = text.get_window_extent(renderer)
+            is_outside = box.x0 < frame.x0 or box.x1 > frame.x1
+            is_outside |= box.y0 < frame.y0 or box.y1 > frame.y1
+            gaps = [distance(box, each) for each in markers.values()]
+            nearer = sum(gap < distance(box, own) for gap in gaps)
+            return (
+                is_outside,
+                sum(map(box.overlaps, occupied)),
+                sum(map(box.overlaps, bars)) + nearer,
             )
-            text.set_parse_math(False)
-            text.set_in_layout(False)
-            text.set_color(colours.get(point, INK))
-            for offset in (*LABEL_OFFSETS, LABEL_OFFSETS[0]):
-                text.set_position(offset)
-                text.set_horizontalalignment(
-                    "center" if offset[0] == 0 else "left" if offset[0] > 0 else "right"
-                )
-                box = text.get_window_extent(renderer)
-                is_inside = frame.x0 <= box.x0 <= box.x1 <= frame.x1 and (
-                    frame.y0 <= box.y0 <= box.y1 <= frame.y1
-                )
-                if is_inside and not any(box.overlaps(other) for other in occupied):
-                    break
-            occupied.append(text.get_window_extent(renderer))
+
+        for point in sorted(points, key=lambda point: -point.ms_per_image):
+            if point.name:
+                text = annotation(axes, point, colours.get(point, INK))
+                move(text, min(LABEL_OFFSETS, key=partial(cost, text, markers[point])))
+                occupied.append(text.get_window_extent(renderer))
+
+
+def grid(axes: Axes, point: Point) -> Transform:
+    """The transform of the coordinates of a marker, see `place`."""
+    return axes.get_xaxis_transform() if point.score is None else axes.transData
+
+
+def distance(box: Bbox, at: np.ndarray) -> float:
+    """From the nearest point of `box`."""
+    return math.dist(at, np.clip(at, box.min, box.max))
+
+
+def annotation(axes: Axes, point: Point, colour: str) -> Annotation:
+    """Write the name of a point, which `move` puts in its place."""
+    look: Any = dict(xycoords=grid(axes, point), textcoords="offset points", color=colour)
+    text = axes.annotate(point.name, place(point), (0, 0), va="center", parse_math=False, **look)
+    text.set_in_layout(False)
+    return text
+
+
+def move(text: Annotation, offset: tuple[float, float]) -> None:
+    """Move a name so far from its marker, in points."""
+    x, _ = offset
+    text.set_position(offset)
+    text.set_horizontalalignment("center" if x == 0 else "left" if x > 0 else "right")
 
 
 def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> Figure:
