@@ -219,7 +219,8 @@ class Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if not self.progress.disable:  # else older versions of rich print a line
+            self.progress.stop()
 
     def print(self, line: str) -> None:
         """Print a line, above the bar where there is one."""
