@@ -253,8 +253,16 @@ def test_the_command_writes_all_splits(tmp_path, monkeypatch, capsys):
         assert counts == [10, 2, 5]
     with Image.open(tmp_path / "s/train/00000.png") as image:
         assert image.size == (32, 32)
-    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "s"), "--side", "5"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert stop.value.code == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    for wrong in (["--side", "5"], ["--count", "0"]):
+        monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "s"), *wrong])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_each_split_of_a_small_count_has_a_scene(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "s"), "--count", "2", "--side", "32"])
+    main()
+    counts = [len([*(tmp_path / "s" / split).glob("*.png")]) for split in scenes.SPLITS]
+    assert counts == [2, 1, 1]

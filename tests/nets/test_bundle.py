@@ -245,6 +245,13 @@ def test_what_a_file_of_weights_does_not_say_is_a_line_and_a_flag(tmp_path, caps
             zoo.load(tmp_path / "net.pth", options=options)
 
 
+def test_the_network_of_a_file_is_refused_for_a_bundle_and_for_another_name(bundle, tmp_path):
+    bundle.save(tmp_path / "b")
+    for what in (tmp_path / "b", "resnet50", "hf:ann/digits"):
+        with pytest.raises(ValueError, match=r"'tresnet_m' is for a file of weights, .* is none"):
+            zoo.load(what, "tresnet_m")
+
+
 def test_options_for_files_of_weights_are_refused_for_a_bundle(bundle, tmp_path):
     bundle.save(tmp_path / "b")
     assert zoo.load(tmp_path / "b", options=LoadOptions(resolution=64)).preprocessing == replace(

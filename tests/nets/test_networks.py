@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -123,6 +124,34 @@ def test_scaled_widths_are_multiples_of_eight_and_of_the_group_width():
     (stage,) = spec.scaled(width=1.7).stages
     assert stage.width % 8 == 0
     assert stage.inner % 24 == 0
+
+
+def fits(stage: Stage) -> bool:
+    return stage.width % 8 == 0 and stage.inner % stage.group_width == 0
+
+
+@pytest.mark.parametrize(
+    ("width", "ratio", "group_width"),
+    [(32, 3, 16), (24, 1, 12), (96, 1 / 3, 16), (160, 0.3, 16), (64, 0.25, 8), (120, 5 / 6, 20)],
+)
+def test_a_scaled_width_is_the_nearest_multiple_of_eight_that_the_groups_allow(
+    width, ratio, group_width
+):
+    first = Stage(block=Bottleneck, depth=1, width=width, ratio=ratio, group_width=group_width)
+    spec = replace(SPECS["resnet50"], stages=(first,))
+    for multiplier in (0.01, 0.3, 0.75, 1.25, 1.5, 3.7):
+        (stage,) = spec.scaled(width=multiplier).stages
+        assert fits(stage)
+        off = abs(stage.width - multiplier * width)
+        for other in range(8, 2048, 8):
+            if round(other * ratio) and round(other * ratio) % group_width == 0:
+                assert abs(other - multiplier * width) >= off, (multiplier, other)
+
+
+def test_a_multiplier_that_no_width_allows_is_refused():
+    first = Stage(block=Bottleneck, depth=1, width=64, ratio=1, group_width=32)
+    with pytest.raises(ValueError, match="width 131072"):
+        replace(SPECS["resnet50"], stages=(replace(first, width=2048),)).scaled(width=64)
 
 
 def test_space_to_depth_orders_channels_by_row_then_column_then_colour():
@@ -306,11 +335,23 @@ def test_an_unknown_network_is_refused_with_near_misses():
         (dict(depth=0), "depth 0: use a whole number"),
         (dict(width=10**9), "width 1000000000: use a whole number"),
         (dict(width=400, group_width=48), "set width=384, or another group_width"),
+        (dict(width=8, group_width=10**6), "groups of 1000000: set another group_width"),
     ],
 )
 def test_a_stage_that_cannot_be_built_is_refused_with_what_would_work(change, message):
     with pytest.raises(ValueError, match=message):
         Stage(**{"block": Basic, "depth": 1, "width": 64, **change})
+
+
+@pytest.mark.parametrize("width", [5, 37, 101])
+@pytest.mark.parametrize("ratio", [3, 1 / 3, 0.7])
+@pytest.mark.parametrize("group_width", [16, 22, 48])
+def test_the_width_that_an_error_recommends_can_be_built(width, ratio, group_width):
+    settings = dict(block=Bottleneck, depth=1, ratio=ratio, group_width=group_width)
+    with pytest.raises(ValueError, match=r"set width=\d+") as error:
+        Stage(width=width, **settings)
+    fitting = int(re.findall(r"set width=(\d+)", str(error.value))[0])
+    assert Stage(width=fitting, **settings).groups >= 1
 
 
 @pytest.mark.parametrize(

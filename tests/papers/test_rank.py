@@ -43,6 +43,22 @@ def test_the_values_of_a_grouped_kernel_are_those_of_the_matrix_with_its_groups_
     np.testing.assert_allclose(ranks(nn.Sequential(layer))[0].values, dense / dense[0], atol=1e-7)
 
 
+def test_the_kernels_of_clips_are_matrices_too():
+    layer = nn.Conv3d(4, 8, 3, groups=2)
+    blocks = layer.weight.detach().double().reshape(2, 4, -1)
+    dense = np.linalg.svd(torch.block_diag(*blocks).numpy(), compute_uv=False)
+    (row,) = ranks(nn.Sequential(layer))
+    np.testing.assert_allclose(row.values, dense / dense[0], atol=1e-7)
+    assert row.kind == "3 x 3 x 3 in 2 groups"
+    video = zoo.create("resnet3d_rs_50", classes=3)
+    rows = ranks(video)
+    assert len(rows) == sum(isinstance(part, nn.Conv3d) for part in video.modules())
+    assert {"1 x 1 x 1", "1 x 3 x 3"} <= {row.kind for row in rows}
+    figure = rank_figure(rows, "clips")
+    assert len(figure.axes[0].lines) > 2
+    assert len(by_stage(rows)) < len(rows)
+
+
 def test_chance_is_what_marchenko_and_pastur_say_of_wide_matrices():
     # smallest over largest singular value tend to (1 - sqrt(q)) / (1 + sqrt(q)) for rows / columns
     # = q

@@ -4,6 +4,7 @@ A few large files are listed and copied more easily than a million small ones.
 """
 
 import json
+import os
 import tarfile
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def pack(
     """
     if out.exists() or out.is_symlink():
         raise ValueError(f"{str(out)!r} exists: give the name of a new folder")
-    if Path(data.where).is_dir() and out.resolve().is_relative_to(data.where):
+    if os.path.isdir(data.where) and out.resolve().is_relative_to(data.where):  # noqa: PTH112
         raise ValueError(f"{str(out)!r} would be inside of the data: give a folder outside")
     if shard_mib < 1:
         raise ValueError(f"shards of {shard_mib} MiB: use 1 or more")

@@ -46,7 +46,7 @@ from fullstride.data.readers.folder import (
     subfolders,
 )
 from fullstride.data.readers.hugging_face import choice_in
-from fullstride.data.readers.listing import SPLITS, Listing, Objects, join_copies, near_names
+from fullstride.data.readers.listing import SPLITS, Listing, join_copies, near_names
 from fullstride.data.readers.masks import (
     DEPTHS,
     IGNORED,
@@ -70,8 +70,6 @@ from fullstride.data.readers.voc import XML_FILES, read_voc, read_xml_files, voc
 from fullstride.data.readers.yolo import read_yolo, yolo_root
 from fullstride.io.console import count_of, counted
 from fullstride.io.writing import open_regular
-
-__all__ = ["Objects", "open_boxes"]
 
 
 def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:

@@ -56,11 +56,12 @@ def open_unlabelled(where: str) -> Unlabelled:
     path = Path(where)
     if where == DIGITS or choice_in(where)[1]:
         return _of_data(where)
-    if path.suffix.lower() == ".tar" and not path.is_dir():
+    is_folder = os.path.isdir(path)  # noqa: PTH112  a pattern may be too long for `Path.is_dir`
+    if path.suffix.lower() == ".tar" and not is_folder:
         return _of_shards(find_folder(str(path.parent)), path.name)
-    if path.suffix.lower() in LISTS and not path.is_dir():
+    if path.suffix.lower() in LISTS and not is_folder:
         return _of_list(path)
-    if path.suffix.lower() in SUFFIXES and path.is_file():
+    if path.suffix.lower() in SUFFIXES and os.path.isfile(path):  # noqa: PTH113
         return of_files([path])
     root = find_folder(where)
     if files := idx_files(root, "images"):
@@ -134,7 +135,7 @@ def _of_data(where: str) -> Unlabelled:
 
 
 def _of_list(path: Path) -> Unlabelled:
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113
         raise ValueError(f"no list of images {str(path)!r}: check the path")
     if path.suffix.lower() in TABLES:
         rows = _table_rows(path)
@@ -166,6 +167,8 @@ def _unlabelled(
     read: Callable[[str], Image.Image] | None = None,
     ignored: Mapping[str, int] | None = None,
 ) -> Unlabelled:
+    if not (entries := [*entries]):
+        raise ValueError(f"{where!r} has no images: add some")
     names, labels, sizes = zip(*entries, strict=True)
     if read is None:
         assert file

@@ -23,8 +23,9 @@ def main() -> None:
     parser.add_argument("--as-videos", action="store_true", help="clips are .mp4 files")
     parser.add_argument("--one-class", action="store_true", help="all digits are of class digit")
     words = parser.parse_args()
-    counts = {
-        split: round(count * words.count / COUNTS["train"]) for split, count in COUNTS.items()
+    counts = {  # each split has a scene, unless `count` is below 1, which is refused
+        split: max(min(words.count, 1), round(count * words.count / COUNTS["train"]))
+        for split, count in COUNTS.items()
     }
     shared = words.folder, counts, words.side, words.seed
     try:

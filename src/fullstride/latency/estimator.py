@@ -62,7 +62,7 @@ def estimate(
     """Estimate the time of a network: a module, a function that builds one, or its operators.
 
     `resolution` in pixels and `in_channels` describe the image, and are ignored for operators.
-    Inference means the network as it ships, with branches merged (`nets.merged_branches`). Raises
+    Inference means the network as it ships, with branches merged (`blocks.merge_branches`). Raises
     ValueError for training steps if the profile has none, and for an unfit image.
 
     Examples:

@@ -86,10 +86,11 @@ class Stage:
             MOST_CHANNELS,
         )
         if self.group_width and self.inner % self.group_width:
-            fits = self.inner // self.group_width * self.group_width or self.group_width
+            fits = nearest_width(self.width, 1, self.ratio, self.group_width)
+            use = f"width={fits}, or another" if fits != self.width else "another"
             raise ValueError(
                 f"{self.inner} inner channels do not divide into groups of {self.group_width}: "
-                f"set width={round(fits / self.ratio)}, or another group_width"
+                f"set {use} group_width"
             )
 
     @property
@@ -99,6 +100,23 @@ class Stage:
     @property
     def groups(self) -> int:
         return self.inner // self.group_width if self.group_width else 1
+
+
+def nearest_width(wanted: float, step: int = 8, ratio: float = 1.0, group_width: int = 0) -> int:
+    """The multiple of `step` nearest to `wanted` whose inner channels divide into groups.
+
+    Halves are rounded up. The nearest of all multiples if none up to `MOST_CHANNELS` has such inner
+    channels.
+    """
+    nearest = max(half_up(wanted / step) * step, step)
+    if group_width < 2 or wanted > MOST_CHANNELS:
+        return nearest
+    fitting = (
+        width
+        for width in range(step, MOST_CHANNELS + 1, step)
+        if 0 < (inner := round(width * ratio)) <= MOST_CHANNELS and inner % group_width == 0
+    )
+    return min(fitting, key=lambda width: (abs(width - wanted), -width), default=nearest)
 
 
 def doubled(first: Stage, *depths: int) -> tuple[Stage, ...]:
@@ -169,20 +187,22 @@ class NetSpec:
     def scaled(self, *, width: float = 1.0, depth: float = 1.0) -> "NetSpec":
         """The network with every width and every depth multiplied.
 
-        Widths are rounded to multiples of 8 for tensor cores, and of the group width; a multiplier
-        of 1 changes nothing. The minimum is one block, and one such multiple. Halves are rounded
-        up, as for widths in TResNet's code.
+        Widths are rounded to multiples of 8 for tensor cores, in stages with groups to multiples
+        whose inner channels divide into the groups; a multiplier of 1 changes nothing. The minimum
+        is one block, and one such multiple. Halves are rounded up, as for widths in TResNet's code.
         """
         check_multiplier("width", width)
         check_multiplier("depth", depth)
 
-        def wide(channels: int, step: int = 8) -> int:
-            return max(half_up(channels * width / step) * step, step) if width != 1 else channels
+        def wide(channels: int, ratio: float = 1.0, group_width: int = 0) -> int:
+            return (
+                nearest_width(channels * width, 8, ratio, group_width) if width != 1 else channels
+            )
 
         stages = tuple(
             replace(
                 stage,
-                width=wide(stage.width, max(8, round(stage.group_width / stage.ratio))),
+                width=wide(stage.width, stage.ratio, stage.group_width),
                 depth=max(half_up(stage.depth * depth), 1),
             )
             for stage in self.stages

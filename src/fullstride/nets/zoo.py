@@ -147,10 +147,10 @@ def load(
     `hf:USER/NAME`, a file of released weights, a name in `weights.hub.HUB`, such a name with timm's
     tag (`tresnet_m.miil_in1k_448`), or `timm/NAME`. Names are looked up in the hub's cache, then on
     the hub; a bundle is the latest in its repository, unless `hf:USER/NAME@REVISION` selects one.
-    `name` is the network of a file whose weights fit several networks, or are timm's. `head` builds
-    the head of a task, see `Bundle.load`; `fullstride.tasks.load` knows the heads of all tasks.
-    Assumptions about a file of weights are printed on the standard error stream, and `options`
-    replace them. Raises ValueError in one line.
+    `name` is the network of a file whose weights fit several networks, or are timm's; for all other
+    arguments leave it out. `head` builds the head of a task, see `Bundle.load`;
+    `fullstride.tasks.load` knows the heads of all tasks. Assumptions about a file of weights are
+    printed on the standard error stream, and `options` replace them. Raises ValueError in one line.
 
     Examples:
         >>> import fullstride
@@ -164,6 +164,10 @@ def load(
             if (path.parent / whole).exists():
                 raise ValueError(f"{path} is a part of a {kind}: give its folder, {path.parent}")
         return load_file(path, name, options)
+    if name and name != str(name_or_path):
+        raise ValueError(
+            f"the network {name!r} is for a file of weights, {path} is none: leave it out"
+        )
     if options.network or options.weights_kind != "averaged":
         raise ValueError(
             f"--network and --weights-kind are for files of weights, {path} is none: leave them out"

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fullstride.measure.activation_bytes import stages
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
+from fullstride.nets.blocks import CONVOLUTIONS
 from fullstride.report.plots import COLOURS, DASHES, INK, MARKERS, draw_legend, drawing
 
 THRESHOLD = 0.5
@@ -40,7 +41,7 @@ class LayerRank:
 
     name: str
     stage: str
-    shape: tuple[int, ...]  # of the kernel: c_out, c_in of one group, k, k
+    shape: tuple[int, ...]  # of the kernel: c_out, c_in of one group, k, k; for clips frames, k, k
     stride: int
     groups: int
     values: tuple[float, ...]  # singular values / the largest, in descending order
@@ -108,7 +109,7 @@ def ranks(net: nn.Module, threshold: float = THRESHOLD) -> list[LayerRank]:
     convs = {
         name.removeprefix(prefix): part
         for name, part in net.named_modules()
-        if isinstance(part, nn.Conv2d)
+        if isinstance(part, CONVOLUTIONS)
     }
     if not convs:
         raise ValueError(
@@ -120,7 +121,7 @@ def ranks(net: nn.Module, threshold: float = THRESHOLD) -> list[LayerRank]:
     ]
 
 
-def layer_rank(name: str, stage: str, conv: nn.Conv2d, threshold: float) -> LayerRank:
+def layer_rank(name: str, stage: str, conv: nn.Conv2d | nn.Conv3d, threshold: float) -> LayerRank:
     kernel = conv.weight.detach().cpu()
     if not kernel.isfinite().all():
         raise ValueError(f"the kernel of {name} is not finite: use other weights")

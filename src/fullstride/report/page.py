@@ -76,7 +76,7 @@ class Prediction:
     truth: str
     predicted: str
     probability: float  # of the predicted class
-    explained: np.ndarray | None = None  # `saliency.explained` of the predicted class
+    explained: np.ndarray | None = None  # `gather.explained` of the predicted class
 
 
 @dataclass(frozen=True, kw_only=True)

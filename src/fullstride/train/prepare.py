@@ -79,7 +79,7 @@ def initial_weights(
     if not weights:
         return None
     options = LoadOptions(weights_kind=weights_kind)
-    name = None if zoo.spec(model).frames else model
+    name = model if not zoo.spec(model).frames and Path(weights).is_file() else None
     return zoo.load(model if weights == "hub" else weights, name, build_head, options)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fullstride.data.readers.listing import Objects
 from fullstride.data.readers.splits import SplitRule
-from fullstride.data.targets import Objects, open_boxes
+from fullstride.data.targets import open_boxes
 
 NOTHING = Objects((), (), ())
 

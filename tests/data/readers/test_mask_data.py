@@ -119,6 +119,25 @@ def test_voc_is_read_by_its_lists_and_its_border_is_ignored(tmp_path):
     assert len(open_masks(str(tmp_path), SplitRule(val=0, test=0)).train) == 3
 
 
+def test_voc_without_train_txt_trains_on_what_val_txt_leaves_of_trainval_txt(tmp_path):
+    lists = tmp_path / "ImageSets" / "Segmentation"
+    lists.mkdir(parents=True)
+    (lists / "trainval.txt").write_text("a\nb\nc\nd\nb\n")
+    (lists / "val.txt").write_text("c\n")
+    for number, name in enumerate("abcd"):
+        picture(tmp_path / "JPEGImages" / f"{name}.jpg", number)
+        save(tmp_path / "SegmentationClass" / f"{name}.png", mask(1), palette=True)
+    data = open_masks(str(tmp_path))
+    stems = {split: [Path(name).stem for name in getattr(data, split).names] for split in COUNTS}
+    assert stems == {"train": ["a", "b", "d"], "val": ["c"], "test": []}
+    (tmp_path / "JPEGImages" / "d.jpg").unlink()
+    with pytest.raises(ValueError, match=r"trainval\.txt' names 'd', but there is no .*d\.jpg"):
+        open_masks(str(tmp_path))
+    shutil.rmtree(tmp_path / "ImageSets")
+    with pytest.raises(ValueError, match=r"SegmentationClass/d\.png' names 'd'"):
+        open_masks(str(tmp_path))
+
+
 def test_value_0_of_ade20k_is_ignored_and_its_names_are_distinct(tmp_path):
     for split, words in (("training", "train"), ("validation", "val")):
         picture(tmp_path / "images" / split / f"ADE_{words}_1.jpg", len(split))

@@ -20,6 +20,7 @@ from fullstride.data.pack import Encoding, Progress, pack
 from fullstride.data.readers import decode as decoding
 from fullstride.data.readers.splits import SplitRule
 from fullstride.data.transforms.crop import Augmentation
+from fullstride.data.unlabelled import open_unlabelled
 from fullstride.nets.preprocessing import Preprocessing
 
 PARTS = ("train", "val", "test")
@@ -349,6 +350,25 @@ def test_patterns_with_braces_and_stars_choose_shards(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=message):
             open_data(str(tmp_path / pattern))
+
+
+def test_a_pattern_may_be_longer_than_a_file_name(tmp_path, packed):
+    pattern = packed / f"[{250 * 't'}]rain-*.tar"
+    assert len(pattern.name) > 255
+    data = open_data(str(pattern))
+    assert open_unlabelled(str(pattern)).images.names
+    *_, last = pack(data, tmp_path / "out")
+    assert last.images == len(data.train) + len(data.val) + len(data.test)
+
+
+def test_shards_without_images_are_refused_in_one_line(tmp_path, packed):
+    index = json.loads((packed / "index.json").read_text())
+    tarfile.open(tmp_path / "train-000000.tar", "w").close()
+    size = (tmp_path / "train-000000.tar").stat().st_size
+    index["shards"] = {"train-000000.tar": {"bytes": size, "samples": []}}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"^'.*' has no images: add some$"):
+        open_unlabelled(str(tmp_path))
 
 
 def test_members_of_shards_that_are_not_used_are_counted(tmp_path):

@@ -16,8 +16,8 @@ from fullstride import cli
 from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.pack import pack
 from fullstride.data.readers import listing as duplicates
-from fullstride.data.readers.listing import Listing, Sample
-from fullstride.data.readers.splits import SplitRule, take_splits
+from fullstride.data.readers.listing import Below, Listing, Objects, Sample
+from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule, take_splits
 
 SPLITS = ("train", "val", "test")
 
@@ -306,6 +306,23 @@ def test_the_same_picture_in_two_classes_is_said_and_on_one_side(tmp_path):
     assert "'b/y.png'" in note
     sides = split_of(data)
     assert sides["a/x.png"] == sides["b/y.png"]
+
+
+@pytest.mark.parametrize(("classes", "mixed"), [((0, 0), False), ((0, 1), True)])
+def test_copies_are_mislabelled_if_their_classes_differ_and_not_if_their_boxes_do(
+    tmp_path, classes, mixed
+):
+    pictures = {f"{number}.png": number for number in range(20)} | {"a.png": 99, "b.png": 99}
+    root = write(tmp_path, pictures)
+
+    def sample(name: str) -> Sample:
+        target = Objects(((0, 0, 4 + (name == "a.png"), 4),), (classes[name == "b.png"],), (False,))
+        return Sample(name, target, (root / name).stat().st_size)
+
+    listing = Listing(("cat", "dog"), {"train": [*map(sample, pictures)]}, Below(root))
+    notes = take_splits(listing, DEFAULT_RULE).notes
+    assert any("'a.png' in 'cat' and 'b.png' in 'dog'" in note for note in notes) == mixed
+    assert len(notes) == mixed
 
 
 def test_a_class_whose_training_images_are_all_in_the_test_is_refused(tmp_path):

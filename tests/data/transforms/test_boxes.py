@@ -10,6 +10,7 @@ from PIL import Image
 from fullstride.data.readers.listing import Objects
 from fullstride.data.transforms.boxes import BoxTestView, BoxTrainView
 from fullstride.data.transforms.crop import Augmentation
+from fullstride.data.transforms.masks import MaskTrainView
 from fullstride.nets.preprocessing import Preprocessing
 
 SIDE = 96
@@ -52,6 +53,26 @@ def test_boxes_and_pixels_move_together(kind, jitter, size):
             assert (targets["labels"].tolist(), targets["difficult"].tolist()) == ([3], [True])
     assert seen >= 35
     assert len(places) >= (2 if (kind, jitter) == ("flip", (1, 1)) else 20)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(rotation_degrees=30),
+        dict(rand_layers=2),
+        dict(random_erasing_prob=1),
+        dict(auto_augment=True),
+        dict(trivial_augment=True),
+        dict(cutout=0.5),
+        dict(random_kernel=True),
+    ],
+    ids=str,
+)
+def test_settings_that_boxes_do_not_follow_are_refused_as_for_maps(change):
+    (name,) = change
+    for view in (BoxTrainView, MaskTrainView):
+        with pytest.raises(ValueError, match=rf"recipe\.{name} .*leave it out"):
+            view(PRE, Augmentation(**change))
 
 
 @pytest.mark.parametrize("fit", ["pad", "squish", "crop"])

@@ -95,7 +95,9 @@ MAX_TEXT_BYTES = 2**30  # of a table or a list; ten million rows
 
 class Sample(NamedTuple):
     name: str  # POSIX path below the data folder
-    target: Any  # a class index, the sorted indices of all its labels, or its `Objects`
+    # a class index, the sorted indices of all labels, or `Objects`; () of an image with a map, and
+    # of unlabelled images the name of the class
+    target: Any
     size: int  # bytes; -1 for a broken link
 
 

@@ -20,9 +20,9 @@ from fullstride.data.readers.listing import (
     Listing,
     Sample,
     quote_names,
-    read_names,
     read_text,
 )
+from fullstride.data.readers.voc import read_lists
 from fullstride.io.console import count_of
 from fullstride.io.writing import check_regular, open_regular
 
@@ -186,33 +186,27 @@ def read_masks(root: Path) -> PairedListing:
 
 
 def _read_voc(root: Path) -> PairedListing:
-    """Read VOC's lists in ImageSets/Segmentation; train, or else trainval, is for training.
+    """Read the masks of VOC's lists in ImageSets/Segmentation, see `read_lists`.
 
-    Without lists all masks are for training. Raises ValueError in one line.
+    Raises ValueError in one line.
     """
     lists, masks = root / "ImageSets" / "Segmentation", root / "SegmentationClass"
-    files = {split: lists / f"{split}.txt" for split in ("train", "trainval", "val", "test")}
-    names = {split: read_names(path) for split, path in files.items() if path.is_file()}
-    if not names:
-        names = {"train": sorted(path.stem for path in masks.glob("*.png"))}
-    both = names.pop("trainval", [])
-    if both and "train" not in names:
-        names = {"train": both, **{s: each for s, each in names.items() if s == "test"}}
-    if "train" not in names:
+    listed = read_lists(lists, masks.glob("*.png"))
+    if "train" not in listed:
         raise ValueError(f"{str(lists)!r} has neither train.txt nor trainval.txt: add one")
     splits: dict[str, list[Sample]] = {}
     maps: dict[str, Sample] = {}
     size_of = FileSizes(root)
-    for split, stems in names.items():
+    for split, names in listed.items():
         samples = []
-        for name in stems:
+        for name, path in names.items():
             mask = f"SegmentationClass/{name}.png"
             picture, bytes_of_mask = size_of.picture(f"JPEGImages/{name}"), size_of(mask)
             if split == "test" and bytes_of_mask is None:
                 continue  # the masks of some years were never released
             if picture is None or bytes_of_mask is None:
                 missing = mask if picture else f"JPEGImages/{name}.jpg"
-                raise ValueError(f"{str(files[split])!r} names {name!r}, but there is no {missing}")
+                raise ValueError(f"{str(path)!r} names {name!r}, but there is no {missing}")
             samples.append(Sample(picture[0], (), picture[1]))
             maps[picture[0]] = Sample(mask, (), bytes_of_mask)
         if samples:

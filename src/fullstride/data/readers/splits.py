@@ -341,10 +341,11 @@ def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
             copies = find_copies(listing.samples, listing.file)
         except TooManyImagesError as error:
             return [], [f"copies of images were not searched for: {error}"]
-    mixed = [same for _, same in copies if len({sample.target for sample in same}) > 1]
+    mixed = [same for _, same in copies if len({labels_of(each.target) for each in same}) > 1]
     if not mixed:
         return copies, []
-    first, second = next((a, b) for a in mixed[0] for b in mixed[0] if a.target < b.target)
+    ordered = sorted(mixed[0], key=lambda sample: labels_of(sample.target))
+    first, second = ordered[0], ordered[-1]
     return copies, [
         f"in several classes: {count_of(len(mixed), 'picture')}, for example {first.name!r} in "
         f"{target_text(listing.classes, first.target)} and {second.name!r} in "

@@ -70,16 +70,15 @@ def read_voc(root: Path, folders: Sequence[Path]) -> Listing:
 
     Raises ValueError in one line that names the file and the object.
     """
-    lists = [_splits(folder) for folder in folders]
+    lists = [read_lists(folder / LISTS, (folder / ANNOTATIONS).glob("*.xml")) for folder in folders]
     if len(folders) > 1 and any("test" in each for each in lists):
         lists = [_joined(each) for each in lists]
     images: dict[str, list[VocImage]] = {}
     check, sizes = BoxCheck(), FileSizes(root)
     for folder, names in zip(folders, lists, strict=True):
-        for split, ids in names.items():
+        for split, listed in names.items():
             images.setdefault(split, []).extend(
-                _image(root, folder, each, sizes, check)
-                for each in counted(dict.fromkeys(ids), "XML files")
+                _image(root, folder, each, sizes, check) for each in counted(listed, "XML files")
             )
     return _listing(root, images, check)
 
@@ -120,25 +119,35 @@ def _listing(root: Path, images: Mapping[str, Sequence[VocImage]], check: BoxChe
     return Listing(classes, splits, Below(root), notes=check.notes())
 
 
-def _splits(folder: Path) -> dict[str, list[str]]:
-    """The image ids of each split of a folder."""
-    ids = {
-        name: read_names(folder / LISTS / f"{name}.txt")
-        for name in ("train", "val", "trainval", "test")
-        if (folder / LISTS / f"{name}.txt").is_file()
+Listed = dict[str, Path]  # the names of images, each with the file that lists or describes it
+
+
+def read_lists(lists: Path, unlisted: Iterable[Path]) -> dict[str, Listed]:
+    """The images of each split by the lists train.txt, val.txt, trainval.txt and test.txt.
+
+    Without train.txt the training images are the images of trainval.txt that val.txt lacks. Without
+    any list all files `unlisted` are for training. Raises ValueError.
+    """
+    paths = {name: lists / f"{name}.txt" for name in ("train", "val", "trainval", "test")}
+    splits = {
+        name: dict.fromkeys(read_names(path), path)
+        for name, path in paths.items()
+        if path.is_file()
     }
-    if not ids:
-        return {"train": sorted(path.stem for path in (folder / ANNOTATIONS).glob("*.xml"))}
-    both = ids.pop("trainval", None)
-    if both and "train" not in ids:
-        val = {*ids.get("val", ())}
-        ids["train"] = [each for each in both if each not in val]
-    return ids
+    if not splits:
+        return {"train": {path.stem: path for path in sorted(unlisted, key=lambda path: path.stem)}}
+    both, val = splits.pop("trainval", {}), splits.get("val", {})
+    if both and "train" not in splits:
+        splits["train"] = {name: path for name, path in both.items() if name not in val}
+    return splits
 
 
-def _joined(ids: dict[str, list[str]]) -> dict[str, list[str]]:
+def _joined(splits: dict[str, Listed]) -> dict[str, Listed]:
     """The splits with the images of val in train."""
-    joined = {"train": [*ids.get("train", ()), *ids.get("val", ())], "test": ids.get("test", [])}
+    joined = {
+        "train": splits.get("train", {}) | splits.get("val", {}),
+        "test": splits.get("test", {}),
+    }
     return {split: each for split, each in joined.items() if each}
 
 

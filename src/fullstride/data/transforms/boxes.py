@@ -21,6 +21,7 @@ from fullstride.data.transforms.crop import (
     TRAINING_OVERSAMPLING,
     Augmentation,
     Source,
+    check_geometric,
     check_sides,
     decode_source,
     in_mode,
@@ -76,6 +77,7 @@ class BoxTrainView:
 
     def __post_init__(self) -> None:
         check_sides((self.pre.resolution, *self.sides))
+        check_geometric(self.augmentation)
 
     def __call__(
         self, image: Source, target: Objects, rng: np.random.Generator, epoch: int = 0

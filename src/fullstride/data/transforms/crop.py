@@ -85,6 +85,22 @@ def check_decoder(decoder: str) -> None:
         )
 
 
+# Settings that move or replace pixels in a way that boxes and maps do not follow.
+NOT_FOR_TARGETS = ("rotation_degrees", "auto_augment", "trivial_augment", "rand_layers", "cutout")
+NOT_FOR_TARGETS += ("random_erasing_prob", "random_kernel")
+
+
+def check_geometric(augmentation: Augmentation) -> None:
+    """Raise ValueError for a setting of `NOT_FOR_TARGETS` that is not the default."""
+    default = Augmentation()
+    for name in NOT_FOR_TARGETS:
+        if (value := getattr(augmentation, name)) != getattr(default, name):
+            raise ValueError(
+                f"recipe.{name} {value} would change pixels and not their boxes or map: leave it "
+                "out"
+            )
+
+
 # The most pixels of a whole resized or padded image. Larger images, which are very long and thin,
 # are cropped before they are resized, or reduced before they are padded.
 MAX_PIXELS = 64 * 2**20

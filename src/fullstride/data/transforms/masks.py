@@ -1,6 +1,6 @@
 """Views of pictures with a mask or depth map, which share one geometry."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +10,7 @@ from fullstride.data.readers.decode import Size, UnreadableImage
 from fullstride.data.readers.masks import MapFile
 from fullstride.data.transforms.crop import (
     Augmentation,
+    check_geometric,
     check_sides,
     in_mode,
     pad_to,
@@ -18,10 +19,6 @@ from fullstride.data.transforms.crop import (
 )
 from fullstride.data.transforms.image_ops import KERNELS
 from fullstride.nets.preprocessing import Preprocessing
-
-# Settings that move or replace pixels in a way that maps do not follow.
-NOT_FOR_MAPS = ("rotation_degrees", "auto_augment", "trivial_augment", "rand_layers", "cutout")
-NOT_FOR_MAPS += ("random_erasing_prob", "random_kernel")
 
 
 @dataclass(frozen=True)
@@ -44,14 +41,7 @@ class MaskTrainView:
 
     def __post_init__(self) -> None:
         check_sides((self.pre.resolution, *self.sides))
-        default = Augmentation()
-        for field in fields(self.augmentation):
-            value = getattr(self.augmentation, field.name)
-            if field.name in NOT_FOR_MAPS and value != getattr(default, field.name):
-                raise ValueError(
-                    f"recipe.{field.name} {value} would change pixels and not their map: leave it "
-                    "out"
-                )
+        check_geometric(self.augmentation)
 
     def __call__(
         self, image: Image.Image, target: MapFile, rng: np.random.Generator, epoch: int = 0
