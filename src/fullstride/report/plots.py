@@ -221,7 +221,7 @@ def label(
     """Place each name near its marker, inside the axes, where it covers the least.
 
     Markers and other names count before intervals, and before markers that are nearer to the name
-    than its own. Of equal places the nearest is chosen.
+    than its own marker is. The nearest of equal places is chosen.
     """
     canvas = FigureCanvasAgg(figure)
     with warnings.catch_warnings():
