@@ -27,7 +27,6 @@ from fullstride.train import run_folder
 from fullstride.train.prepare import SCORING_SHARE
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.run_folder import BUNDLE
-from fullstride.train.scoring import quality
 from fullstride.train.timing import LATE
 
 TRIALS = "trials"  # in the folder of a fit, with a run folder for each candidate
@@ -299,7 +298,7 @@ def rank(
     """
 
     def key(each: RungScore) -> tuple[float, float, str]:
-        value, loss = quality(each.scores, metric)
+        value, loss = metric.quality(each.scores)
         return -value, -loss, each.candidate
 
     left, names, ties = sorted(scores, key=key), list[str](), list[tuple[str, str, float]]()
@@ -316,7 +315,7 @@ def rank(
     return names, ties
 
 
-def tie(best: RungScore, other: RungScore, metric: Metric) -> float | None:
+def tie(best: PairedScores, other: PairedScores, metric: Metric) -> float | None:
     """The p value of two tied scores; None if they are not tied."""
     difference = abs(best.scores[metric.name] - other.scores[metric.name])
     # McNemar's test compares numbers of correct images
@@ -413,7 +412,7 @@ def teach(
             reason = f"{each.name} has failed: {result.failure}"
         else:
             scores.append(result)
-            if quality(result.scores, metric) <= quality(before.scores, metric):
+            if metric.quality(result.scores) <= metric.quality(before.scores):
                 reason = f"{each.name} is not better on the validation split than {best.name}"
         if reason:
             return Teaching(teacher=teacher.name, scores=tuple(scores), reason=reason)

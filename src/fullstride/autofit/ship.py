@@ -19,7 +19,7 @@ from fullstride.autofit.finalists import (
     measured,
     read_record,
 )
-from fullstride.autofit.halving import TRIALS, Outcome, RungScore, tie
+from fullstride.autofit.halving import TRIALS, Outcome, tie
 from fullstride.deploy.comparison import ImageScore, Mistake, score_model
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.io.records import Record
@@ -27,8 +27,9 @@ from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import BUSY
 from fullstride.report.page import ClassTable, worst_classes
 from fullstride.report.training_progress import shift_lines
+from fullstride.study.scores import PairedScores
 from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric
-from fullstride.train.scoring import SplitScores, quality
+from fullstride.train.scoring import SplitScores
 
 MODEL = "model"  # name of the file that ships, without its suffix
 MISTAKES = 24  # most listed mistakes
@@ -254,31 +255,20 @@ def choose(records: Sequence[FileRecord], metric: Metric) -> int:
         return float("inf") if time is None else time
 
     def rank(number: int) -> tuple[float, float]:
-        return quality(records[number].file.val, metric)
+        return metric.quality(records[number].file.val)
 
     def speed(number: int) -> tuple[float, ...]:
         return -ms(number), *rank(number)
 
+    def scores(number: int) -> PairedScores:
+        record = records[number]
+        return PairedScores(record.file.val, record.correct, record.resampled)
+
     if not within:
         return max(range(len(records)), key=speed)
     best = max(within, key=lambda number: (rank(number), -ms(number)))
-    scores = {number: as_score(records[number]) for number in within}
-    tied = [each for each in within if tie(scores[best], scores[each], metric) is not None]
+    tied = [each for each in within if tie(scores(best), scores(each), metric) is not None]
     return max({best, *tied}, key=speed)
-
-
-def as_score(record: FileRecord) -> RungScore:
-    """The validation scores of a file, as halving compares them."""
-    file = record.file
-    return RungScore(
-        candidate=file.candidate,
-        rung=0,
-        epochs=0,
-        scores=file.val,
-        correct=record.correct,
-        resampled=record.resampled,
-        seconds=record.seconds,
-    )
 
 
 def doubts(file: ShippedFile, budget: Budget) -> list[str]:

@@ -121,8 +121,8 @@ def time_one(
         files = files_of(candidate, job, earlier)
         write(files, [quick])
         rows = timed(candidate, models, job, QUICK)
-        limit_ms = QUICK_RATIO * job.budget.ms_per_image
-        if quick in failures or cast(float, rows[quick].ms) <= limit_ms:
+        quick_ms = QUICK_RATIO * job.budget.ms_per_image
+        if quick in failures or cast(float, rows[quick].ms) <= quick_ms:
             write(files, promising(True))
             if has_similar:  # these times decide on other formats
                 rows = timed(candidate, models, job, protocol)
@@ -144,8 +144,8 @@ def time_one(
         rows[format, precision] = CandidateTime(
             candidate=candidate.name, format=format, precision=precision, ms=None, failure=reason
         )
-    in_order = (quick, *(label for label in labels if label != quick))
-    return tuple(rows[label] for label in in_order if label in rows), files
+    order = (quick, *(label for label in labels if label != quick))
+    return tuple(rows[label] for label in order if label in rows), files
 
 
 def files_of(candidate: Candidate, job: FitJob, earlier: UntrainedFiles | None) -> UntrainedFiles:
@@ -254,14 +254,14 @@ def anchors(
 
     They are evenly spaced in the candidates with a time, up to `longest_ms` if there are enough.
     """
-    in_order = sorted(
+    by_time = sorted(
         (each for each in candidates if each.name in ms), key=lambda each: ms[each.name]
     )
-    near = [each for each in in_order if ms[each.name] <= longest_ms]
-    in_order = near if len(near) >= 3 else in_order
-    count = min(3, len(in_order))
-    places = [(2 * number + 1) * len(in_order) // (2 * count) for number in range(count)]
-    return tuple(in_order[place] for place in places)
+    near = [each for each in by_time if ms[each.name] <= longest_ms]
+    by_time = near if len(near) >= 3 else by_time
+    count = min(3, len(by_time))
+    places = [(2 * number + 1) * len(by_time) // (2 * count) for number in range(count)]
+    return tuple(by_time[place] for place in places)
 
 
 def least_share(rows: Rows) -> float:
@@ -423,9 +423,9 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
             times[each.name] = tuple(replace(row, left_out=reason) for row in rows)
         if most < MOST_TRIED:
             first = yield from measured_in_turn(chosen[:1], job, {}, {}, quick=True)
-            limit_ms = min(each.ms_per_image for each in job.budgets)
+            least_ms = min(each.ms_per_image for each in job.budgets)
             in_time = {
-                name: rows for name, rows in first.items() if (rows[0].ms or math.inf) <= limit_ms
+                name: rows for name, rows in first.items() if (rows[0].ms or math.inf) <= least_ms
             }
     others = [each for each in chosen if each.name not in in_time]
     fewest = FEWEST_TIMED - len(in_time)
@@ -556,10 +556,10 @@ def network(candidate: Candidate) -> tuple[str, float, float, int, tuple[tuple[s
 
 def summary(rows: Rows) -> str:
     """The times, the fastest first, the first failure, and whether the machine was busy."""
-    in_order = sorted((row for row in rows if row.ms), key=lambda row: row.ms or 0.0)
-    parts = [f"{row.format} {row.precision} {three_digits(row.ms or 0.0)} ms" for row in in_order]
+    by_time = sorted((row for row in rows if row.ms), key=lambda row: row.ms or 0.0)
+    parts = [f"{row.format} {row.precision} {three_digits(row.ms or 0.0)} ms" for row in by_time]
     parts += [row.failure for row in rows if row.failure][:1]
-    for row in in_order[:1]:
+    for row in by_time[:1]:
         if row.low and row.high and row.high > (1 + BUSY) * row.low:
             rounds = f"{three_digits(row.low)} to {three_digits(row.high)} ms"
             parts.append(f"rounds of the first from {rounds}, the machine is busy")

@@ -30,10 +30,9 @@ from fullstride.latency.profiles import Profile
 from fullstride.latency.roofline import Runtime
 from fullstride.latency.select import MeasuredTimes, Option, Place, Selection
 from fullstride.measure import bench_by_name
-from fullstride.measure.bench_by_name import noise
+from fullstride.measure.bench_by_name import noise, quieter
 from fullstride.measure.budget import UNLIMITED_MS, Budget
 from fullstride.measure.protocols import (
-    BUSY,
     MEDIANS,
     Measurement,
     Protocol,
@@ -233,7 +232,7 @@ class TimesThere:
         name = self.name(place)
         try:
             models = self.files.write_named(*place, self.task, self.classes)
-            rows = quieter(lambda: self.files.measure({name: models}, MEDIANS)[name])
+            rows = quieter(lambda: self.files.measure({name: models}, MEDIANS)[name], noise_of)
         except ValueError as error:
             self.ms[place] = words = last_line(error)
             return words
@@ -305,14 +304,8 @@ def fastest_ms(rows: Rows) -> float:
     return min(call_time(row).ms for row in rows.values())
 
 
-def quieter(measure: Callable[[], Rows]) -> Rows:
-    """Measure; if the machine was busy, measure once more and return the quieter rows."""
-
-    def own_noise(rows: Rows) -> float:
-        return noise([[*rows.values()]])
-
-    rows = measure()
-    return min(rows, measure(), key=own_noise) if own_noise(rows) > BUSY else rows
+def noise_of(rows: Rows) -> float:
+    return noise([[*rows.values()]])
 
 
 # ---- a profile

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ DEFAULT_PROTOCOLS = ("online", "throughput")
 DEFAULT_REFERENCE = "timm/resnet50"  # where a protocol is named
 TRESNET_RESOLUTION = 224  # pixels a side, as the paper measures all networks
 BENCH = BenchSettings()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +49,17 @@ class Plan:
         and the quieter measurement is the result.
         """
         for parts in self.protocols.values():
-            rows = self.measure(parts)
-            yield min(rows, self.measure(parts), key=noise) if noise(rows) > BUSY else rows
+            yield quieter(partial(self.measure, parts), noise)
 
     def measure(self, parts: Sequence[Protocol]) -> list[list[Measurement]]:
         options = replace(self.options, precision=self.precision or parts[0].precision)
         return [*bench_all(self.nets, parts, self.device, options)]
+
+
+def quieter(measure: Callable[[], T], noise: Callable[[T], float]) -> T:
+    """Measure; if the machine was busy, measure once more and return the quieter rows."""
+    rows = measure()
+    return min(rows, measure(), key=noise) if noise(rows) > BUSY else rows
 
 
 def noise(parts: Sequence[Sequence[Measurement]]) -> float:

@@ -21,7 +21,7 @@ from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.choice import NamedRecipe, RunOptions
 from fullstride.train.run import final_network, train
-from fullstride.train.scoring import count, finite_scores, quality
+from fullstride.train.scoring import count, finite_scores
 
 LINE_S = 10.0  # between two lines on a training
 
@@ -87,7 +87,7 @@ def score_run(run: PreparedRun) -> PairedScores:
     if not results:
         why = f"{run.config.model} has no linear classifier, and so no linear probe"
         raise failure or ValueError(why)
-    return max(results, key=lambda result: quality(result.scores, run.metric))
+    return max(results, key=lambda result: run.metric.quality(result.scores))
 
 
 class CorrectImages(Score):

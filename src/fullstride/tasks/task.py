@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import cache, cached_property
+from math import inf
 from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import numpy as np
@@ -154,6 +155,12 @@ class Metric:
     def rank(self, value: float) -> float:
         """Higher for a better `value`."""
         return value if self.higher_is_better else -value
+
+    def quality(self, scores: Mapping[str, float]) -> tuple[float, float]:
+        """A sort key, higher for better scores; ties go to lower losses; none is the worst."""
+        if not scores:
+            return -inf, -inf
+        return self.rank(scores[self.name]), -scores.get("loss", 0.0)
 
     def text(self, value: float, digits: int = 2) -> str:
         """For example "top-1 97.50 %"."""

@@ -33,7 +33,7 @@ from fullstride.train.compute import SINGLE_PROCESS, numerics
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.named import MAX_PROBE_CLASSES
-from fullstride.train.scoring import FinalNetwork, averaged, quality, scoring_batches
+from fullstride.train.scoring import FinalNetwork, averaged, scoring_batches
 
 # Precise BN: batch statistics of the final weights on training images in evaluation views match
 # evaluation better than statistics of augmented images in small batches (arXiv:2105.07576, section
@@ -155,7 +155,7 @@ def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
     Epochs are tried in order, the best first; each stays if it makes the average better.
     """
     candidates = [
-        (quality(scores, run.metric), -int(scores[EPOCH]), slot)
+        (run.metric.quality(scores), -int(scores[EPOCH]), slot)
         for slot in slots(run)
         if (scores := saved_scores(slot))
     ]
@@ -387,7 +387,7 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
             for (how, end), errors in zip(ends.items(), (CLEAR_END, CLEAR_PROBE), strict=True)
             if is_clearly_better(end.scores, mean.scores, run.metric, images, errors)
         } or {"between the linear probe and the end of training": mean}
-    how, best = max(ends.items(), key=lambda item: quality(item[1].scores, run.metric))
+    how, best = max(ends.items(), key=lambda item: run.metric.quality(item[1].scores))
     if best is not final and run.context.is_rank_zero:
         print_note(
             f"the bundle is the network {how}: validation {best.described(run.metric)}, after "
@@ -410,7 +410,7 @@ def is_clearly_better(
     if not other or not scores:
         return bool(scores)
     if metric.name != "top1":
-        return quality(scores, metric) > quality(other, metric)
+        return metric.quality(scores) > metric.quality(other)
     share = scores["top1"] / 100
     error = 100 * math.sqrt(share * (1 - share) / images)
     return scores["top1"] - other["top1"] > errors * error

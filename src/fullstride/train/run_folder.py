@@ -406,12 +406,8 @@ def best_row(rows: Sequence[Row], metric: Metric) -> Row | None:
 
 def best_rows(rows: Sequence[Row], metric: Metric, count: int) -> list[Row]:
     """The `count` best rows, in the order of `best_row`."""
-    key = f"val/{metric.name}"
-
-    def quality(row: Row) -> tuple[float, float]:
-        return metric.rank(row[key]), -row.get("val/loss", 0.0)
-
-    return sorted((row for row in rows if key in row), key=quality, reverse=True)[:count]
+    scored = [row for row in rows if f"val/{metric.name}" in row]
+    return sorted(scored, key=lambda row: metric.quality(val_scores(row)), reverse=True)[:count]
 
 
 def final_scores(folder: Path, split: str, metric: Metric) -> dict[str, Any]:

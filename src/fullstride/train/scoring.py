@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -268,7 +267,7 @@ class FinalNetwork:
     epochs: tuple[int, ...] = ()  # the averaged epochs, if several
 
     def is_better(self, other: "FinalNetwork", metric: Metric) -> bool:
-        return quality(self.scores, metric) > quality(other.scores, metric)
+        return metric.quality(self.scores) > metric.quality(other.scores)
 
     def described(self, metric: Metric) -> str:
         """A text such as "top-1 97.50 %, loss 0.1200"."""
@@ -277,13 +276,6 @@ class FinalNetwork:
         has_loss = "loss" in self.scores and metric.name != "loss"
         loss = f", loss {self.scores['loss']:.4f}" if has_loss else ""
         return f"{metric.text(self.scores[metric.name])}{loss}"
-
-
-def quality(scores: Mapping[str, float], metric: Metric) -> tuple[float, float]:
-    """A sort key, higher for better scores; lower losses break ties; no scores are the worst."""
-    if not scores:
-        return -inf, -inf
-    return metric.rank(scores[metric.name]), -scores.get("loss", 0.0)
 
 
 def averaged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -294,7 +294,8 @@ def test_with_few_hours_the_most_expensive_points_are_left_out(few_digits):
     plan = plan_of(few_digits, estimated(hours=0.7 * first_s / 3600))
     assert plan.total_s <= 0.7 * first_s
     slowest = max(whole.trainings, key=lambda each: each.seconds).point
-    assert "no time" in plan.left_out[slowest]
+    assert plan.left_out[slowest].kind == "time"
+    assert "no time" in plan.left_out[slowest].reason
     assert slowest in {each.name for each in plan.beyond}
     with pytest.raises(ValueError, match="too little"):
         plan_of(few_digits, estimated(hours=1e-9))

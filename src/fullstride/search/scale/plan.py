@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -343,11 +343,18 @@ class PlannedTraining:
     seconds: float  # expected
 
 
+class LeftOut(NamedTuple):
+    """Why a point is not trained."""
+
+    kind: Literal["too slow", "memory", "time"]
+    reason: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScalePlan:
     costs: tuple[PointCost, ...]  # of the points that fit
     beyond: tuple[PointCost, ...]  # of the points that only the hours leave out
-    left_out: dict[str, str]  # name -> reason
+    left_out: dict[str, LeftOut]  # by name
     trainings: tuple[PlannedTraining, ...]  # the first trainings
     band: int  # points of each regime that may follow
     band_s: float  # most seconds of the band
@@ -435,7 +442,7 @@ def make_plan(job: ScaleJob, costs: Sequence[PointCost]) -> ScalePlan:
     left_out, settings = misfits(job, costs), job.settings
     every = fitting = [cost for cost in costs if cost.name not in left_out]
     if not fitting:
-        name, reason = min(left_out.items(), key=lambda item: len(item[1]))
+        name, (_, reason) = min(left_out.items(), key=lambda item: len(item[1].reason))
         raise ValueError(f"no point is left: {name}: {reason}; give more, or smaller networks")
     limit_s = math.inf if settings.hours is None else 3600 * settings.hours
     trainings = first_trainings(job, fitting)
@@ -446,7 +453,8 @@ def make_plan(job: ScaleJob, costs: Sequence[PointCost]) -> ScalePlan:
                 f"--hours {settings.hours:g} is too little: {slowest} alone needs "
                 f"{sum_s(trainings) / 3600:.2g} hours"
             )
-        left_out[slowest] = f"there is no time for it within {settings.hours:g} hours"
+        reason = f"there is no time for it within {settings.hours:g} hours"
+        left_out[slowest] = LeftOut("time", reason)
         fitting = [cost for cost in fitting if cost.name != slowest]
         trainings = first_trainings(job, fitting)
     begun = {each.point for each in trainings}
@@ -467,16 +475,22 @@ def make_plan(job: ScaleJob, costs: Sequence[PointCost]) -> ScalePlan:
     )
 
 
-def misfits(job: ScaleJob, costs: Sequence[PointCost]) -> dict[str, str]:
-    """Name -> reason of the points above the budget or the memory."""
-    left_out, memory_bytes, budget_ms = dict[str, str](), job.memory_bytes, job.settings.limit_ms
+def misfits(job: ScaleJob, costs: Sequence[PointCost]) -> dict[str, LeftOut]:
+    """The points above the budget or the memory, by name."""
+    left_out, memory_bytes, budget_ms = (
+        dict[str, LeftOut](),
+        job.memory_bytes,
+        job.settings.limit_ms,
+    )
     images = min(job.batch, LEAST_PASS if job.on_gpu else len(job.data.train))
     for cost in costs:
         needed = cost.fixed_bytes + images * cost.image_bytes
         if budget_ms is not None and cost.ms > budget_ms:
-            left_out[cost.name] = f"{cost.ms:.3g} ms are above the budget"
+            reason = f"{cost.ms:.3g} ms are above the budget"
+            left_out[cost.name] = LeftOut("too slow", reason)
         elif memory_bytes is not None and needed > memory_bytes:
-            left_out[cost.name] = f"training needs {needed / 2**30:.1f} GiB"
+            reason = f"training needs {needed / 2**30:.1f} GiB"
+            left_out[cost.name] = LeftOut("memory", reason)
     return left_out
 
 
@@ -512,8 +526,7 @@ def plan_lines(plan: ScalePlan) -> Parts:
         rows.append([cost.name, *(f"{value:.3g}" for value in sizes), cost.by])
     yield table(columns, rows)
     reasons: dict[str, list[str]] = {}
-    for name, reason in plan.left_out.items():
-        kind = "too slow" if "ms" in reason else "memory" if "GiB" in reason else "time"
+    for name, (kind, _) in plan.left_out.items():
         reasons.setdefault(kind, []).append(name)
     for kind, names in reasons.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
