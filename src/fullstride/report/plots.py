@@ -233,10 +233,10 @@ def label(
         occupied = [text.get_window_extent(renderer) for text in axes.texts]
         bars, markers = [], {point: grid(axes, point).transform(place(point)) for point in points}
         for point, (x, y) in markers.items():
-            ms = point.ms_per_image
+            ms, score = place(point)
             occupied.append(Bbox.from_extents(x - radius, y - radius, x + radius, y + radius))
             up = [(ms, end) for end in point.interval or ()]
-            across = [(end, point.score) for end in point.span or ()]
+            across = [(end, score) for end in point.span or ()]
             bars += [Bbox(axes.transData.transform(ends)) for ends in (up, across) if ends]
 
         def cost(
