@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fullstride.commands.flags import Images, OpenFlags, Run, Runs
-from fullstride.deploy.settings import PART_IMAGES, ShipSettings
+from fullstride.deploy.settings import PART_IMAGES, ShipSettings, Tta
 from fullstride.io.console import (
     Bar,
     console,
@@ -72,7 +72,7 @@ class PredictionFlags:
     # validation images, or 0.3 if none was chosen.
     min_score: float | None = None
     # With flip, the mean of the probabilities of an image and its mirror image.
-    tta: Literal["none", "flip"] = "none"
+    tta: Tta = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class OfflineFlags:
         out: Path,
         top: int,
         how: ModelFlags,
-        tta: Literal["none", "flip"] = "none",
+        tta: Tta = "none",
     ) -> "Summary":
         """Run `deploy.offline.write_outputs` on the images, and print and return its summary."""
         from fullstride.data.prediction_store import check_store

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Data, Device, JpegFlags, OpenFlags, Run, SplitFlags
+from fullstride.deploy.settings import Tta
 from fullstride.io.console import Bar, console, count_of, printable, report_ignored, report_skipped
 from fullstride.train.recipes.choice import HERE, RecipeChoice, RunOptions
 
@@ -130,7 +131,7 @@ class ViewFlags:
     """The views of an image or a video whose mean probabilities are scored."""
 
     # With flip, score the mean of the probabilities of an image and its mirror image.
-    tta: Literal["none", "flip"] = "none"
+    tta: Tta = "none"
     # For videos, CLIPSxCROPS: score the mean of the probabilities of so many clips all over the
     # video, with 3 crops of each from side to side, or 1. 10x3 is the 30-view protocol;
     # --resolution 256 --crop 1 make its crops as large as the shorter side.
