@@ -32,7 +32,7 @@ watch_imports()
 def pytest_runtest_setup() -> Generator[None]:
     try:
         yield
-    except ValueError as error:
+    except Exception as error:
         skip_if_absent(error)
         raise
 
@@ -41,7 +41,7 @@ def pytest_runtest_setup() -> Generator[None]:
 def pytest_runtest_call() -> Generator[None]:
     try:
         yield
-    except ValueError as error:
+    except Exception as error:
         skip_if_absent(error)
         raise
 

@@ -450,6 +450,7 @@ def test_the_time_that_decides_is_measured_here():
 def test_auto_exports_the_fastest_file_that_passes_within_the_budget(
     pictures, tmp_path, monkeypatch
 ):
+    pytest.importorskip("openvino")
     bundle, images = small_bundle(), ComparisonImages(pictures)
     choices = [("onnx", "fp32"), ("openvino", "fp32"), ("pt2", "bf16")]
     monkeypatch.setattr(choose_form, "available", lambda precision: choices)

@@ -275,7 +275,8 @@ class CountedBatches:
                 yield batch
                 self.progress.advance(task)
         finally:  # also where the caller takes only a part of the epoch
-            self.progress.stop()
+            if not self.progress.disable:
+                self.progress.stop()
             self.progress.remove_task(task)
 
 

@@ -300,6 +300,7 @@ class Recipe(Augmentation, Hyperparameters):
             for name, value in self.task_options.items()
         }
         object.__setattr__(self, "task_options", set_options)
+        object.__setattr__(self, "precision", short_precision(self.precision))
         check_size(self)
         check_augmentation(self, "recipe.")
         check_steps(self)
@@ -307,7 +308,6 @@ class Recipe(Augmentation, Hyperparameters):
         check_unlabelled(self)
         if self.background is not None:
             check_colour("recipe.background", self.background)
-        object.__setattr__(self, "precision", short_precision(self.precision))
 
     def __repr__(self) -> str:
         """The fields that differ from their defaults, and the task's options."""
