@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -86,8 +86,9 @@ def _open(file: BinaryIO, name: str) -> tuple["InputContainer", "VideoStream"]:
         "max_pixels": str(round(1e6 * MAX_MEGAPIXELS)),
     }
     try:
-        # the pictures are fine even if titles are not in UTF-8
-        container = av.open(file, "r", options=options, metadata_errors="replace")
+        # the pictures are fine even if titles are not in UTF-8, for which PyAV 19 needs no argument
+        lenient: Any = {"metadata_errors": "replace"} if int(av.__version__[:2]) < 19 else {}
+        container = av.open(file, "r", options=options, **lenient)
     except FFmpegError as error:
         kinds = "an MP4, MOV, MKV, WebM, AVI, MPEG, FLV or WMV video"
         reason = "it is empty" if not file.seek(0, os.SEEK_END) else f"it is not {kinds}, or broken"
