@@ -594,6 +594,34 @@ def test_without_hours_a_single_slow_training_is_timed(hours, timed, data, tmp_p
     assert len(plan.times) > timed
 
 
+@pytest.mark.parametrize("step_s", [0.1, 1e4])
+def test_hours_too_few_for_the_fastest_candidates_are_refused_before_others_are_timed(
+    step_s, data, tmp_path, monkeypatch
+):
+    """`step_s`: of the fastest without weights; with weights, no candidate has the time."""
+    weights = [replace(each, resolution=24, weights="released") for each in CANDIDATES]
+    many = (*CANDIDATES, *weights)
+    ms = {each.name: 4.0 - number / 2 for number, each in enumerate(many)}
+    fastest, timed = {CANDIDATES[2].name, weights[2].name}, []
+
+    def measured(job, candidate):
+        timed.append(candidate.name)
+        each_s = step_s if candidate.name == CANDIDATES[2].name else 1e4
+        return TrainingTime(candidate=timed[-1], epochs=100, steps=50, step_s=each_s, measure_s=1.0)
+
+    monkeypatch.setattr(fit_plan, "measure_training", measured)
+    settings = FitSettings(budget_ms=5, minutes=30)
+    stage = make_plan(replace(job_of(tmp_path, data), settings=settings), times_of(many, ms))
+    if step_s < 1:
+        plan = drain(stage)[1]
+        assert plan.candidates == (CANDIDATES[2].name,)
+        assert fastest < {*timed}
+        return
+    with pytest.raises(ValueError, match=r"30 min is too little: .* needs --minutes \d+$"):
+        drain(stage)
+    assert {*timed} == fastest
+
+
 @pytest.mark.parametrize(("formats", "files"), [(("onnx",), 1), (("onnx", "openvino"), 2)])
 def test_the_time_to_ship_is_for_the_formats_and_precisions_that_are_left(
     formats, files, data, tmp_path, monkeypatch

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -233,7 +234,9 @@ def make_plan(
     With hours, less the `spent_s` of earlier stages, the plan has fewer epochs, down to a third,
     then fewer candidates, and again fewer epochs for the last candidate: down to a tenth, or to one
     after a linear probe, which is a network already. The most promising candidates stay: by
-    published top-1, else the slowest within the budget, with two families if possible.
+    published top-1, else the slowest within the budget, with two families if possible. The fastest
+    candidates, with and without initial weights, are measured first: if there is no time for either
+    of them alone, nothing else is measured.
 
     Measurements are stored in the folder of the fit, and not made again. Yields lines for people.
     Raises ValueError, in one line, if nothing can train, or if the time is too short for even one
@@ -244,36 +247,68 @@ def make_plan(
     order = in_turn(
         by_promise(each.affordable, each.ms) for each in map(candidate_times.of, job.budgets)
     )
-    times, left_out, measured_s = yield from measure_all(job, order, candidate_times, left_s)
+
+    def planned(times: Mapping[str, TrainingTime], measured_s: float) -> FitPlan:
+        costs = costs_of(
+            job, [each for each in order if each.name in times], times, candidate_times
+        )
+        can_probe = case_of(job.data, task=job.task).can_probe
+        can_probe &= all(each.candidate.weights for each in costs)
+        how = Means(devices=len(job.devices), can_probe=can_probe, budgets=len(job.budgets))
+        return plan_within(costs, left_s - measured_s, hours, how)
+
+    first_times, failed, rest = dict[str, TrainingTime](), dict[str, str](), order
+    if hours is not None:
+        slowest_first = sorted(order, key=lambda each: -candidate_times.ms[each.name])
+        fastest = [*{bool(each.weights): each for each in slowest_first}.values()]
+        first_times, failed, spent_s = yield from measure_all(job, fastest, candidate_times, left_s)
+        if first_times:
+            planned(first_times, spent_s)
+        rest = [*fastest, *(each for each in order if each not in fastest)]
+        rest = [each for each in rest if each.name not in failed]
+    times, left_out, measured_s = yield from measure_all(
+        job, rest, candidate_times, left_s, first_times
+    )
+    left_out = failed | left_out
     if not times:
         name, why = next(iter(left_out.items()))
         raise ValueError(f"no candidate can be trained; {name}: {why}")
+    plan = planned(times, measured_s)
+    limit_s = None if hours is None else left_s - measured_s
+    return replace(plan, left_out={**left_out, **plan.left_out}, left_s=limit_s)
+
+
+def costs_of(
+    job: FitJob,
+    candidates: Sequence[Candidate],
+    times: Mapping[str, TrainingTime],
+    candidate_times: CandidateTimes,
+) -> list["TrialCost"]:
+    """The seconds that each candidate would take to train and to ship."""
     files = min(FILES, len(job.labels)) if job.profile is None else FILES
-    costs = [
+    return [
         TrialCost(
             candidate=each,
             time=times[each.name],
             is_float=each.name in candidate_times.in_float,
             ship_s=files * (FILE_S + len(job.data.val) * candidate_times.ms[each.name] / 1e3),
         )
-        for each in order
-        if each.name in times
+        for each in candidates
     ]
-    case = case_of(job.data, task=job.task)
-    can_probe = case.can_probe and all(each.candidate.weights for each in costs)
-    how = Means(devices=len(job.devices), can_probe=can_probe, budgets=len(job.budgets))
-    plan = plan_within(costs, left_s - measured_s, hours, how)
-    limit_s = None if hours is None else left_s - measured_s
-    return replace(plan, left_out={**left_out, **plan.left_out}, left_s=limit_s)
 
 
 def measure_all(
-    job: FitJob, order: Sequence[Candidate], candidate_times: CandidateTimes, left_s: float
+    job: FitJob,
+    order: Sequence[Candidate],
+    candidate_times: CandidateTimes,
+    left_s: float,
+    first_times: Mapping[str, TrainingTime] = MappingProxyType({}),
 ) -> Generator[str, None, tuple[dict[str, TrainingTime], dict[str, str], float]]:
     """The times of trainings by candidate, name -> reason of failures, and the seconds spent.
 
     Candidates are measured in `order` within the time for measuring, but at least one with and one
     without initial weights, or `FEWEST_TRAININGS` if hours are to be kept. The rest are estimated.
+    `first_times` are of earlier measurements.
     """
     measured, left_out = dict[str, TrainingTime](), dict[str, str]()
     allowed_s, fewest = MEASURING_SHARE * left_s, FEWEST_TRAININGS
@@ -281,7 +316,7 @@ def measure_all(
         allowed_s, fewest = MEASURING_S, 1
     spent_s, similar, rest = 0.0, Counter[bool](), list[Candidate]()
     for number, candidate in enumerate(order, 1):
-        each = stored_time(job.folder, candidate)
+        each = first_times.get(candidate.name) or stored_time(job.folder, candidate)
         if each is None:
             if spent_s > allowed_s and similar[bool(candidate.weights)] >= fewest:
                 rest.append(candidate)
