@@ -6,10 +6,12 @@ import functools
 import gc
 import itertools
 import os
+import pkgutil
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,12 @@ from short_times import shorten
 from fullstride.data.dataset import DataSet, open_data
 
 FILES = itertools.count(1)  # of tests, that have ended
+# Calls that run much Python for seconds.
+PYTHON_OF_LIBRARIES = (
+    "matplotlib.figure.Figure.savefig",
+    "onnxruntime.quantization.quantize_static",
+    "torch.onnx.export",
+)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 # A shell starts background jobs with SIGINT ignored, which the processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -91,6 +99,30 @@ def _operators_of_onnx_are_parsed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", parsed)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _libraries_are_not_traced() -> Iterator[None]:
+    """Coverage by Python 3.11 traces all code, by which these calls take twice as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in PYTHON_OF_LIBRARIES if sys.gettrace() else ():
+            patch.setattr(name, untraced(pkgutil.resolve_name(name)))
+        yield
+
+
+def untraced(call: Callable[..., Any]) -> Callable[..., Any]:
+    """For calls that run nearly no lines of the package, which would not be counted."""
+
+    @functools.wraps(call)
+    def run(*args: Any, **named: Any) -> Any:
+        trace = sys.gettrace()
+        sys.settrace(None)
+        try:
+            return call(*args, **named)
+        finally:
+            sys.settrace(trace)
+
+    return run
 
 
 @pytest.fixture(scope="session")
