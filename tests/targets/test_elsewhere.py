@@ -45,7 +45,6 @@ def there(tmp_path, monkeypatch):
     monkeypatch.setattr(choose_form, "ONLINE", replace(ONLINE, **QUICK))
     monkeypatch.setattr(choose_form, "TRIAL", replace(ONLINE, **QUICK))
     monkeypatch.setattr(bench_by_name, "BUSY", 100.0)
-    monkeypatch.setattr(elsewhere, "BUSY", 100.0)
     yield tmp_path / "cache" / "fullstride" / "targets" / NAME
     connect(WHERE).close()
     connect.cache_clear()
@@ -169,7 +168,7 @@ def test_of_two_measurements_on_a_busy_board_the_quieter_one_is_stored(
         (row,), (name,) = measure(models, protocol, target), models.values()
         return [replace(row, samples=(10.0, 12.0) if calls[name] == 1 else (9.0, 30.0))]
 
-    monkeypatch.setattr(elsewhere, "BUSY", 0.1)
+    monkeypatch.setattr(bench_by_name, "BUSY", 0.1)
     monkeypatch.setattr(choose_form, "measure_files", busy)
     assert choose(tmp_path, "--budget-ms", "1000") == 0
     assert json.loads(capsys.readouterr().out)["best"]["measured_ms"] == 11

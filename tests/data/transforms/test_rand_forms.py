@@ -259,7 +259,7 @@ def test_a_resize_draws_its_kernel_where_that_is_random(photo):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rand_form": "tensor"}, "no rand_form named 'tensor': choose from relative, tpu, timm"),
+        ({"rand_form": "tensor"}, "rand_form 'tensor': use relative or tpu or timm"),
         ({"rand_form": "tpu", "rand_increasing": True}, "use the form timm"),
     ],
 )

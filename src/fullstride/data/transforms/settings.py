@@ -1,10 +1,9 @@
 """The settings of the random transforms of training, which the command line reads."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from fullstride.io.records import Bounds, Count, NonNegative, Positive, Probability, check_bounds
-from fullstride.tables import check_name
 
 RandForm = Literal["relative", "tpu", "timm"]
 Fill = Literal["noise", "mean"]
@@ -52,8 +51,6 @@ class Augmentation:
 def check_augmentation(settings: Any, prefix: str = "") -> None:
     """Raise ValueError for numbers out of bounds, and for settings that exclude each other."""
     check_bounds(settings, prefix)
-    check_name(f"{prefix}rand_form", settings.rand_form, get_args(RandForm))
-    check_name(f"{prefix}random_erasing_fill", settings.random_erasing_fill, get_args(Fill))
     for name in ("scale", "ratio"):
         low, high = getattr(settings, name)
         if low > high:
