@@ -343,9 +343,11 @@ def discard(folder: Path, patterns: Iterable[str]) -> None:
     for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         path.unlink()
     seconds = read_seconds(folder)
-    kept = {name: value for name, value in seconds.items() if f"{name}.json" not in {*patterns}}
-    if kept != seconds:
-        SECONDS_RECORD.save(folder / SECONDS, Seconds(kept))
+    remaining = {
+        name: value for name, value in seconds.items() if f"{name}.json" not in {*patterns}
+    }
+    if remaining != seconds:
+        SECONDS_RECORD.save(folder / SECONDS, Seconds(remaining))
 
 
 def read_seconds(folder: Path) -> dict[str, float]:
