@@ -416,7 +416,6 @@ EXCEPT = {
     "targets/runner.py": "writes to its temporary folder, on another machine",
     "study/driver.py": "deletes results of a study that other arguments change",
     "autofit/halving.py": "deletes checkpoints of trials that do not ship",
-    "autofit/fit.py": "deletes times that a busy machine has measured",
     "train/distill.py": "maps files in a folder that its key recognises",
     "report/plots.py": "draws into memory",
 }
