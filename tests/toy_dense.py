@@ -66,7 +66,6 @@ class View:
     """The centre crop, and its mean over channels as the target."""
 
     view: Any
-    decodes_files: ClassVar[bool] = True
 
     @property
     def pre(self) -> Any:

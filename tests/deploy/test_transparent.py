@@ -10,7 +10,6 @@ from PIL import Image, ImageColor
 from fullstride import cli, tasks
 from fullstride.autofit.data_report import inspect
 from fullstride.data.dataset import open_data
-from fullstride.data.loader import input_of
 from fullstride.data.pack import Encoding, pack
 from fullstride.data.readers.decode import decode
 from fullstride.data.transforms import opencv
@@ -96,7 +95,7 @@ def test_pictures_with_maps_are_loaded_over_the_background(kind, folder):
     number = images.names.index("a/2.png")
     for background in (GREEN, "white"):
         own = replace(view, pre=replace(pre, background=background))
-        pixels, _ = own(input_of(images, number, own), AnyMap(), np.random.default_rng(0))
+        pixels, _ = own(images.source(number), AnyMap(), np.random.default_rng(0))
         assert (pixels[:, 5] == ImageColor.getrgb(background)).all()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from fullstride.data.transforms.crop import (
     Decoder,
     Sides,
     Source,
+    pre_at,
     test_view,
     to_input,
     train_view,
@@ -237,27 +238,17 @@ FILES_PER_WORKER = 8  # pipes, and the tensors of batches in transit
 class View(Protocol):
     """The transform of one image and its target; pickled to the workers of data loaders."""
 
-    # whether the view takes the file of an image or video, a path or bytes, and no decoded image
-    decodes_files: ClassVar[bool]
-
     @property
     def pre(self) -> Preprocessing: ...
 
     def __call__(
         self, image: Any, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
-        """An image, PIL or a file, and its target -> uint8 (H, W, C) and the view's target.
+        """`Images.source` and a target -> uint8 (H, W, C) and the view's target.
 
         A video gives (T, H, W, C), or (V, T, H, W, C) for several views.
         """
         ...
-
-
-def input_of(images: Images, index: int, view: View) -> Source:
-    """The input of `view`: the file of an image, or the decoded image."""
-    if view.decodes_files:
-        return images.source(index)
-    return images.over(view.pre.background).picture(index)
 
 
 @dataclass(frozen=True)
@@ -281,13 +272,10 @@ class TrainView:
         for side in self.sides:
             replace(self.pre, resolution=side)  # raises ValueError for an impossible one
 
-    decodes_files: ClassVar[bool] = True
-
     def __call__(
         self, image: Source, target: Any, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, Any]:
-        side = self.sides[epoch] if epoch < len(self.sides) else self.pre.resolution
-        pre = replace(self.pre, resolution=side)
+        pre = pre_at(self.pre, self.sides, epoch)
         if self.decoder == "opencv":
             from fullstride.data.transforms.opencv import fast_train_view  # an optional extra
 
@@ -302,7 +290,6 @@ class TestView:
     __test__ = False  # its name makes pytest take it for a test
 
     pre: Preprocessing
-    decodes_files: ClassVar[bool] = True
 
     def __call__(
         self, image: Source, target: Any, rng: np.random.Generator, epoch: int = 0
@@ -446,8 +433,7 @@ class _Views(Dataset[_Item]):
         distinct = self.options.distinct_views
         repeat = epoch % distinct if distinct else epoch
         rng = np.random.default_rng([self.options.seed, repeat, drawn, *([copy] if copy else [])])
-        image = input_of(self.images, index, self.view)
-        return self.view(image, self.images.targets[index], rng, epoch)
+        return self.view(self.images.source(index), self.images.targets[index], rng, epoch)
 
 
 def _collated(

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fullstride.data.dataset import Images
-from fullstride.data.loader import View, input_of
+from fullstride.data.loader import View
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.clips import ViewsOfVideo
 from fullstride.deploy.exported import InputKind, Model, Precision, one_input
@@ -64,8 +64,8 @@ class LazyImages(Sequence[Image.Image | np.ndarray]):
     def _at(self, index: int) -> Image.Image | np.ndarray:
         if self.view is None:
             return self.images.picture(index)
-        source = input_of(self.images, index, self.view)
-        pixels, _ = self.view(source, self.images.targets[index], np.random.default_rng(0))
+        source, target = self.images.source(index), self.images.targets[index]
+        pixels, _ = self.view(source, target, np.random.default_rng(0))
         return pixels
 
 
@@ -163,12 +163,9 @@ def compare(
     )
 
 
-def tolerances(
-    precision: Precision, input_kind: InputKind, task: Task | None = None
-) -> tuple[float, float]:
+def tolerances(precision: Precision, input_kind: InputKind) -> tuple[float, float]:
     """The largest `Task.difference`, and the largest drop in points."""
-    least = (task or find_task()).max_difference
-    difference, drop = max(MAX_DIFFERENCE[precision], least), MAX_DROP[precision]
+    difference, drop = MAX_DIFFERENCE[precision], MAX_DROP[precision]
     if input_kind == "pictures":
         return max(difference, RESIZE_MAX_DIFFERENCE), max(drop, RESIZE_MAX_DROP)
     return difference, drop
@@ -344,8 +341,7 @@ def readable(
     images = images.over(model.preprocessing.background)
     for index, name in enumerate(images.names):
         try:
-            source = input_of(images, index, view)
-            pixels, target = view(source, images.targets[index], rng)
+            pixels, target = view(images.source(index), images.targets[index], rng)
             whole = images.picture(index) if is_whole else None
         except UnreadableImage as error:
             if skipped is not None:

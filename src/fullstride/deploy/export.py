@@ -106,7 +106,7 @@ def export(
         )
     expected = reference or make_reference(bundle, images, options.input_kind)
     task = task_of(bundle)
-    max_difference, max_drop = tolerances(precision, options.input_kind, task)
+    max_difference, max_drop = tolerances(precision, options.input_kind)
     max_drop = max_drop if options.max_drop is None else options.max_drop
     # in float, all predictions of boxes and pixels must be equal, so no labels are needed
     labels = images.labels if task.single_label or precision == "int8" else ()

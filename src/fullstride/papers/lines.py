@@ -34,6 +34,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, timm_spec
 from fullstride.nets.weights.hub import HUB
 from fullstride.nets.zoo import spec
+from fullstride.report.model_card import markdown_table
 from fullstride.tables import PRINTED, speeds
 
 REFERENCE = "timm/resnet50"  # in every contest that is not quick
@@ -392,7 +393,7 @@ def page(
         groups.setdefault((one.table, one.quantity), []).append(one)
     for (table, quantity), group in groups.items():
         precisions = ", ".join(dict.fromkeys(short_precision(one.precision) for one in group))
-        text += [f"## {table}: {quantity} ({precisions})", "", *markdown_table(group)]
+        text += [f"## {table}: {quantity} ({precisions})", "", group_table(group)]
         sources = dict.fromkeys(one.source for one in group if one.source)
         text += ["", *[f"Published: {source}." for source in sources], ""]
     if missing := failures(planned, rows):
@@ -400,20 +401,20 @@ def page(
     return "\n".join(text)
 
 
-def markdown_table(group: list[Number]) -> list[str]:
+def group_table(group: list[Number]) -> str:
     """The table of one quantity: a column for each kind and mode, the published number last."""
     present = {(one.kind, one.made) for one in group}
     columns = [(k, m) for k in KINDS for m in ("eager", "compiled") if (k, m) in present]
-    heads = (f"measured: {kind} {how}" for kind, how in columns)
-    table = [["line", "pixels", "layout", *heads, "published"], ["---"] * (len(columns) + 4)]
+    heads = [f"measured: {kind} {how}" for kind, how in columns]
+    rows = []
     lines: dict[tuple[str, int, str], dict[tuple[str, str], Number]] = {}
     for one in group:
         lines.setdefault((one.line, one.resolution, one.layout), {})[one.kind, one.made] = one
     for (name, side, layout), line in lines.items():
         published = next(iter(line.values())).published
         printed = "" if published is None else f"{published:g}"
-        table.append([name, str(side), layout, *(cell(line.get(c)) for c in columns), printed])
-    return [f"| {' | '.join(row)} |" for row in table]
+        rows.append([name, str(side), layout, *(cell(line.get(c)) for c in columns), printed])
+    return markdown_table(["line", "pixels", "layout", *heads, "published"], rows)
 
 
 def cell(one: Number | None) -> str:

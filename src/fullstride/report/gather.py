@@ -136,18 +136,20 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
         scores = final_scores(Path(word), split, metric)
     else:
         scores = scored(word, model, getattr(images, split))
-    values: dict[str, Any] = dict(metric=metric, scores=scores, split=split, **speeds(times))
-    values["resolution"] = pre.resolution
-    if isinstance(model, ExportedModel):
-        about = model.metadata
-        name, source = Path(word).name, about.source
-        values["note"] = printable(f"{about.name} in {about.precision}, {model.runtime}")
-    else:
-        name, source = model.name, model.source
-        values |= costs(model.net, pre.resolution, pre.channels)
-        values["log"] = read_log(Path(word), metric) if is_run(word) else ()
-    data = printable(source.removeprefix("trained on ").partition(", beginning")[0])
-    return Entry(name=printable(name), data=data, **values)
+    about = model.metadata if isinstance(model, ExportedModel) else model
+    network = Entry(
+        name=printable(model.name if isinstance(model, Bundle) else Path(word).name),
+        data=printable(about.source.removeprefix("trained on ").partition(", beginning")[0]),
+        metric=metric,
+        resolution=pre.resolution,
+        scores=scores,
+        split=split,
+        log=read_log(Path(word), metric) if is_run(word) else (),
+    )
+    if isinstance(model, Bundle):
+        return with_times(with_cost(network, model.net, pre.channels), times)
+    note = printable(f"{model.metadata.name} in {model.metadata.precision}, {model.runtime}")
+    return with_times(replace(network, note=note), times)
 
 
 def scored(word: str, model: Model, images: Images) -> dict[str, Any]:
@@ -170,28 +172,21 @@ def untrained(name: str, times: Times, metric: Metric) -> Entry:
     """A network that was only measured, on the same input as the runs."""
     net = zoo.create(name)
     resolution = next(iter(times.values())).protocol.resolution
-    return Entry(
-        name=name,
-        data="",
-        metric=metric,
-        resolution=resolution,
-        **costs(net, resolution, net.spec.in_channels),
-        **speeds(times),
-    )
+    network = Entry(name=name, data="", metric=metric, resolution=resolution)
+    return with_times(with_cost(network, net, net.spec.in_channels), times)
 
 
-def costs(net: Any, resolution: int, channels: int) -> dict[str, int]:
-    total = cost(net, resolution, channels)
-    return dict(params=total.params, macs=total.macs)
+def with_cost(network: Entry, net: nn.Module, channels: int) -> Entry:
+    total = cost(net, network.resolution, channels)
+    return replace(network, params=total.params, macs=total.macs)
 
 
-def speeds(times: Times) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def with_times(network: Entry, times: Times) -> Entry:
     if online := times.get("online"):
-        values |= dict(ms_p50=online.ms_p50, ms_p99=online.ms_p99)
-    if throughput := times.get("throughput"):
-        values |= dict(images_per_s=throughput.images_per_s, batch=throughput.protocol.batch)
-    return values
+        network = replace(network, ms_p50=online.ms_p50, ms_p99=online.ms_p99)
+    if rate := times.get("throughput"):
+        network = replace(network, images_per_s=rate.images_per_s, batch=rate.protocol.batch)
+    return network
 
 
 def examples(model: Model, data: DataSet) -> tuple[list[Prediction], Score]:

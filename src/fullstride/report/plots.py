@@ -156,9 +156,7 @@ def score_latency_figure(points: Sequence[Point], metric: Metric, data: str = ""
         scale_latency(axes, [p.ms_per_image for p in points])
         scale_accuracy(axes, trained, strip=len(trained) < len(points))
         axes.set_xlabel("latency of one image, median (ms)")
-        name = f"{metric.label} on {data}" if data else metric.label
-        unit = f" ({metric.unit})" if metric.unit else ""
-        axes.set_ylabel(name + unit, parse_math=False)
+        axes.set_ylabel(metric.axis_label(f" on {data}" if data else ""), parse_math=False)
         colours = dict(zip(trained, cycle(COLOURS), strict=False))
         for (point, colour), shape in zip(colours.items(), cycle(MARKERS), strict=False):
             Mark(at=place(point), colour=colour, shape=shape, size=9, up=point.interval).draw(axes)
@@ -288,10 +286,9 @@ def move(text: Annotation, offset: tuple[float, float]) -> None:
 
 def learning_curves_figure(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> Figure:
     with drawing(9.2, 3.4, 1, 2) as (figure, (loss, score)):
-        unit = f" ({metric.unit})" if metric.unit else ""
         for axes, key, name in (
             (loss, "loss", "training loss"),
-            (score, f"val/{metric.name}", f"validation {metric.label}{unit}"),
+            (score, f"val/{metric.name}", f"validation {metric.axis_label()}"),
         ):
             lines = [
                 axes.plot(

@@ -64,8 +64,7 @@ def files_figure(
         scale_latency(axes, [budget.ms_per_image, *(point.ms for point in points)])
         kind = "estimate" if any(not each.measured for each in points) else f"p{percentile:g}"
         axes.set_xlabel(f"time of a call / its images, {kind}, batch {budget.batch} (ms)")
-        unit = f" ({metric.unit})" if metric.unit else ""
-        axes.set_ylabel(f"{metric.label} on the validation split{unit}", parse_math=False)
+        axes.set_ylabel(metric.axis_label(" on the validation split"), parse_math=False)
         ring: Any = dict(mec=INK, mfc="none", mew=1.6)
         for point in points:
             shape = FORM_MARKERS[shapes.index(point.form) % len(FORM_MARKERS)]

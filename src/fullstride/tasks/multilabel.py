@@ -260,13 +260,16 @@ class MultiLabelScore(Score):
 
     def loss(self) -> float:
         """The mean over images of the binary cross-entropy, summed over labels."""
-        logits_nk, has_nk = (torch.cat(each).double() for each in (self.logits, self.targets))
+        logits_nk, has_nk = (torch.from_numpy(each).double() for each in self.arrays())
         total = F.binary_cross_entropy_with_logits(logits_nk, has_nk, reduction="sum")
         return total.item() / len(logits_nk)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Logits (N, K), and booleans (N, K) for the labels of the images."""
-        return torch.cat(self.logits).numpy(), torch.cat(self.targets).numpy()
+        for parts in (self.logits, self.targets):  # joined once, and in place
+            if len(parts) > 1:
+                parts[:] = [torch.cat(parts)]
+        return self.logits[0].numpy(), self.targets[0].numpy()
 
     @property
     def average_precisions(self) -> np.ndarray:

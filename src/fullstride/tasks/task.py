@@ -166,6 +166,10 @@ class Metric:
         """For example "top-1 97.50 %"."""
         return f"{self.label} {value:.{digits}f} {self.unit}".rstrip()
 
+    def axis_label(self, of: str = "") -> str:
+        """For example "top-1 on digits (%)", with " on digits" for `of`."""
+        return f"{self.label}{of}" + (f" ({self.unit})" if self.unit else "")
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -300,8 +304,6 @@ class Task(ABC):
     view_fit: ClassVar[Fit | None] = None
     # names of the outputs of exported files: of the network's, and of the result of `activate`
     output_names: ClassVar[tuple[str, str]] = ("logits", "probabilities")
-    # the largest `difference` that exported files of any precision may have
-    max_difference: ClassVar[float] = 1e-4
 
     def with_options(self, recipe: Any) -> Self:
         """The task with the options of `recipe`. Raises ValueError for options of other tasks."""

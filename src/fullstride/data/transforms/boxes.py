@@ -7,8 +7,8 @@ draw where the part is, and pixels are read once.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fullstride.data.transforms.crop import (
     decode_source,
     in_mode,
     pad_to,
+    pre_at,
     test_view,
     view_geometry,
 )
@@ -73,8 +74,6 @@ class BoxTrainView:
     jitter: tuple[float, float] = (1.0, 1.0)
     sides: tuple[int, ...] = ()  # pixels a side in the first epochs; later `pre.resolution`
 
-    decodes_files: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         check_sides((self.pre.resolution, *self.sides))
         check_geometric(self.augmentation)
@@ -82,8 +81,8 @@ class BoxTrainView:
     def __call__(
         self, image: Source, target: Objects, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, dict[str, Tensor]]:
-        side = self.sides[epoch] if epoch < len(self.sides) else self.pre.resolution
-        pre = replace(self.pre, resolution=side)
+        pre = pre_at(self.pre, self.sides, epoch)
+        side = pre.resolution
         size = image.size if isinstance(image, Image.Image) else image_size(image)
         boxes = torch.tensor(target.boxes, dtype=torch.float32).reshape(-1, 4)
         with seeded(rng):
@@ -104,7 +103,6 @@ class BoxTestView:
     """The view of evaluation by `pre.fit`, with all objects, even outside of the view."""
 
     pre: Preprocessing
-    decodes_files: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_sides((self.pre.resolution,))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from PIL import Image
@@ -38,8 +38,6 @@ class OfClips:
     """The network's preprocessing, which must be of clips."""
 
     pre: Preprocessing
-
-    decodes_files: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.pre.frames:

@@ -1,7 +1,6 @@
 """Views of pictures with a mask or depth map, which share one geometry."""
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -10,10 +9,13 @@ from fullstride.data.readers.decode import Size, UnreadableImage
 from fullstride.data.readers.masks import MapFile
 from fullstride.data.transforms.crop import (
     Augmentation,
+    Source,
     check_geometric,
     check_sides,
+    decode_whole,
     in_mode,
     pad_to,
+    pre_at,
     test_view,
     view_geometry,
 )
@@ -37,20 +39,17 @@ class MaskTrainView:
     outside: float = 255  # the map's value where there is no picture
     divides: bool = False  # divide the map's values by the factor: enlarged pictures look nearer
 
-    decodes_files: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         check_sides((self.pre.resolution, *self.sides))
         check_geometric(self.augmentation)
 
     def __call__(
-        self, image: Image.Image, target: MapFile, rng: np.random.Generator, epoch: int = 0
+        self, source: Source, target: MapFile, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """An image and its map -> uint8 (H, W, C), and uint8 or float32 (H, W)."""
+        image, pre = decode_whole(source, self.pre), pre_at(self.pre, self.sides, epoch)
         values = read_map(target, image.size)
-        side = self.sides[epoch] if epoch < len(self.sides) else self.pre.resolution
         zoom = rng.uniform(*self.jitter)
-        pre = replace(self.pre, resolution=side)
         pixels, values = random_window(image, values, zoom, pre, self.outside, rng)
         if self.divides:
             values = np.where(values > 0, values / np.float32(zoom), values)
@@ -66,14 +65,13 @@ class MaskTestView:
     pre: Preprocessing
     outside: float = 255  # the map's value where there is no picture
 
-    decodes_files: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         check_sides((self.pre.resolution,))
 
     def __call__(
-        self, image: Image.Image, target: MapFile, rng: np.random.Generator, epoch: int = 0
+        self, source: Source, target: MapFile, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
+        image = decode_whole(source, self.pre)
         values = read_map(target, image.size)
         side = self.pre.resolution
         geometry = view_geometry(image.size, self.pre)

@@ -63,10 +63,10 @@ class Names(NamedTuple):
 
     {stage} counts from 1 and {number} from 0, {listed} from the authors' third module, up to
     {last_listed} and {after_last}; {ours} is fullstride's path of a block, {conv} fullstride's name
-    of a convolution, {from_1} its number, and {first} and {second} are the indices of convolution
-    and norm in a list with activations. {pooled} is the index of a projection behind a pool,
-    {average} and {after_average} are the indices of projection and norm if all projections are
-    behind a pool, and {blurred} is the level that a blur adds.
+    of a convolution, {from_1} its number, {kind} its kernel, 1x1 or kxk, and {first} and {second}
+    are the indices of convolution and norm in a list with activations. {pooled} is the index of a
+    projection behind a pool, {average} and {after_average} are the indices of projection and norm
+    if all projections are behind a pool, and {blurred} is the level that a blur adds.
     """
 
     stem: Mapping[str, tuple[str, str]]  # by fullstride's paths
