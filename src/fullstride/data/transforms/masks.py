@@ -44,10 +44,10 @@ class MaskTrainView:
         check_geometric(self.augmentation)
 
     def __call__(
-        self, source: Source, target: MapFile, rng: np.random.Generator, epoch: int = 0
+        self, image: Source, target: MapFile, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """An image and its map -> uint8 (H, W, C), and uint8 or float32 (H, W)."""
-        image, pre = decode_whole(source, self.pre), pre_at(self.pre, self.sides, epoch)
+        image, pre = decode_whole(image, self.pre), pre_at(self.pre, self.sides, epoch)
         values = read_map(target, image.size)
         zoom = rng.uniform(*self.jitter)
         pixels, values = random_window(image, values, zoom, pre, self.outside, rng)
@@ -69,9 +69,9 @@ class MaskTestView:
         check_sides((self.pre.resolution,))
 
     def __call__(
-        self, source: Source, target: MapFile, rng: np.random.Generator, epoch: int = 0
+        self, image: Source, target: MapFile, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        image = decode_whole(source, self.pre)
+        image = decode_whole(image, self.pre)
         values = read_map(target, image.size)
         side = self.pre.resolution
         geometry = view_geometry(image.size, self.pre)
