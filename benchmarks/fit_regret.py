@@ -10,7 +10,7 @@ import numpy as np
 from fullstride.autofit.finalists import FileRecord, ShippedFile
 from fullstride.autofit.ship import choose
 from fullstride.tasks.task import Metric
-from fullstride.train.scoring import quality
+
 
 NOISE = 1.05  # times the budget: a measurement up to this counts as within it
 MOST_REGRET = 0.5  # points
@@ -100,7 +100,7 @@ def chosen(files: Sequence[ReferenceFile], metric: Metric, *, ties: bool = True)
             for each in files
         ]
         return files[choose(records, metric)]
-    return max(files, key=lambda each: (quality(each.file.val, metric), -each.ms))
+    return max(files, key=lambda each: (metric.quality(each.file.val), -each.ms))
 
 
 @dataclass(frozen=True, kw_only=True)
