@@ -11,7 +11,6 @@ from fullstride.autofit.finalists import FileRecord, ShippedFile
 from fullstride.autofit.ship import choose
 from fullstride.tasks.task import Metric
 
-
 NOISE = 1.05  # times the budget: a measurement up to this counts as within it
 MOST_REGRET = 0.5  # points
 MOST_COST = 1 / 3  # of training every candidate to the end
