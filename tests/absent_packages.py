@@ -23,6 +23,7 @@ PACKAGES = {
     "parquet": ("pyarrow",),
     "slurm": ("submitit",),
     "test": (
+        "IPython",
         "ipykernel",
         "nbclient",
         "nbformat",

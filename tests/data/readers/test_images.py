@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_image
@@ -213,6 +214,10 @@ def test_every_kind_of_file_gives_gray_or_colour_as_asked(tmp_path):
         suffix = "tif" if mode != "PA" else "png"
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.{suffix}"
         (source if mode != "PA" else source.convert("RGBA")).save(path)
+        if mode == "YCbCr" and int(PIL.__version__.partition(".")[0]) < 13:
+            with pytest.raises(UnreadableImage, match="truncated"):
+                decode(path, 3)
+            continue
         assert [decode(path, channels).mode for channels in (1, 3)] == ["L", "RGB"]
         assert decode(path.read_bytes(), 3).size == (120, 80)
 
