@@ -123,7 +123,7 @@ def test_every_page_fits_a_phone_and_a_screen_and_asks_nobody(site, width, dark,
     assert console == []
     for page, look in looks.items():
         del look["pictures"]
-        assert look == {"overflow": 0, "asked": 0, "broken": 0, "dark": dark}, page
+        assert look == {"overflow": 0, "cut": 0, "asked": 0, "broken": 0, "dark": dark}, page
 
 
 # The search is in a shadow of the page.
