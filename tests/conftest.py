@@ -45,13 +45,7 @@ def pytest_runtest_setup() -> Generator[None]:
         raise
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None]:
-    try:
-        yield
-    except Exception as error:
-        skip_if_absent(error)
-        raise
+pytest_runtest_call = pytest_runtest_setup
 
 
 @pytest.fixture(autouse=True, scope="session")

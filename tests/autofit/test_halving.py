@@ -584,9 +584,14 @@ def test_the_training_of_less_promising_candidates_is_estimated_by_their_times(
 @pytest.mark.parametrize(("hours", "timed"), [(None, 1), (20.0, FEWEST_TRAININGS)])
 def test_without_hours_a_single_slow_training_is_timed(hours, timed, data, tmp_path, monkeypatch):
     times = TrainingTime(candidate="", epochs=9, steps=4, step_s=1.0, measure_s=1e4)
-    monkeypatch.setattr(
-        fit_plan, "measure_training", lambda job, each: replace(times, candidate=each.name)
-    )
+
+    def measured(job, each):
+        result, path = replace(times, candidate=each.name), fit_plan._path(job.folder, each)
+        path.parent.mkdir(exist_ok=True)
+        fit_plan.TRAINING_TIME.save(path, result)
+        return result
+
+    monkeypatch.setattr(fit_plan, "measure_training", measured)
     settings = FitSettings(budget_ms=5, hours=hours)
     stage = make_plan(replace(job_of(tmp_path, data), settings=settings), FOUND)
     lines, plan = drain(stage)

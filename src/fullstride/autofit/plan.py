@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 
@@ -257,7 +256,7 @@ def make_plan(
         how = Means(devices=len(job.devices), can_probe=can_probe, budgets=len(job.budgets))
         return plan_within(costs, left_s - measured_s, hours, how)
 
-    first_times, failed, rest = dict[str, TrainingTime](), dict[str, str](), order
+    failed, rest = dict[str, str](), order
     if hours is not None:
         slowest_first = sorted(order, key=lambda each: -candidate_times.ms[each.name])
         fastest = [*{bool(each.weights): each for each in slowest_first}.values()]
@@ -266,9 +265,7 @@ def make_plan(
             planned(first_times, spent_s)
         rest = [*fastest, *(each for each in order if each not in fastest)]
         rest = [each for each in rest if each.name not in failed]
-    times, left_out, measured_s = yield from measure_all(
-        job, rest, candidate_times, left_s, first_times
-    )
+    times, left_out, measured_s = yield from measure_all(job, rest, candidate_times, left_s)
     left_out = failed | left_out
     if not times:
         name, why = next(iter(left_out.items()))
@@ -298,17 +295,12 @@ def costs_of(
 
 
 def measure_all(
-    job: FitJob,
-    order: Sequence[Candidate],
-    candidate_times: CandidateTimes,
-    left_s: float,
-    first_times: Mapping[str, TrainingTime] = MappingProxyType({}),
+    job: FitJob, order: Sequence[Candidate], candidate_times: CandidateTimes, left_s: float
 ) -> Generator[str, None, tuple[dict[str, TrainingTime], dict[str, str], float]]:
     """The times of trainings by candidate, name -> reason of failures, and the seconds spent.
 
     Candidates are measured in `order` within the time for measuring, but at least one with and one
     without initial weights, or `FEWEST_TRAININGS` if hours are to be kept. The rest are estimated.
-    `first_times` are of earlier measurements.
     """
     measured, left_out = dict[str, TrainingTime](), dict[str, str]()
     allowed_s, fewest = MEASURING_SHARE * left_s, FEWEST_TRAININGS
@@ -316,7 +308,7 @@ def measure_all(
         allowed_s, fewest = MEASURING_S, 1
     spent_s, similar, rest = 0.0, Counter[bool](), list[Candidate]()
     for number, candidate in enumerate(order, 1):
-        each = first_times.get(candidate.name) or stored_time(job.folder, candidate)
+        each = stored_time(job.folder, candidate)
         if each is None:
             if spent_s > allowed_s and similar[bool(candidate.weights)] >= fewest:
                 rest.append(candidate)
