@@ -98,9 +98,7 @@ RESULTS = FitResults(
         sides=(8, 8, 8),
         channels=1,
         unreadable={"a/broken.png": "it is cut off"},
-        across_splits=(
-            Pair(names=("a/1", "b/2"), splits=("train", "test"), classes=("1", "1"), bits=2),
-        ),
+        across_splits=(Pair(names=("a/1", "b/2"), splits=("train", "test"), classes=("1", "1")),),
         across_classes=(),
         notes=("images are grey",),
     ),

@@ -40,7 +40,6 @@ class Pair:
     names: tuple[str, str]
     splits: tuple[str, str]  # train, val or test
     classes: tuple[str, str]  # "" if a target has no class index
-    bits: int  # differing bits of the perceptual hashes; 0 for the same pixels
     exact: bool = False  # whether they have the same pixels
     mirrored: bool = False  # whether one image is the other one flipped left to right
 
@@ -63,7 +62,6 @@ class Link(NamedTuple):
 
     a: int
     b: int
-    bits: int
     exact: bool
     mirrored: bool
 
@@ -94,11 +92,11 @@ def links_across_splits(all_images: ImageIndex, groups: Groups, matches: Matches
         copies, near = groups.in_split[groups.of, split], partners.index[groups.of]
         (images,) = np.nonzero((all_images.splits != split) & ((copies >= 0) | (near >= 0)))
         for image in images.tolist():
-            exact, group = copies[image] >= 0, groups.of[image]
+            exact = bool(copies[image] >= 0)
             other = int(copies[image] if exact else groups.in_split[near[image], split])
-            bits, mirrored = int(partners.bits[group]), bool(partners.mirrored[group])
+            mirrored = not exact and bool(partners.mirrored[groups.of[image]])
             pair = min(image, other), max(image, other)  # images are in the order of the splits
-            links[pair] = Link(*pair, *((0, True, False) if exact else (bits, False, mirrored)))
+            links[pair] = Link(*pair, exact, mirrored)
     return [links[pair] for pair in sorted(links)]
 
 
@@ -106,14 +104,13 @@ def links_across_classes(groups: Groups, matches: Matches) -> list[Link]:
     """The links between classes, sorted."""
     first = groups.first[groups.of]
     (others,) = np.nonzero(groups.targets != groups.targets[first])
-    links = [Link(int(first[other]), int(other), 0, True, False) for other in others]
+    links = [Link(int(first[other]), int(other), True, False) for other in others]
     partners, pairs = matches.by_class, set()
     for group in np.nonzero(partners.index >= 0)[0]:
         a, b = sorted(groups.first[[group, partners.index[group]]].tolist())
         if (a, b) not in pairs:
             pairs.add((a, b))
-            bits, mirrored = int(partners.bits[group]), bool(partners.mirrored[group])
-            links.append(Link(a, b, bits, False, mirrored))
+            links.append(Link(a, b, False, bool(partners.mirrored[group])))
     return sorted(links)
 
 
@@ -135,7 +132,6 @@ def as_pairs(all_images: ImageIndex, groups: Groups, links: Iterable[Link]) -> t
             names=(image_name(all_images, link.a), image_name(all_images, link.b)),
             splits=(SPLITS[all_images.splits[link.a]], SPLITS[all_images.splits[link.b]]),
             classes=(class_name(link.a), class_name(link.b)),
-            bits=link.bits,
             exact=link.exact,
             mirrored=link.mirrored,
         )

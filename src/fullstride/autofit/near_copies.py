@@ -197,7 +197,6 @@ class Pairs(NamedTuple):
 
     a: np.ndarray  # int64 (P,)
     b: np.ndarray  # int64 (P,)
-    bits: np.ndarray  # int64 (P,): differing bits of the hashes
     distances: np.ndarray  # float32 (P,)
     mirrored: np.ndarray  # bool (P,)
 
@@ -213,7 +212,6 @@ class Partners:
     """The closest image in some set for each of N images."""
 
     index: np.ndarray  # int64 (N,); -1: none
-    bits: np.ndarray  # int64 (N,)
     distances: np.ndarray  # float32 (N,)
     mirrored: np.ndarray  # bool (N,)
 
@@ -221,7 +219,6 @@ class Partners:
     def none(images: int) -> "Partners":
         return Partners(
             np.full(images, -1),
-            np.zeros(images, np.int64),
             np.full(images, np.inf, np.float32),
             np.zeros(images, bool),
         )
@@ -235,7 +232,6 @@ class Partners:
         is_first = (pairs.distances == distance) & (pairs.b < before)
         pairs = pairs.where((pairs.distances < distance) | is_first)
         self.index[pairs.a] = pairs.b
-        self.bits[pairs.a] = pairs.bits
         self.distances[pairs.a] = pairs.distances
         self.mirrored[pairs.a] = pairs.mirrored
 
@@ -304,15 +300,15 @@ def near_pairs(
             bits = np.bitwise_count(pictures.hashes[rows, None] ^ hashes[None, block])
             near = np.flatnonzero(bits <= MAX_BITS)  # in two dimensions it is ten times slower
             i, j = np.divmod(near, len(block))
-            a, b, bits = rows[i], block[j], bits.ravel()[near].astype(np.int64)
+            a, b = rows[i], block[j]
             is_wanted = (a < b if later else a != b) & concern(a, b)
-            a, b, bits = a[is_wanted], b[is_wanted], bits[is_wanted]
+            a, b = a[is_wanted], b[is_wanted]
             for first in range(0, len(a), CHUNK):
                 chunk = slice(first, first + CHUNK)
                 distances = pictures.distances(a[chunk], b[chunk], mirrored)
                 same = pictures.same(a[chunk], b[chunk], distances, mirrored)
                 flags = np.full(len(distances), mirrored)
-                yield Pairs(a[chunk], b[chunk], bits[chunk], distances, flags).where(same)
+                yield Pairs(a[chunk], b[chunk], distances, flags).where(same)
 
 
 # Each image of a data set is decoded once, to a thumbnail of 32 x 32.

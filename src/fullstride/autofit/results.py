@@ -17,7 +17,7 @@ from fullstride.autofit.data_report import DataReport
 from fullstride.autofit.finalists import ShippedFile
 from fullstride.autofit.halving import TRIALS, Outcome, RungScore
 from fullstride.autofit.plan import FitPlan
-from fullstride.autofit.ship import Shipment, SmallerBudget
+from fullstride.autofit.ship import BudgetFile, Shipment
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.crop import test_view
@@ -190,7 +190,7 @@ def time_line(results: FitResults) -> str:
     return f"{ms_of(file.ms)} an image, estimated{span} ({where}); {limit}"
 
 
-def smaller_line(ships: SmallerBudget, results: FitResults, folder: Path) -> str:
+def smaller_line(ships: BudgetFile, results: FitResults, folder: Path) -> str:
     """The file of another budget, its score and its time."""
     file, metric = results.shipment.files[ships.best], results.metric
     scores, split = (ships.test, "test") if ships.test else (file.val, "val")

@@ -33,13 +33,13 @@ from fullstride.train.scoring import SplitScores
 
 MODEL = "model"  # name of the file that ships, without its suffix
 MISTAKES = 24  # most listed mistakes
-NOISE = 1.05  # allowance for noise in a suggested budget
+SUGGESTED = 1.05  # allowance for noise in a suggested budget
 TEST = "test.json"  # in the folder of the files
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmallerBudget:
-    """The file that ships for a smaller budget."""
+class BudgetFile:
+    """The file that ships for one of several budgets."""
 
     budget_ms: float
     best: int  # index in the files of the shipment
@@ -71,7 +71,7 @@ class Shipment(ScoredImages):
     environment: Mapping[str, Any]
     model: str = ""  # the file that ships, relative to the folder of the fit
     metric: str = "top1"  # by which files are compared
-    smaller: tuple[SmallerBudget, ...] = ()  # the largest first
+    smaller: tuple[BudgetFile, ...] = ()  # the largest first
     notes: tuple[str, ...] = ()  # lines for the user
 
     @property
@@ -110,7 +110,51 @@ def ship(
     Raises ValueError, in one line, for a format that cannot be written here and if no file could be
     written, and OSError if the disk is full.
     """
-    folder, device = job.folder, job.devices[0]
+    timed, failed, environment = yield from timed_files(job, outcome, candidate_times)
+    timed = within(timed, job.budget, job.settings.maybe)
+    ships, notes, test = list[BudgetFile](), list[str](), None
+    for budget in job.budgets:
+        records = within(timed, budget, job.settings.maybe)
+        best = choose(records, job.metric)
+        file = records[best].file
+        notes += doubts(file, budget)
+        name = TEST if test is None else f"test-{budget.ms_per_image:g}ms.json"
+        scores = test if test and test.path == file.path else final_scores(job, file, name)
+        test = test or scores
+        own = BudgetFile(
+            budget_ms=budget.ms_per_image,
+            best=best,
+            model=model_name(file, budget if len(job.budgets) > 1 else None),
+            test=scores.scores if scores.split == "test" else {},
+        )
+        copy_export(job.folder / file.path, job.folder / own.model, file.format)
+        ships.append(own)
+    assert test is not None
+    largest, *smaller = ships
+    bundle = f"{TRIALS}/{timed[largest.best].file.candidate}/bundle"
+    if test.split == "test" and test.confusion:
+        by_class = tuple(test.confusion.by_class(job.data.classes))
+        scores = SplitScores(test.scores, test.skipped, by_class, test.confusion)
+        notes += shift_lines((job.folder / bundle).parent, job.data, scores, job.devices[0])
+    return Shipment(
+        files=tuple(each.file for each in (*timed, *failed)),
+        best=largest.best,
+        test=largest.test,
+        test_split="test" if test.split == "test" else "",
+        bundle=bundle,
+        environment=environment,
+        model=largest.model,
+        metric=job.metric.name,
+        smaller=tuple(smaller),
+        notes=tuple(notes),
+        **{each.name: getattr(test, each.name) for each in fields(ScoredImages)},
+    )
+
+
+def timed_files(
+    job: FitJob, outcome: Outcome, candidate_times: CandidateTimes
+) -> Generator[str, None, tuple[list[FileRecord], list[FileRecord], Mapping[str, Any]]]:
+    """Export the finalists; return the files with times, files that failed, and the environment."""
     records: list[FileRecord] = []
     for name in outcome.finalists:
         own = [each for each in candidate_times.times if each.candidate == name]
@@ -123,60 +167,7 @@ def ship(
         timed, environment = yield from measured(job, ready, candidate_times.times)
     else:
         timed, environment = estimated(ready, candidate_times.times), device_of(job.profile)
-    timed = within(timed, job.budget, job.settings.maybe)
-    metric = job.metric
-    best = timed[choose(timed, metric)].file
-    notes = doubts(best, job.budget)
-    test = final_scores(job, best, TEST)
-    smaller, others = for_smaller_budgets(job, timed, best, test)
-    notes += others
-    if test.split == "test" and test.confusion:
-        by_class = tuple(test.confusion.by_class(job.data.classes))
-        scores = SplitScores(test.scores, test.skipped, by_class, test.confusion)
-        run = (folder / bundle_of(best.candidate)).parent
-        notes += shift_lines(run, job.data, scores, device)
-    model = model_name(best, job.budget if smaller else None)
-    copy_export(folder / best.path, folder / model, best.format)
-    files = [each.file for each in timed] + [each.file for each in records if each.file.failure]
-    return Shipment(
-        files=tuple(files),
-        best=files.index(best),
-        test=test.scores if test.split == "test" else {},
-        test_split="test" if test.split == "test" else "",
-        bundle=bundle_of(best.candidate),
-        environment=environment,
-        model=model,
-        metric=metric.name,
-        smaller=tuple(smaller),
-        notes=tuple(notes),
-        **{each.name: getattr(test, each.name) for each in fields(ScoredImages)},
-    )
-
-
-def for_smaller_budgets(
-    job: FitJob, timed: Sequence[FileRecord], best: ShippedFile, test: FinalScores
-) -> tuple[list[SmallerBudget], list[str]]:
-    """Choose, score and copy a file for each budget but the largest; also notes on doubts.
-
-    `best` is the file of the largest budget, and `test` has its scores.
-    """
-    chosen, notes = [], list[str]()
-    for budget in job.budgets[1:]:
-        records = within(timed, budget, job.settings.maybe)
-        number = choose(records, job.metric)
-        file, scores = timed[number].file, test
-        notes += doubts(records[number].file, budget)
-        if file is not best:
-            scores = final_scores(job, file, f"test-{budget.ms_per_image:g}ms.json")
-        ships = SmallerBudget(
-            budget_ms=budget.ms_per_image,
-            best=number,
-            model=model_name(file, budget),
-            test=scores.scores if scores.split == "test" else {},
-        )
-        chosen.append(ships)
-        copy_export(job.folder / file.path, job.folder / ships.model, file.format)
-    return chosen, notes
+    return timed, [each for each in records if each.file.failure], environment
 
 
 def model_name(file: ShippedFile, budget: Budget | None = None) -> str:
@@ -222,10 +213,6 @@ def pick(
     copy_export(folder / file.path, folder / name, file.format)
     score = metric.text(file.val[metric.name])
     return name, f"{file.title}: validation {score}, {file.ms:.3g} ms an image"
-
-
-def bundle_of(candidate: str) -> str:
-    return f"{TRIALS}/{candidate}/bundle"
 
 
 def no_file(records: Sequence[FileRecord], finalists: Sequence[str]) -> str:
@@ -282,7 +269,7 @@ def doubts(file: ShippedFile, budget: Budget) -> list[str]:
         by = "measured" if file.measured else "estimated"
         notes.append(
             f"no file is within {budget}: the fastest, {file.path}, {by}, takes up to {time:.3g} "
-            f"ms an image; it ships, and --budget-ms {NOISE * time:.3g} would do"
+            f"ms an image; it ships, and --budget-ms {SUGGESTED * time:.3g} would do"
         )
     if file.measured and file.low is not None and file.high is not None:
         spread = (file.high - file.low) / file.ms

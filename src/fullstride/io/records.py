@@ -212,6 +212,23 @@ def deletable() -> Iterator[None]:
         raise ValueError(f"{error}; delete it, and the same command makes it again") from None
 
 
+def differences(old: Any, new: Any, name: str = "") -> dict[str, str]:
+    """The values that differ in two contents of a file: `recipe.lr` -> a line with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines: dict[str, str] = {}
+        for key in {**old, **new}:
+            path = f"{name}.{key}" if name else key
+            lines |= differences(old.get(key), new.get(key), path)
+        return lines
+    if old == new:
+        return {}
+    there, now = (
+        ", ".join(map(repr, value)) or "none" if isinstance(value, list) else repr(value)
+        for value in (old, new)
+    )
+    return {name: f"{name} is {there} there and {now} now"}
+
+
 class _MisfitError(Exception):
     """What is wrong with a value. The reader of each container appends its part of the path."""
 

@@ -13,7 +13,7 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import check_purpose
 from fullstride.io.locks import hold
-from fullstride.io.records import Record, deletable, from_json, to_json
+from fullstride.io.records import Record, deletable, differences, from_json, to_json
 from fullstride.io.writing import check_output
 from fullstride.study.executors import find_executor
 from fullstride.study.settings import StudyOptions
@@ -258,7 +258,9 @@ def create_or_resume(study: Study, job: StudyJob) -> str:
     config = from_json(StudyConfig, to_json(config), str(path))  # tuples are lists in a file
     if path.exists():
         saved = study.record.load(path)
-        changes = differences(saved, config)
+        changes = differences(saved.arguments, config.arguments)
+        if saved.fingerprint != config.fingerprint:
+            changes = {"data": "its images or labels are others"}
         if not changes:
             return ""
         words = "; ".join(changes.values())
@@ -272,22 +274,6 @@ def create_or_resume(study: Study, job: StudyJob) -> str:
         discard(job.folder, names)
     study.record.save(path, config)
     return note
-
-
-def differences(saved: StudyConfig, config: StudyConfig) -> dict[str, str]:
-    """The arguments that differ between two configurations, each with a line on it."""
-    if saved.fingerprint != config.fingerprint:
-        return {"data": "its images or labels are others"}
-    before, now = saved.arguments, config.arguments
-    return {
-        name: f"{name} is {in_words(before.get(name))} there and {in_words(now.get(name))} now"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-    }
-
-
-def in_words(value: Any) -> str:
-    return ", ".join(map(repr, value)) or "none" if isinstance(value, list) else repr(value)
 
 
 @dataclass(frozen=True)

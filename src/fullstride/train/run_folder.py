@@ -24,6 +24,7 @@ from fullstride.io.records import (
     NonNegative,
     Positive,
     PositiveInt,
+    differences,
     from_json,
     read_json,
     to_json,
@@ -238,14 +239,11 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
     if path.exists() and is_begun(folder):
         saved = read_config(folder, "give another --out")
         defaults = vars(find_task(config.task).options())
-        both = comparable(saved, defaults), comparable(config, defaults)
-        changes = [
-            f"{name} is {old!r} there and {new!r} now" for name, old, new in differences(*both)
-        ]
+        changes = differences(comparable(saved, defaults), comparable(config, defaults))
         if changes:
+            words = "; ".join([*changes.values()][:5])
             raise ValueError(
-                f"{folder} has another run: {'; '.join(changes[:5])}. Give another --out, or the "
-                "same arguments"
+                f"{folder} has another run: {words}. Give another --out, or the same arguments"
             )
         return
     write_json(path, OUTPUTS[RUN_CONFIG], config)
@@ -314,14 +312,6 @@ def locked(folder: Path, context: DistributedContext = SINGLE_PROCESS) -> Iterat
 
         context.on_rank_zero(lock)
         yield
-
-
-def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in {**old, **new}:
-            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-    elif old != new:
-        yield name, old, new
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
