@@ -23,7 +23,6 @@ from fullstride.data.unlabelled import open_unlabelled
 from fullstride.deploy.comparison import readable
 from fullstride.deploy.offline import (
     OfflineSettings,
-    this_share,
     write_outputs,
 )
 from fullstride.deploy.predict import predict, probabilities
@@ -152,13 +151,13 @@ def test_a_store_of_another_job_is_refused_in_one_line(saved, photos, tmp_path, 
 
 
 def test_ranks_are_those_of_torchrun_unless_they_are_given(monkeypatch):
-    assert this_share(None, None) == (0, 1)
+    assert OfflineSettings().share == (0, 1)
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert this_share(None, None) == (2, 4)
-    assert this_share(0, 2) == (0, 2)
+    assert OfflineSettings().share == (2, 4)
+    assert OfflineSettings(rank=0, ranks=2).share == (0, 2)
     with pytest.raises(ValueError, match="belong together"):
-        this_share(1, None)
+        OfflineSettings(rank=1)
     with pytest.raises(ValueError, match="rank 2: use 0 to 1"):
         OfflineSettings(rank=2, ranks=2)
 

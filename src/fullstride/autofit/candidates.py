@@ -29,6 +29,7 @@ from fullstride.autofit.released_weights import (
     without_tag,
 )
 from fullstride.autofit.settings import Licence
+from fullstride.io.console import first_names
 from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.bundle import METADATA, build
@@ -278,10 +279,11 @@ def check_source(weights: str) -> None:
 
 def counts(starts: Sequence[Start]) -> str:
     families = sorted({start.family for start in starts})
-    names = ", ".join(families[:5]) + (", ..." if len(families) > 5 else "")
     unknown = sum(not start.licence for start in starts)
     without = f"; {unknown} without a known licence" if unknown else ""
-    return f"networks: {len(starts)}, families: {len(families)} ({names}){without}"
+    return (
+        f"networks: {len(starts)}, families: {len(families)} ({first_names(families, 5)}){without}"
+    )
 
 
 def any_is(starts: Iterable[Start], name: str) -> bool:

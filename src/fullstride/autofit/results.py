@@ -28,6 +28,7 @@ from fullstride.io.records import write_json
 from fullstride.io.writing import json_output
 from fullstride.measure.budget import Budget
 from fullstride.report import page, plots
+from fullstride.report.console_tables import ms as ms_text
 from fullstride.report.console_tables import score_interval, three_digits
 from fullstride.report.gather import explained, page_picture
 from fullstride.report.scatter import FilePoint, files_figure
@@ -183,26 +184,22 @@ def time_line(results: FitResults) -> str:
     if file.ms is None:
         return f"no estimate of its time ({where}); {limit}"
     if file.measured:
-        return f"{ms_of(file.ms)} an image, p{results.percentile:g} of calls ({where}); {limit}"
+        return f"{ms_text(file.ms)} an image, p{results.percentile:g} of calls ({where}); {limit}"
     span = ""
     if file.low is not None and file.high is not None:
-        span = f", 90 % interval {three_digits(file.low)} to {ms_of(file.high)}"
-    return f"{ms_of(file.ms)} an image, estimated{span} ({where}); {limit}"
+        span = f", 90 % interval {three_digits(file.low)} to {ms_text(file.high)}"
+    return f"{ms_text(file.ms)} an image, estimated{span} ({where}); {limit}"
 
 
 def smaller_line(ships: BudgetFile, results: FitResults, folder: Path) -> str:
     """The file of another budget, its score and its time."""
     file, metric = results.shipment.files[ships.best], results.metric
     scores, split = (ships.test, "test") if ships.test else (file.val, "val")
-    time = "no estimate of its time" if file.ms is None else f"{ms_of(file.ms)} an image"
+    time = "no estimate of its time" if file.ms is None else f"{ms_text(file.ms)} an image"
     return (
         f"within {ships.budget_ms:g} ms: {file.title}, "
         f"{split} {metric.text(scores[metric.name])}, {time}: {folder / ships.model}"
     )
-
-
-def ms_of(value: float) -> str:
-    return f"{three_digits(value)} ms"
 
 
 def closing_lines(results: FitResults, folder: Path) -> list[str]:

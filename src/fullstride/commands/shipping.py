@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fullstride.commands.flags import Images, OpenFlags, Run, Runs
-from fullstride.deploy.settings import PART_IMAGES, ShipSettings, Tta
+from fullstride.deploy.settings import OfflineFlags, ShipSettings, Tta
 from fullstride.io.console import (
     Bar,
     console,
@@ -110,64 +110,41 @@ class OutputFlags:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class OfflineFlags:
-    """How a process takes part in predictions for many images."""
+def write_offline(
+    kind: Literal["predictions", "pseudo_labels"],
+    model: "Model",
+    images: Sequence[str],
+    out: Path,
+    top: int,
+    how: ModelFlags,
+    offline: OfflineFlags,
+    tta: Tta = "none",
+) -> "Summary":
+    """Run `deploy.offline.write_outputs` on the images, and print and return its summary."""
+    from fullstride.data.prediction_store import check_store
+    from fullstride.deploy.offline import (
+        OfflineSettings,
+        check_takes_images,
+        open_images,
+        this_device,
+        write_outputs,
+    )
+    from fullstride.measure.environment import choose_device
+    from fullstride.report.console_lines import offline_lines
 
-    # With --out: processes that decode images beside this process.
-    workers: int = 0
-    # With --out: number of this process, from 0, if several share the images; by default
-    # torchrun's.
-    rank: int | None = None
-    # With --out: processes that share the images, also on other machines with the same folder.
-    ranks: int | None = None
-    # With --out: images per part of the output; a stop loses at most the current part.
-    part_images: int = PART_IMAGES
-
-    def write(
-        self,
-        kind: Literal["predictions", "pseudo_labels"],
-        model: "Model",
-        images: Sequence[str],
-        out: Path,
-        top: int,
-        how: ModelFlags,
-        tta: Tta = "none",
-    ) -> "Summary":
-        """Run `deploy.offline.write_outputs` on the images, and print and return its summary."""
-        from fullstride.data.prediction_store import check_store
-        from fullstride.deploy.offline import (
-            OfflineSettings,
-            check_takes_images,
-            open_images,
-            this_device,
-            this_share,
-            write_outputs,
-        )
-        from fullstride.measure.environment import choose_device
-        from fullstride.report.console_lines import offline_lines
-
-        check_takes_images(model, out)
-        check_store(out)
-        rank, ranks = this_share(self.rank, self.ranks)
-        settings = OfflineSettings(
-            batch=how.call_batch,
-            device=this_device(choose_device(how.device)),
-            workers=self.workers,
-            tta=tta,
-            rank=rank,
-            ranks=ranks,
-            part_images=self.part_images,
-        )
-        data = open_images(images)
-        report_ignored(data.ignored)
-        with Bar() as bar:
-            summary = write_outputs(kind, model, data, out, top, settings, bar.watch)
-        report_skipped(summary.skipped)
-        print_parts(offline_lines(summary, out))
-        if summary.images and len(summary.skipped) == summary.images:
-            raise ValueError(f"none of the images could be read: {out} has the reasons")
-        return summary
+    check_takes_images(model, out)
+    check_store(out)
+    device = this_device(choose_device(how.device))
+    settings = OfflineSettings(**vars(offline), batch=how.call_batch, device=device, tta=tta)
+    data = open_images(images)
+    report_ignored(data.ignored)
+    with Bar() as bar:
+        summary = write_outputs(kind, model, data, out, top, settings, bar.watch)
+    report_skipped(summary.skipped)
+    print_parts(offline_lines(summary, out))
+    if summary.images and len(summary.skipped) == summary.images:
+        raise ValueError(f"none of the images could be read: {out} has the reasons")
+    return summary
 
 
 def predict(
@@ -206,7 +183,7 @@ def predict(
         model = with_min_score(model, which.min_score)
     top = which.top or max(CLASSES, find_task(model.task).most_objects)
     if outputs.out:
-        offline.write("predictions", model, images, outputs.out, top, how, tta)
+        write_offline("predictions", model, images, outputs.out, top, how, offline, tta)
         return
     device = choose_device(how.device)
     kind = VIDEOS if videos.stream or model.preprocessing.frames else IMAGES
@@ -421,6 +398,6 @@ def pseudo_label(
             "more, 0 or more, and a number from 0 to 1"
         )
     model = how.open(teacher)
-    if not offline.write("pseudo_labels", model, images, out, top, how).missing:
+    if not write_offline("pseudo_labels", model, images, out, top, how, offline).missing:
         chosen = select(read_pseudo_labels(out), min_confidence, per_class)
         console().print(pseudo_label_table(chosen))

@@ -38,8 +38,8 @@ from fullstride.data.transforms.crop import to_input
 from fullstride.data.unlabelled import Unlabelled, of_files, open_unlabelled
 from fullstride.deploy import predict
 from fullstride.deploy.exported import Model, as_utf8, one_input
-from fullstride.deploy.settings import PART_IMAGES, Tta
-from fullstride.io.records import Count, PositiveInt, check_bounds
+from fullstride.deploy.settings import OfflineFlags, Tta
+from fullstride.io.records import PositiveInt, check_bounds
 from fullstride.io.writing import open_regular
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import task_of
@@ -56,21 +56,27 @@ Watch = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfflineSettings:
+class OfflineSettings(OfflineFlags):
     """How a job is computed. Only `part_images` and `tta` affect the store's content."""
 
     batch: PositiveInt = 32
     device: torch.device | str = "cpu"  # for a bundle
-    workers: Count = 0  # processes that decode images beside this process
     tta: Tta = "none"
-    rank: Count = 0  # of this process
-    ranks: PositiveInt = 1  # processes that share the job
-    part_images: PositiveInt = PART_IMAGES  # rows per part
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.rank >= self.ranks:
-            raise ValueError(f"rank {self.rank}: use 0 to {self.ranks - 1} for {self.ranks} ranks")
+        rank, ranks = self.share
+        if rank >= ranks:
+            raise ValueError(f"rank {rank}: use 0 to {ranks - 1} for {ranks} ranks")
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """The rank of this process and the number of processes, by default torchrun's."""
+        if (self.rank is None) != (self.ranks is None):
+            raise ValueError("--rank and --ranks belong together: give both or none")
+        if self.rank is None or self.ranks is None:
+            return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        return self.rank, self.ranks
 
 
 def outputs(
@@ -230,9 +236,9 @@ class PredictionJob:
     def write(self, out: Path) -> Summary:
         """Write all rows to a file, or this process's missing parts to a folder."""
         key, summary = self.key, self.summary
+        rank, ranks = self.how.share
         if is_file(out):
-            if self.how.ranks > 1:
-                ranks = self.how.ranks
+            if ranks > 1:
                 raise ValueError(f"{out} is written by one process: give a folder for {ranks}")
             summary.images, summary.parts = key.images, key.parts
             empty = schema(self.model, self.columns, self.how.device)
@@ -241,7 +247,7 @@ class PredictionJob:
             return summary
         create_or_resume(out, key)
         done = finished_parts(out, key)
-        own = range(self.how.rank, key.parts, self.how.ranks)
+        own = range(rank, key.parts, ranks)
         todo = [part for part in own if part not in done]
         summary.present = len(own) - len(todo)
         for part, table in zip(todo, self.tables(todo), strict=True):
@@ -364,15 +370,6 @@ def open_images(words: Sequence[str]) -> Unlabelled:
     if len(words) == 1 and words[0] != "-":
         return open_unlabelled(words[0])
     return of_files(*predict.find_images(words))
-
-
-def this_share(rank: int | None, ranks: int | None) -> tuple[int, int]:
-    """The rank of this process and the number of processes, by default torchrun's."""
-    if (rank is None) != (ranks is None):
-        raise ValueError("--rank and --ranks belong together: give both or none")
-    if rank is None or ranks is None:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    return rank, ranks
 
 
 def this_device(device: torch.device) -> torch.device:

@@ -338,14 +338,11 @@ def check_tta(model: Model, data: DataSet | None = None) -> None:
         )
 
 
-def logits(
-    bundle: Bundle, batches: Iterable[np.ndarray], device: torch.device | str = "cpu"
-) -> np.ndarray:
-    """The outputs of a bundle's network, float32, for normalised `inputs`."""
-    net = bundle.net.eval().to(device)
+def logits(bundle: Bundle, batches: Iterable[np.ndarray]) -> np.ndarray:
+    """The outputs of a bundle's network on the CPU, float32, for normalised `inputs`."""
+    net = bundle.net.eval().to("cpu")
     with torch.inference_mode():
-        rows = [net(torch.from_numpy(x).to(device)) for x in batches]
-    return torch.cat(rows).float().cpu().numpy()
+        return torch.cat([net(torch.from_numpy(x)) for x in batches]).float().numpy()
 
 
 def outputs(model: ExportedModel, batches: Iterable[np.ndarray]) -> np.ndarray:

@@ -1,9 +1,10 @@
-"""Holds the options of an export, without importing PyTorch."""
+"""Holds the options of exports and of offline predictions, without importing PyTorch."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
+from fullstride.io.records import Count, PositiveInt
 from fullstride.measure.budget import HERE, Budget, find_budget
 from fullstride.nets.efficiency import Precision
 
@@ -41,6 +42,21 @@ class FileSettings:
     device: str = "cpu"
     # Replace an existing --out.
     force: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineFlags:
+    """How a process takes part in predictions for many images."""
+
+    # With --out: processes that decode images beside this process.
+    workers: Count = 0
+    # With --out: number of this process, from 0, if several share the images; by default
+    # torchrun's.
+    rank: Count | None = None
+    # With --out: processes that share the images, also on other machines with the same folder.
+    ranks: PositiveInt | None = None
+    # With --out: images per part of the output; a stop loses at most the current part.
+    part_images: PositiveInt = PART_IMAGES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import unicodedata
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sized
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
@@ -332,6 +332,11 @@ def count_of(number: int, noun: str, verb: str = "") -> str:
 
 
 IRREGULAR = {"are": "is", "were": "was", "have": "has"}
+
+
+def first_names(names: Sequence[str], most: int = 3) -> str:
+    """The first names, and ", ..." if there are more."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def verb_of(number: int, verb: str) -> str:

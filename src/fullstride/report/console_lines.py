@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fullstride.io.console import count_of, verb_of
+from fullstride.io.console import count_of, first_names, verb_of
 from fullstride.measure.budget import conditions
 from fullstride.nets.efficiency import short_precision
 from fullstride.report.console_tables import interval, three_digits
@@ -335,8 +335,8 @@ def few_images_line(split: str, count: int, *, is_share: bool = True) -> str:
 def doubts(images: float, missing: Sequence[str]) -> str:
     """Why a score says little: too few images, or classes without images."""
     few = f"fewer than {FEW_IMAGES}, so chance decides" if images < FEW_IMAGES else ""
-    names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-    absent = f"no image of {count_of(len(missing), 'class')}: {names}" if missing else ""
+    classes = f"{count_of(len(missing), 'class')}: {first_names(missing)}"
+    absent = f"no image of {classes}" if missing else ""
     reasons = "; ".join(filter(None, (few, absent)))
     return f" ({reasons})" if reasons else ""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fullstride.io.console import printable
+from fullstride.io.console import first_names, printable
 from fullstride.measure.protocols import Measurement
 from fullstride.nets.bundle import FILE_LIMITS, Bundle
 from fullstride.nets.efficiency import short_precision
@@ -79,13 +79,12 @@ def model_card(
     from huggingface_hub import ModelCardData
 
     pre, environment = bundle.preprocessing, bundle.environment
-    names = ", ".join(bundle.classes[:MOST_CLASSES])
-    more = ", ..." if len(bundle.classes) > MOST_CLASSES else ""
+    names = first_names(bundle.classes, MOST_CLASSES)
     trained = [environment.get(key) for key in ("date", "device")]
     facts = [
         ("task", bundle.task),
         ("network", repr(bundle.net)),
-        ("classes", f"{len(bundle.classes):,}: {names}{more}"),
+        ("classes", f"{len(bundle.classes):,}: {names}"),
         ("input", f"{pre.channels} channels, {pre}"),
         ("pixels", f"0 to 1, minus {list(pre.mean)}, divided by {list(pre.std)}"),
         ("resizing", f"{pre.kernel}, by Pillow"),

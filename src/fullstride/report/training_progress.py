@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import normalize
 
-from fullstride.io.console import Bar, count_of, printable, report_skipped
+from fullstride.io.console import Bar, count_of, first_names, printable, report_skipped
 from fullstride.measure.environment import Environment
 from fullstride.measure.tracer import cost
 from fullstride.nets.backbone import input_shape
@@ -148,10 +148,8 @@ def plan_lines(run: PreparedRun) -> list[str]:
     ]
     for name in ("train", "val", "test"):
         if getattr(data, name) and (missing := data.missing_classes(name)):
-            classes = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-            lines.append(
-                f"classes  {name} has no image of {count_of(len(missing), 'class')}: {classes}"
-            )
+            classes = f"{count_of(len(missing), 'class')}: {first_names(missing)}"
+            lines.append(f"classes  {name} has no image of {classes}")
     if not data.val:
         score = "" if data.test else ", and there is no score of it"
         lines.append(

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fullstride.io.console import count_of, verb_of
+from fullstride.io.console import count_of, first_names, verb_of
 from fullstride.io.writing import read_regular
 
 WNID = re.compile(r"n\d{8}")
@@ -54,10 +54,11 @@ def match_classes(outputs: Names, classes: Names, *, named: bool = True) -> Clas
         if not (missing := without_place(classes, places)):
             return ClassMatch(tuple(place for place in places if place is not None), how)
         least = min(least, missing, key=len)
+    missing, own = (first_names([*map(repr, names)]) for names in (least, outputs))
     raise ValueError(
         f"{len(least)} of the data's {len(classes)} classes {verb_of(len(least), 'are')} not one "
-        f"of the network's {len(outputs)} each: {quoted(least)} of the data, {quoted(outputs)} of "
-        "the network; name its outputs by --class-names FILE, with a class in each line"
+        f"of the network's {len(outputs)} each: {missing} of the data, {own} of the network; "
+        "name its outputs by --class-names FILE, with a class in each line"
     )
 
 
@@ -79,11 +80,6 @@ def without_place(classes: Names, places: Places) -> list[str]:
         for name, place in zip(classes, places, strict=True)
         if place is None or count[place] > 1
     ]
-
-
-def quoted(names: Names) -> str:
-    more = ", ..." if len(names) > 3 else ""
-    return ", ".join(repr(name) for name in names[:3]) + more
 
 
 def by_name(outputs: Names, classes: Names) -> Places:

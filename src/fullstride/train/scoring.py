@@ -505,8 +505,7 @@ def _copies_of_training(config: RunConfig, model: HasOutputs, images: Images) ->
         return files[side](name)
 
     copies: set[str] = set()
-    for _, same in find_copies(samples, content):
-        keys = [sample.name for sample in same]
+    for keys in find_copies(samples, content).values():
         if any(key.startswith("train/") for key in keys):
             copies |= {key.removeprefix("scored/") for key in keys if key.startswith("scored/")}
     return copies

@@ -282,10 +282,11 @@ class TooManyImagesError(ValueError):
     """More than `MAX_COMPARED` images have a size in common with another image."""
 
 
-def find_copies(
-    samples: Sequence[Sample], file: Callable[[str], Path | bytes]
-) -> list[tuple[str, list[Sample]]]:
-    """The hash of each content that several images share, and the images, in input order.
+Copies = Mapping[str, tuple[str, ...]]  # hash of a content -> the names of the images with it
+
+
+def find_copies(samples: Sequence[Sample], file: Callable[[str], Path | bytes]) -> Copies:
+    """The contents that several images share, and the names of these images, in input order.
 
     Only files of equal sizes are read. A file that cannot be read has no copies.
 
@@ -302,7 +303,8 @@ def find_copies(
         for _, same_probe in _several(same_size, partial(_digest, file, whole=False)):
             sets += _several(same_probe, whole)
     order = {sample.name: number for number, sample in enumerate(samples)}
-    return sorted(sets, key=lambda each: order[each[1][0].name])
+    sets.sort(key=lambda each: order[each[1][0].name])
+    return {key: tuple(sample.name for sample in same) for key, same in sets}
 
 
 def _several(
@@ -339,23 +341,17 @@ def _digest(file: Callable[[str], Path | bytes], sample: Sample, *, whole: bool)
 # ---- images in several class folders are one image with all their labels
 
 
-Copies = Mapping[str, tuple[str, ...]]
-
-
 def join_copies(listing: Listing, copies: Copies | None = None) -> tuple[Listing, Copies | None]:
     """The images with tuples of all their labels, each once in a split, and the copies.
 
     Images with the same bytes in several classes of a split become one image, the first.
-    `copies` maps the hash of a content to names, as an earlier call returned it; None: files of
-    equal sizes are compared. If there are too many to compare, the result has None and a note.
+    `copies` are those of an earlier call; None: files of equal sizes are compared. If there are too
+    many to compare, the result has None and a note.
     """
     notes = listing.notes
     if copies is None:
         try:
-            copies = {
-                key: tuple(sample.name for sample in same)
-                for key, same in find_copies(listing.samples, listing.file)
-            }
+            copies = find_copies(listing.samples, listing.file)
         except TooManyImagesError as error:
             notes = (*notes, f"images in several class folders were not searched for: {error}")
     content = {name: key for key, names in (copies or {}).items() for name in names}

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from fullstride.data.readers.listing import (
     NO_LABEL,
     SPLITS,
+    Copies,
     Listing,
     Sample,
     TooManyImagesError,
@@ -34,6 +35,9 @@ from fullstride.io.records import BelowOne
 
 PARENT = "parent"  # the group is the folder of the image
 ENOUGH = 3  # one unit is taken from a class with so many more than must be left
+
+
+SameImages = Sequence[tuple[str, list[Sample]]]  # the hash of a content, and the images with it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +132,7 @@ def _class_folders(listing: Listing) -> Callable[[Sample], int]:
 
 
 def join_units(
-    samples: Sequence[Sample], keys: Mapping[str, str], copies: Sequence[tuple[str, list[Sample]]]
+    samples: Sequence[Sample], keys: Mapping[str, str], copies: SameImages
 ) -> list[Unit]:
     """The samples as units: samples with the same key, and copies, are together.
 
@@ -237,7 +241,7 @@ class SplitRule:
     group: str = ""  # images of one group stay in one split, see `group_keys`
     keep_duplicates: bool = False  # whether copies of an image may be in several splits
     # the copies of an earlier search, see `DataSet.rule`; None: search for them
-    copies: Mapping[str, tuple[str, ...]] | None = None  # hash of the content -> names
+    copies: Copies | None = None
     left_out: tuple[str, ...] = ()  # unused images, see `DataSet.without`
 
     def __post_init__(self) -> None:
@@ -323,24 +327,18 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     return TakenSplits(splits, rule, own, tuple(notes))
 
 
-Copies = Sequence[tuple[str, list[Sample]]]  # the hash of a content, and the images with it
-
-
-def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
+def _find_copies(listing: Listing, rule: SplitRule) -> tuple[SameImages, list[str]]:
     if rule.keep_duplicates:
         return [], []
-    if rule.copies is not None:
-        samples = {sample.name: sample for sample in listing.samples}
-        sets = {
-            key: [samples[name] for name in names if name in samples]
-            for key, names in rule.copies.items()
-        }
-        copies = [(key, same) for key, same in sets.items() if len(same) > 1]
-    else:
+    found = rule.copies
+    if found is None:
         try:
-            copies = find_copies(listing.samples, listing.file)
+            found = find_copies(listing.samples, listing.file)
         except TooManyImagesError as error:
             return [], [f"copies of images were not searched for: {error}"]
+    samples = {sample.name: sample for sample in listing.samples}
+    sets = {key: [samples[n] for n in names if n in samples] for key, names in found.items()}
+    copies = [(key, same) for key, same in sets.items() if len(same) > 1]
     mixed = [same for _, same in copies if len({labels_of(each.target) for each in same}) > 1]
     if not mixed:
         return copies, []
@@ -354,7 +352,7 @@ def _find_copies(listing: Listing, rule: SplitRule) -> tuple[Copies, list[str]]:
 
 
 def _without_copies(
-    listing: Listing, held_out: Mapping[str, list[Sample]], copies: Copies
+    listing: Listing, held_out: Mapping[str, list[Sample]], copies: SameImages
 ) -> tuple[list[Sample], list[str]]:
     """The training images without copies in `held_out`, and notes on the others."""
     split_of = {s.name: split for split, samples in held_out.items() for s in samples}

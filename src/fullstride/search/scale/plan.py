@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from fullstride.data.readers.listing import quote_names
 from fullstride.io.console import count_of
 from fullstride.io.writing import lacks_memory
 from fullstride.latency.devices import load_profile
@@ -529,8 +530,7 @@ def plan_lines(plan: ScalePlan) -> Parts:
     for name, (kind, _) in plan.left_out.items():
         reasons.setdefault(kind, []).append(name)
     for kind, names in reasons.items():
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        yield f"left out ({kind}): {', '.join(names[:3])}{more}"
+        yield f"left out ({kind}): {quote_names(names)}"
     if not plan.memory_known:
         yield "memory is not known: give --memory-gib to leave out what does not fit"
     if plan.band:
