@@ -135,7 +135,7 @@ class FitJob(StudyJob):
 # Another program may have made a measured time longer by this factor: phases of tens of seconds
 # with 1.65 times the time were seen on a virtual machine. Files beyond a budget by less are
 # measured again.
-NOISE = 1.5
+BUSY_FACTOR = 1.5
 BUSY_LOAD = 1.5  # processes that want a core / cores: a measurement wants all cores itself
 
 

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from fullstride import tasks
-from fullstride.autofit.budget import INPUT, NOISE, CandidateTime, FitJob, within_budget
+from fullstride.autofit.budget import BUSY_FACTOR, INPUT, CandidateTime, FitJob, within_budget
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.halving import TRIALS
 from fullstride.autofit.settings import FitSettings
@@ -328,7 +328,7 @@ def in_doubt(
     def may_fit(file: ShippedFile, budget: Budget) -> bool:
         own, limit = measured.times[file.path], budget.ms_per_image
         was = (file.candidate, file.format, file.precision) in within[budget]
-        return own.ms > limit and (own.low <= limit or (was and own.ms <= NOISE * limit))
+        return own.ms > limit and (own.low <= limit or (was and own.ms <= BUSY_FACTOR * limit))
 
     return [
         each.file.path for each in records if any(may_fit(each.file, budget) for budget in budgets)

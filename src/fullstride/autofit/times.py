@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from fullstride.autofit.budget import (
+    BUSY_FACTOR,
     COMPARED,
     INPUT,
-    NOISE,
     CandidateTime,
     FitJob,
     Rows,
@@ -451,14 +451,14 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, Non
 
 
 def is_near(rows: Rows, budget: Budget) -> bool:
-    """Whether a candidate is beyond the budget by no more than `NOISE`."""
+    """Whether a candidate is beyond the budget by no more than `BUSY_FACTOR`."""
     near = near_forms(rows, budget)
     return bool(near) and min(row.ms or 0.0 for row in near) > budget.ms_per_image
 
 
 def near_forms(rows: Rows, budget: Budget) -> list[CandidateTime]:
-    """The times within the budget, or beyond it by no more than `NOISE`."""
-    return [row for row in rows if row.ms and row.ms <= NOISE * budget.ms_per_image]
+    """The times within the budget, or beyond it by no more than `BUSY_FACTOR`."""
+    return [row for row in rows if row.ms and row.ms <= BUSY_FACTOR * budget.ms_per_image]
 
 
 def unmeasured(candidate: Candidate, job: FitJob) -> CandidateTime:

@@ -152,7 +152,7 @@ def files_there(target: Target, precision: str = "fp32", batch: int = 1) -> Iter
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanThere(bench_by_name.Plan):
+class PlanThere(bench_by_name.BenchPlan):
     """The networks to measure on another machine, in each form."""
 
     files: FilesThere

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BenchPlan:
     """The networks to measure, and how."""
 
     nets: Mapping[str, nn.Module]  # in the order of measuring
@@ -71,7 +71,7 @@ def plan(
     settings: BenchSettings = BENCH,
     files: Mapping[str, Any] | None = None,
     head: Callable[[Any, Backbone], nn.Module | None] = no_head,
-) -> Plan:
+) -> BenchPlan:
     """Find networks and protocols by name.
 
     `files` are modules with a `preprocessing` that run exported files, by name, and `head` builds
@@ -101,7 +101,7 @@ def plan(
             resolution=side if settings.resolution is None else settings.resolution,
         )
 
-    return Plan(
+    return BenchPlan(
         nets=nets,
         protocols={name: [adapted(part) for part in each] for name, each in parts.items()},
         device=choose_device(settings.device),

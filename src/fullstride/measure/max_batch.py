@@ -328,7 +328,7 @@ def largest(probes: Iterable[Probe], subject: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CapacityPlan:
     """The training step of a search for the largest batch, and its prediction."""
 
     trial: Trial
@@ -347,7 +347,7 @@ def plan(
     compiled: bool = False,
     memory_gib: float | None = None,
     predict_only: bool = False,
-) -> Plan:
+) -> CapacityPlan:
     """Predict the largest batch of a named network; see `fullstride measure capacity --help`.
 
     With `predict_only`, a GPU need not be present. Raises ValueError, in one line, for missing or
@@ -379,7 +379,7 @@ def plan_of(
     memory_bytes: float,
     options: StepOptions,
     in_channels: int,
-) -> Plan:
+) -> CapacityPlan:
     """The training step of a network with its predicted largest batch."""
     prediction = predict(
         net,
@@ -400,7 +400,7 @@ def plan_of(
         in_channels=in_channels,
         map_batch=prediction.map_batch,
     )
-    return Plan(trial=trial, prediction=prediction)
+    return CapacityPlan(trial=trial, prediction=prediction)
 
 
 def check_not_compiled_twice(efficiency: Efficiency) -> None:

@@ -37,7 +37,7 @@ GENET_PLACE = "V100 in fp16 at batch 64"
 
 
 @dataclass(frozen=True)
-class Plan:
+class FigurePlan:
     title: str
     paper: str
     quantity: str  # of x, one of OF_MS
@@ -57,29 +57,31 @@ TPU = "Names end with depth and resolution. Times are of the V100, not of the TP
 COUNTED = "Multiply-adds at each network's resolution, counted here. FLOPs are twice as many."
 MISSING = "DNANet, DFNet, OFANet and MobileNetV2-0.25 are not available here: published only."
 PLANS = {
-    "tresnet-4": Plan(
+    "tresnet-4": FigurePlan(
         "TResNet, Figure 4: top-1 against speed of training",
         TRESNET,
         "training images/s",
         SPEED_TABLES,
     ),
-    "tresnet-5": Plan(
+    "tresnet-5": FigurePlan(
         "TResNet, Figure 5: top-1 against speed of inference",
         TRESNET,
         "inference images/s",
         SPEED_TABLES,
     ),
-    "resnet-rs-4": Plan(
+    "resnet-rs-4": FigurePlan(
         "ResNet-RS, Figure 4: top-1 against time of training",
         RESNET_RS,
         "seconds per 128 images",
         ("ResNet-RS 7",),
         note=TPU,
     ),
-    "genet-2": Plan(
+    "genet-2": FigurePlan(
         "GENet, Figure 2: multiply-adds are not time", GENET, "ms per image", y="MACs", note=COUNTED
     ),
-    "genet-5": Plan("GENet, Figure 5: top-1 against time", GENET, "ms per image", note=MISSING),
+    "genet-5": FigurePlan(
+        "GENet, Figure 5: top-1 against time", GENET, "ms per image", note=MISSING
+    ),
 }
 BLOCKS = "genet-3"
 BLOCKS_TITLE = "GENet, Figure 3: which block is fast at which width"
@@ -135,7 +137,7 @@ def operators(name: str, resolution: int) -> Operators:
     return named_work(name, resolution).operators
 
 
-def lines(plan: Plan) -> list[Line]:
+def lines(plan: FigurePlan) -> list[Line]:
     """All networks of a figure that the tables contain, in the papers' order."""
     if plan.paper == GENET:
         return genet_lines()
@@ -191,7 +193,7 @@ def scored(scores: Sequence[Published], zoo: str, resolution: int, paper: str) -
     )
 
 
-def height(line: Line, plan: Plan) -> tuple[float, str]:
+def height(line: Line, plan: FigurePlan) -> tuple[float, str]:
     """The y value of a network, and the source."""
     if plan.y == "top-1":
         return line.top1, line.top1_source
@@ -200,7 +202,7 @@ def height(line: Line, plan: Plan) -> tuple[float, str]:
     return operators(line.zoo, line.resolution).total_macs / 1e9, "counted here"
 
 
-def dots(plan: Plan, profiles: Sequence[Profile], bench: Bench) -> Iterator[Dot]:
+def dots(plan: FigurePlan, profiles: Sequence[Profile], bench: Bench) -> Iterator[Dot]:
     """Published points, then measured ones, then estimates by the first profile that has them."""
     selected = [line for line in lines(plan) if plan.y == "top-1" or line.zoo]
     heights = {line: height(line, plan) for line in selected}
@@ -315,7 +317,7 @@ def write_figures(
     yield file, "all figures"
 
 
-def scatter(plan: Plan, dots: Sequence[Dot]) -> Drawn:
+def scatter(plan: FigurePlan, dots: Sequence[Dot]) -> Drawn:
     """Plot a figure. The points of one network share their height; the first one is labelled."""
     families = dict.fromkeys(dot.line.family for dot in dots)
     colours = dict(zip(families, cycle(COLOURS), strict=False))
@@ -381,7 +383,7 @@ def legends(axes: Axes, dots: Sequence[Dot], colours: Mapping[str, str]) -> None
     plots.draw_legend(axes, marks, [*hows], loc="upper center", bbox_to_anchor=(0.5, -0.1))
 
 
-def words(dot: Dot, plan: Plan) -> tuple[str, ...]:
+def words(dot: Dot, plan: FigurePlan) -> tuple[str, ...]:
     side, (x, span) = dot.line.resolution, dot.value_and_span
     unit = "% top-1" if plan.y == "top-1" else "G multiply-adds"
     return (
@@ -392,7 +394,7 @@ def words(dot: Dot, plan: Plan) -> tuple[str, ...]:
     )
 
 
-def table(dots: Sequence[Dot], plan: Plan) -> list[list[str]]:
+def table(dots: Sequence[Dot], plan: FigurePlan) -> list[list[str]]:
     """One row per network, with separate columns for published, measured and estimated numbers."""
     hows: list[How] = list(dict.fromkeys(dot.how for dot in dots))
     values: dict[tuple[str, str, str], dict[How, str]] = {}

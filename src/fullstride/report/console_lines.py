@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fullstride.latency.select import Choice, Option, Selection
     from fullstride.measure.cost import NetworkCost
     from fullstride.measure.environment import Environment
-    from fullstride.measure.max_batch import Plan, Probe
+    from fullstride.measure.max_batch import CapacityPlan, Probe
     from fullstride.tasks.task import Metric
     from fullstride.train.recipes.recipe import Recipe
     from fullstride.train.scoring import Evaluation
@@ -92,7 +92,7 @@ def stage_lines(cost: "NetworkCost") -> list[str]:
     return lines
 
 
-def capacity_lines(model: str, plan: "Plan") -> list[str]:
+def capacity_lines(model: str, plan: "CapacityPlan") -> list[str]:
     """The settings of a search for the largest batch, and its prediction."""
     trial, how, prediction = plan.trial, plan.trial.options, plan.prediction
     mode = f"{how.efficiency}, by torch.compile" if how.compiled else how.efficiency
@@ -121,7 +121,7 @@ def probe_line(probe: "Probe") -> str:
     return f"batch {probe.batch}: {outcomes[probe.outcome]}{peak}"
 
 
-def proven_line(probes: Sequence["Probe"], model: str, plan: "Plan") -> str:
+def proven_line(probes: Sequence["Probe"], model: str, plan: "CapacityPlan") -> str:
     """The largest batch and its bound. Raises ValueError if not even one image fits."""
     from fullstride.measure.max_batch import largest
 

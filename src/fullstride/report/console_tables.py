@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fullstride.latency.select import Choice, Option
     from fullstride.measure.protocols import Measurement
     from fullstride.tasks.task import ClassScore, Metric
-    from fullstride.train.distill import Selection
+    from fullstride.train.distill import LabelSelection
     from fullstride.train.timing import DataBench
 
 
@@ -102,7 +102,7 @@ def class_table(rows: "Sequence[ClassScore]") -> Table:
     return table(class_columns(rows), [class_cells(row) for row in rows])
 
 
-def pseudo_label_table(selection: "Selection") -> Table:
+def pseudo_label_table(selection: "LabelSelection") -> Table:
     """A row for each class, at most the `MOST_CLASSES` with the fewest used images."""
     rows = selection.by_class
     if len(rows) > MOST_CLASSES:

@@ -329,14 +329,14 @@ class ClassCount:
 
 
 @dataclass(frozen=True)
-class Selection:
+class LabelSelection:
     """Rows of pseudo-labels to train on, in ascending order, some repeated."""
 
     rows: np.ndarray
     by_class: tuple[ClassCount, ...]
 
 
-def select(labels: PseudoLabels, min_confidence: float, per_class: int) -> Selection:
+def select(labels: PseudoLabels, min_confidence: float, per_class: int) -> LabelSelection:
     """Select `per_class` rows for each class, among rows with at least `min_confidence`.
 
     A class with more rows keeps the most confident, the first among ties; a class with fewer rows
@@ -356,7 +356,7 @@ def select(labels: PseudoLabels, min_confidence: float, per_class: int) -> Selec
         counts.append(ClassCount(name, len(predicted), len(confident), used, len(rows) - used))
         chosen.append(rows)
     rows = np.sort(np.concatenate(chosen))
-    return Selection(rows, tuple(counts))
+    return LabelSelection(rows, tuple(counts))
 
 
 def read_pseudo_labels(store: Path) -> PseudoLabels:

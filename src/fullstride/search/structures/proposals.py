@@ -248,7 +248,7 @@ RESERVES = (0.0, 0.005, 0.02)
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class StructureSelection:
     """Distinct structures within the budget, the best first."""
 
     structures: np.ndarray  # (k, M)
@@ -266,7 +266,7 @@ def select(
     top: int = 10,
     count: int = 1_000_000,
     rng: np.random.Generator,
-) -> Selection:
+) -> StructureSelection:
     """The `top` structures with the largest sums of `gains` whose time is at most `budget` ms.
 
     Compares `count` random structures, then moves of one and two places from the best ones, until
@@ -288,7 +288,7 @@ def select(
         shortest = costs(fastest(space, costs)[None])[0]
         raise ValueError(f"nothing fits {budget:.4g} ms: the fastest takes {shortest:.4g} ms")
     rows = best.structures[:top]
-    return Selection(rows, values(gains, rows), costs(rows), best.compared)
+    return StructureSelection(rows, values(gains, rows), costs(rows), best.compared)
 
 
 class Best:
