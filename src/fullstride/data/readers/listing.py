@@ -345,7 +345,7 @@ def join_copies(listing: Listing, copies: Copies | None = None) -> tuple[Listing
     """The images with tuples of all their labels, each once in a split, and the copies.
 
     Images with the same bytes in several classes of a split become one image, the first.
-    `copies` are those of an earlier call; None: files of equal sizes are compared. If there are too
+    `copies` come from an earlier call; None: files of equal sizes are compared. If there are too
     many to compare, the result has None and a note.
     """
     notes = listing.notes

@@ -330,14 +330,14 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
 def _find_copies(listing: Listing, rule: SplitRule) -> tuple[SameImages, list[str]]:
     if rule.keep_duplicates:
         return [], []
-    found = rule.copies
-    if found is None:
+    by_hash = rule.copies
+    if by_hash is None:
         try:
-            found = find_copies(listing.samples, listing.file)
+            by_hash = find_copies(listing.samples, listing.file)
         except TooManyImagesError as error:
             return [], [f"copies of images were not searched for: {error}"]
     samples = {sample.name: sample for sample in listing.samples}
-    sets = {key: [samples[n] for n in names if n in samples] for key, names in found.items()}
+    sets = {key: [samples[n] for n in names if n in samples] for key, names in by_hash.items()}
     copies = [(key, same) for key, same in sets.items() if len(same) > 1]
     mixed = [same for _, same in copies if len({labels_of(each.target) for each in same}) > 1]
     if not mixed:
