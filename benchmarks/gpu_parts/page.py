@@ -22,7 +22,8 @@ TRAINING = "network, pixels, form, images/s, spread, peak MiB, x timm eager, x t
 TRAINING += ", published images/s"
 STEPS = """
 In bf16, in turn, with goals for our fastest form in brackets. Our compiled forms recompute
-activations, timm's networks do not. The spread is over the rounds.
+activations, timm's networks do not. The spread is over the rounds. The forms fused, fused compiled
+and int8 were removed after this race: [the gate](../internals/compiled_training.md#the-gate).
 """
 STATE = "part, share of the time, device, software, dates, commits, measured"
 OTHERS = "timm eager, estimated, published"
@@ -58,7 +59,7 @@ def line(result: Result) -> str:
     """What came of a work, in one line."""
     if error := result.get("error"):
         return f"error: {error}"
-    return ("WRONG: " if result.get("ok") is False else "") + result["summary"]
+    return ("not passed: " if result.get("ok") is False else "") + result["summary"]
 
 
 def page(folder: Path, parts: Mapping[str, tuple[object, float]]) -> str:

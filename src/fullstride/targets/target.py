@@ -445,7 +445,10 @@ def advice(line: str) -> str:
     if "not found" in line or "No such file" in line:
         return " (name its Python: ssh://HOST/PATH/OF/PYTHON)"
     if "No module named" in line:
-        return " (install it there: pip install numpy onnxruntime)"
+        return (
+            " (install it there: pip install numpy onnxruntime, or name a Python that has it: "
+            "ssh://HOST/PATH/OF/PYTHON)"
+        )
     return ""
 
 
