@@ -20,6 +20,7 @@ from fullstride.autofit.results import (
     closing_lines,
     elimination_reason,
     fit_json,
+    other_scores,
     render,
     shares_of_budget,
     write_results,
@@ -238,6 +239,18 @@ def test_half_and_twice_the_time_buy_what_fits():
     assert (half.file, half.trained, half.published) == (1, SMALL.name, None)
     assert (whole.file, whole.trained, whole.published) == (0, LARGE.name, None)
     assert (twice.file, twice.published) == (0, SLOW.name)
+
+
+def test_of_files_with_equal_scores_the_fastest_is_the_best():
+    files = tuple(file(LARGE, name, ms, 93.0) for name, ms in (("fp32", 1.9), ("int8", 0.9)))
+    rows = shares_of_budget(replace(RESULTS, shipment=replace(RESULTS.shipment, files=files)))
+    assert [each.file for each in rows] == [1, 1, 1]
+
+
+def test_the_headline_has_a_loss_with_the_digits_of_other_pages():
+    test = dict(top1=90.0, loss=0.2749833, ece=7.648, images=24)
+    shipment = replace(RESULTS.shipment, test=test, test_split="test")
+    assert other_scores(replace(RESULTS, shipment=shipment)) == "loss 0.2750, ECE 7.6 %"
 
 
 CLASSES = tuple(f"class {number}" for number in range(40_000))

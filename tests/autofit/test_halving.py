@@ -239,6 +239,7 @@ def test_too_little_time_says_how_much_would_do(can_probe):
     costs, how = [cost("slow", step_s=2.0), cost("fast", start_s=50.0)], Means(can_probe=can_probe)
     with pytest.raises(ValueError, match=r"needs --minutes \d+$") as error:
         plan_within(costs, 1.0, 1 / 3600, how)
+    assert str(error.value).startswith("0.01667 min is too little: "), "as given, not rounded"
     minutes = int(str(error.value).split()[-1])
     assert plan_within(costs, 60 * minutes, minutes / 60, how).total_s <= 60 * minutes
 

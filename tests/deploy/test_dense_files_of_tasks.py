@@ -45,6 +45,23 @@ def test_a_file_has_the_outputs_of_pytorch(task, format, kind, tmp_path):
 
 
 @pytest.mark.usefixtures("few_rounds")
+def test_openvino_has_a_row_for_each_image_from_a_detector_in_int8(tmp_path):
+    """It misplaces the axes of a choice among rounded channels, of which there is one."""
+    bundle, pictures, path = bundle_of("detect"), some_pictures(), tmp_path / "net"
+    options = ExportOptions(format="openvino", precision="int8", max_drop=100)
+    check = export(
+        bundle, path, ComparisonImages(pictures), options, calibration=pictures
+    ).comparison
+    assert check.images == len(pictures)
+    images = np.concatenate([*inputs("normalised", bundle.preprocessing, pictures)])
+    rows = torch.from_numpy(open_file(path).run(images))
+    with torch.inference_mode():
+        expected = bundle.net(torch.from_numpy(images))
+    assert rows.shape == expected.shape
+    assert (rows[..., 4] - expected[..., 4]).abs().mean() < 0.05, "scores, falling"
+
+
+@pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize("task", [pytest.param("detect", marks=pytest.mark.slow), "segment"])
 def test_a_file_for_any_size_has_the_outputs_of_pytorch(task, tmp_path):
     bundle, path = bundle_of(task, side=96), tmp_path / "net.onnx"

@@ -239,6 +239,7 @@ def test_reading_has_a_bar_from_two_seconds_on(monkeypatch, waited_s, rank, show
         (2, "family", "", "2 families"),
         (1, "copy", "were", "1 copy was"),
         (1, "pair", "show", "1 pair shows"),
+        (14, "epoch", "", "14 epochs"),
     ],
 )
 def test_a_number_has_its_noun_and_its_verb_in_the_right_form(number, noun, verb, words):

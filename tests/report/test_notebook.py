@@ -94,6 +94,11 @@ def test_a_bundle_says_what_it_is_how_good_and_where_from():
     assert "trained on digits" in text
 
 
+def test_classes_without_an_image_are_a_count_and_none_of_them_is_no_score():
+    lines = [score_line("val", {"images": 40, "absent_classes": n}, []) for n in (0.0, 3.0)]
+    assert lines == ["val , on 40 images", "val absent classes 3, on 40 images"]
+
+
 @pytest.fixture(scope="module")
 def events(few_digits, tmp_path_factory) -> list[Event]:
     few = ("genet_tiny", "resnet_rs_tiny")

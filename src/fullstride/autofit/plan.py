@@ -153,7 +153,7 @@ def find_front(
     if not within:
         least = min(seconds.values()) / FRONT_SHARE / 3600
         raise ValueError(
-            f"{duration(3600 * hours)} is too little for a front of several networks: give about "
+            f"{exact(hours)} is too little for a front of several networks: give about "
             f"--minutes {math.ceil(60 * least)}, or a --budget-ms"
         )
     low, ratio = min(within), max(within) / min(within)
@@ -371,12 +371,17 @@ class Means:
 ALONE = Means()
 
 
+def exact(hours: float) -> str:
+    """A time as it was given, not rounded: 0.025 -> 1.5 min, 2.5 -> 2.5 h."""
+    return f"{hours:g} h" if hours >= 2 else f"{60 * hours:.4g} min"
+
+
 def plan_within(
     costs: Sequence[TrialCost], left_s: float, hours: float | None = None, how: Means = ALONE
 ) -> FitPlan:
     """The plan of the first, most promising, candidates of `costs` within `left_s` seconds."""
     whole = max(each.time.epochs for each in costs)
-    limit = duration(3600 * (hours or 0))
+    limit = exact(hours or 0)
     fewest = 1 if how.can_probe else math.ceil(SHORTEST * whole)
     reason = f"there is no time for it within {limit}"
 

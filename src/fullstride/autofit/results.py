@@ -99,8 +99,9 @@ def shares_of_budget(results: FitResults) -> list[Within]:
     """
     metric, last, files = results.metric, results.last_scores, results.shipment.files
 
-    def file_rank(number: int) -> float:
-        return metric.rank(files[number].val[metric.name])
+    def file_rank(number: int) -> tuple[float, float]:
+        file = files[number]  # of files with equal scores, the fastest
+        return metric.rank(file.val[metric.name]), -(file.ms or 0.0)
 
     def trained_rank(name: str) -> tuple[float, float]:
         score = last[name]
@@ -172,7 +173,11 @@ def other_scores(results: FitResults) -> str:
     """The further scores of the file that ships, on the images of the headline."""
     scores = results.shipment.test or results.shipment.file.val
     metrics = find_task(results.task).metrics(results.metric)[1:]
-    return ", ".join(each.text(scores[each.name], 1) for each in metrics if each.name in scores)
+    return ", ".join(
+        each.text(scores[each.name], 1 if each.unit else 4)
+        for each in metrics
+        if each.name in scores
+    )
 
 
 def time_line(results: FitResults) -> str:

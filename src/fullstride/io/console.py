@@ -326,7 +326,7 @@ def print_note(message: str) -> None:
 def count_of(number: int, noun: str, verb: str = "") -> str:
     """2, "class", "have" -> 2 classes have; 1 -> 1 class has. Without `verb`: 2 classes."""
     if number != 1:
-        is_es = noun.endswith(("s", "x", "ch"))
+        is_es = noun.endswith(("s", "x", "ch")) and not noun.endswith("epoch")
         noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}{'es' if is_es else 's'}"
     return f"{number:,} {noun}{f' {verb_of(number, verb)}' if verb else ''}"
 

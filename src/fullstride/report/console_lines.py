@@ -312,6 +312,8 @@ def score_line(
             values.append(metric.text(others.pop(metric.name), 2 if metric.unit else 4))
             values[-1] += f" ({before:.2f} {metric.unit} uncalibrated)" if before else ""
             values[-1] += "" if low is None else f" (95 % interval {low:.2f} to {high:.2f})"
+    if absent := int(others.pop("absent_classes", 0)):
+        values.append(f"absent classes {absent}")
     values += [f"{name} {value:.4f}" for name, value in others.items() if name != "images"]
     return (
         f"{split} {', '.join(values)}, on "

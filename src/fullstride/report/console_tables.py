@@ -242,7 +242,9 @@ def selection_table(choice: "Choice", tied: "Callable[[Option, Option], bool]") 
 def export_table(exported: "ExportResult") -> Table:
     """The comparison of a file with PyTorch on the same images."""
     check = exported.comparison
-    columns = ["images", "difference", "cosine", "same class", "top-1 % PyTorch", "top-1 % file"]
+    score = f"{check.metric.label} {check.metric.unit}".rstrip()
+    columns = ["images", "difference", "cosine", "same prediction"]
+    columns += [f"{score} PyTorch", f"{score} file"]
     scores = (
         "-" if value is None else f"{value:.2f}" for value in (check.accuracy, check.file_accuracy)
     )

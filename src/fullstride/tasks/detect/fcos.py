@@ -245,7 +245,8 @@ class FcosHead(nn.Module):
         return Predictions(
             full_precision(torch.cat(classes, 1)),
             full_precision(torch.cat(distances, 1)),
-            full_precision(torch.cat(centerness, 1))[..., 0],
+            # an index in place of `squeeze` is a gather, whose axes OpenVINO misplaces in int8
+            full_precision(torch.cat(centerness, 1)).squeeze(-1),
             locations(sizes, Pyramid.strides, levels[0]),
             tuple(h * w for h, w in sizes),
         )
