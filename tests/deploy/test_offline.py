@@ -114,6 +114,23 @@ def test_finished_parts_are_not_computed_again(model, photos, tmp_path):
     assert same(read_table(out), whole)
 
 
+def test_other_readers_read_the_folder(model, photos, tmp_path):
+    """pandas.read_parquet, too, reads a folder by `pyarrow.parquet`."""
+    out = tmp_path / "out"
+    write(model, photos, out)
+    assert pq.read_table(out)["path"].equals(read_table(out)["path"])
+
+
+def test_a_folder_of_an_earlier_version_goes_on(model, photos, tmp_path):
+    out = tmp_path / "out"
+    write(model, photos, out)
+    (out / "_predictions.json").rename(out / "predictions.json")
+    (out / "part-000003.parquet").unlink()
+    again = write(model, photos, out)
+    assert (again.parts, again.present) == (1, 4)
+    assert not (out / "_predictions.json").exists()
+
+
 def test_an_image_that_cannot_be_read_has_a_row_with_the_reason(model, photos, tmp_path, capsys):
     bad = [photos / "00.png", photos / "deep" / "01.png", photos / "zz.png"]
     bad += [photos / "deep" / "er" / f"{index:02}.png" for index in range(2, IMAGES, 3)]
@@ -297,7 +314,7 @@ def test_on_a_full_disk_one_line_and_the_same_command_goes_on(
 ):
     sync, out = writing._sync, tmp_path / "out"
     words = f"predict {saved} {photos} --out {out} --device cpu --part-images 9".split()
-    for name in ("predictions.json", "part-000001.parquet"):
+    for name in ("_predictions.json", "part-000001.parquet"):
 
         def full(path: Path, name: str = name) -> None:
             if path.name.startswith(f".{name}."):

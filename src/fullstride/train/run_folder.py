@@ -240,6 +240,8 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
         saved = read_config(folder, "give another --out")
         defaults = vars(find_task(config.task).options())
         changes = differences(comparable(saved, defaults), comparable(config, defaults))
+        if "fingerprint" in changes:
+            changes["fingerprint"] = "its images or labels are others"
         if changes:
             words = "; ".join([*changes.values()][:5])
             raise ValueError(
