@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from fullstride import cli
 from fullstride.io.locks import RUN_LOCK, LockedError, find_holder, hold
@@ -41,6 +42,29 @@ def test_a_second_training_is_one_line_and_a_killed_one_is_taken_over(tmp_path, 
     assert cli.run(words) == 2
     assert "has another run: recipe.epochs" in capsys.readouterr().err  # and is not locked
     assert find_holder(out / RUN_LOCK) is None
+
+
+def test_a_run_of_other_images_is_refused_in_these_words(tmp_path, capsys):
+    photos = tmp_path / "photos"
+    for name, level in (("dark", 20), ("light", 220)):
+        (photos / name).mkdir(parents=True)
+        for number in range(6):
+            Image.new("RGB", (16, 16), (level, number, 0)).save(photos / name / f"{number}.png")
+    words = [
+        "train",
+        str(photos),
+        *WORDS[2:],
+        "--recipe.steps",
+        "1",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert cli.run(words) == 0
+    (photos / "dark" / "0.png").unlink()
+    capsys.readouterr()
+    assert cli.run(words) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "has another run: its images or labels are others. Give another --out" in error
 
 
 def test_a_trial_trains_in_the_folder_that_it_has_locked(few_digits, tmp_path):
