@@ -247,6 +247,13 @@ def test_of_files_with_equal_scores_the_fastest_is_the_best():
     assert [each.file for each in rows] == [1, 1, 1]
 
 
+def test_the_page_claims_a_score_on_test_images_only_where_there_is_one(folder):
+    untested = replace(RESULTS, shipment=replace(RESULTS.shipment, test={}, test_split=""))
+    claim = "its score on the test images was measured once"
+    assert claim in Parsed(render(folder, DATA, RESULTS)).text
+    assert claim not in Parsed(render(folder, DATA, untested)).text
+
+
 def test_the_headline_has_a_loss_with_the_digits_of_other_pages():
     test = dict(top1=90.0, loss=0.2749833, ece=7.648, images=24)
     shipment = replace(RESULTS.shipment, test=test, test_split="test")

@@ -444,3 +444,8 @@ def test_the_command_prints_what_is_left_of_each_class(tmp_path, capsys):
         row = [count.name, *(f"{number:,}" for number in numbers)]
         assert any(line.replace("│", " ").split() == row for line in lines)
     assert "min-confidence" in refused(f"{words} --min-confidence 2", capsys)
+
+
+def test_what_is_no_collection_of_pictures_is_refused_in_words(model):
+    with pytest.raises(ValueError, match="pictures of the type int: use paths"):
+        next(predict(model, 123))

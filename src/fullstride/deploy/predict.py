@@ -122,6 +122,10 @@ def predict(
     if isinstance(pictures, np.ndarray):
         is_one = pictures.ndim < (5 if pre.frames else 4)
     several: Any = [pictures] if is_one else pictures
+    if not isinstance(several, (Iterable, np.ndarray)):
+        raise ValueError(
+            f"pictures of the type {type(pictures).__name__}: use paths, images of Pillow or arrays"
+        )
     listed: list[Any] = [*several]
     many = views_of(views, pre, clip_starts) if views else None
     count = many.clips * many.crops if many else 1  # views per picture
