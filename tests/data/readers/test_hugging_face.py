@@ -331,7 +331,7 @@ def test_a_path_in_a_cell_is_followed_only_below_the_folder(tmp_path):
         "https://example.org/a.png": "no file",
         "none.png": "no file",
         "pictures": "no file",
-        "nul\0.png": "null byte",
+        "nul\0.png": "embedded null",
     }
     paths = ["pictures/in.png", inside, *refused]
     rows = [{"bytes": None, "path": path} for path in paths] + [
