@@ -121,16 +121,6 @@ def test_other_readers_read_the_folder(model, photos, tmp_path):
     assert pq.read_table(out)["path"].equals(read_table(out)["path"])
 
 
-def test_a_folder_of_an_earlier_version_goes_on(model, photos, tmp_path):
-    out = tmp_path / "out"
-    write(model, photos, out)
-    (out / "_predictions.json").rename(out / "predictions.json")
-    (out / "part-000003.parquet").unlink()
-    again = write(model, photos, out)
-    assert (again.parts, again.present) == (1, 4)
-    assert not (out / "_predictions.json").exists()
-
-
 def test_an_image_that_cannot_be_read_has_a_row_with_the_reason(model, photos, tmp_path, capsys):
     bad = [photos / "00.png", photos / "deep" / "01.png", photos / "zz.png"]
     bad += [photos / "deep" / "er" / f"{index:02}.png" for index in range(2, IMAGES, 3)]

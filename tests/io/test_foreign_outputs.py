@@ -80,8 +80,8 @@ FILES = [key for key in WORDS if key[2] and "--force" not in WORDS[key]]
 # A name that the command writes in its folder -> content of others.
 MEMBERS = {
     "train": {"run.json": '{"model": "theirs"}', "log.jsonl": "{}\n", "best/photo.txt": "mine"},
-    "predict": {"predictions.json": '{"author": "me"}', "part-000000.parquet": "PAR1"},
-    "data label": {"predictions.json": '{"author": "me"}'},
+    "predict": {"_predictions.json": '{"author": "me"}', "part-000000.parquet": "PAR1"},
+    "data label": {"_predictions.json": '{"author": "me"}'},
     "bench": {"results.md": "# Mine\n"},
     "fit": {"fit_config.json": '{"author": "me"}', "report.html": "<!DOCTYPE html>Mine"},
     "study search": {"search_config.json": '{"author": "me"}'},

@@ -436,7 +436,7 @@ def test_a_gallery_of_another_model_or_of_no_embeddings_is_refused_in_one_line(
     for model, place, reason in (
         ("other", gallery, "another model"),
         ("plain", tmp_path / "labels", "no embeddings"),
-        ("bundle", things, "predictions.json"),
+        ("bundle", things, "_predictions.json"),
         ("bundle", picture, "cannot read"),
         ("bundle", tmp_path / "missing.parquet", "No such file"),
     ):

@@ -23,7 +23,6 @@ METADATA = b"fullstride"
 FORMAT: Literal["fullstride predictions 1"] = "fullstride predictions 1"
 # In the folder of a store. Readers of folders, such as pandas', skip names that begin like that.
 KEY = "_predictions.json"
-OLD_KEY = "predictions.json"  # of stores that earlier versions wrote
 PART = re.compile(r"part-(\d{6,12})\.parquet")
 MAX_HEADER_BYTES = 2**26  # of Parquet's metadata in a file
 
@@ -93,19 +92,13 @@ def is_file(out: Path) -> bool:
     return out.suffix.lower() == ".parquet" and not out.is_dir()
 
 
-def key_path(folder: Path) -> Path:
-    """The file with the key of a folder."""
-    old = folder / OLD_KEY
-    return old if old.exists() and not (folder / KEY).exists() else folder / KEY
-
-
 def check_store(out: Path) -> None:
     """Raise ValueError or PermissionError if a store cannot be written; writes nothing."""
     if is_file(out):
         check_output(out, FILE_OUTPUT)
         return
-    check_output(key_path(out), KEY_RECORD.output)
-    if out.is_dir() and not key_path(out).exists():
+    check_output(out / KEY, KEY_RECORD.output)
+    if out.is_dir() and not (out / KEY).exists():
         files = sorted(each.name for each in out.iterdir())
         if files:
             raise ValueError(
@@ -118,7 +111,7 @@ def check_store(out: Path) -> None:
 def create_or_resume(out: Path, key: StoreKey) -> None:
     """Write the key of a folder. Raises ValueError if the folder has another key."""
     check_store(out)
-    if key_path(out).exists():
+    if (out / KEY).exists():
         refuse_other(out, read_key(out), key)
         return
     KEY_RECORD.save(out / KEY, key)
@@ -142,7 +135,7 @@ def refuse_other(path: Path, there: StoreKey, now: StoreKey) -> None:
 
 def read_key(path: Path) -> StoreKey:
     """The key of a folder or a file. Raises ValueError, in one line, for anything else."""
-    return KEY_RECORD.load(key_path(path)) if path.is_dir() else read_file_key(path)
+    return KEY_RECORD.load(path / KEY) if path.is_dir() else read_file_key(path)
 
 
 def read_file_key(path: Path) -> StoreKey:

@@ -46,7 +46,7 @@ from fullstride.deploy.formats import (
 )
 from fullstride.deploy.job import ExportJob
 from fullstride.deploy.settings import ExportOptions
-from fullstride.io.console import print_note
+from fullstride.io.console import count_of, print_note
 from fullstride.io.writing import atomic_write, scratch_folder
 from fullstride.measure.bench import DEFAULTS as BENCH_DEFAULTS
 from fullstride.measure.bench import BenchOptions, Series, bench, measurement
@@ -412,8 +412,8 @@ def measure_there(
             series.add(each if protocol.waits else [each.sum()], 0.0, protocol.waits)
         own = replace(protocol, resolution=models[file.name].preprocessing.resolution)
         row = measurement(file.name, series, own, BENCH_DEFAULTS)
-        runtime = f"{file.format} {versions[file.format]}, {threads} threads, {file.precision}"
-        rows.append(replace(row, runtime=runtime))
+        runtime = [f"{file.format} {versions[file.format]}", count_of(threads, "thread")]
+        rows.append(replace(row, runtime=", ".join([*runtime, file.precision])))
     return rows
 
 

@@ -261,7 +261,7 @@ def choose_there(
     rough = replace(  # relative times on processors
         CPU,
         name=target.name,
-        device=f"{there.processor}, {there.cores} threads",
+        device=f"{there.processor}, {count_of(there.cores, 'thread')}",
         machine=replace(CPU.machine, runtime="onnx"),
     )
     everything = choose(rough, replace(budget, ms_per_image=UNLIMITED_MS))

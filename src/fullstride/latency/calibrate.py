@@ -331,7 +331,8 @@ def calibrated_profile(
         conditions += "; calls are queued, as if a next batch always waited"
     return Profile(
         name=name,
-        device=environment.device + (f", {environment.threads} threads" if is_cpu else ""),
+        device=environment.device
+        + (f", {count_of(environment.threads, 'thread')}" if is_cpu else ""),
         layout="" if plan.there else plan.layout,
         precision=plan.precision,
         machine=machine,

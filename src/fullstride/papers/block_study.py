@@ -16,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
+from fullstride.io.console import count_of
 from fullstride.io.records import Positive, PositiveInt, refuse_flags, write_json
 from fullstride.io.writing import PLOT, check_output, json_output
 from fullstride.measure.bench import BenchOptions, bench
@@ -241,8 +242,8 @@ def find_method(
     return Method(
         how="measured",
         time=measured(place, protocol, precision=kind, layout=order),
-        description=f"measured on {here.device}, {here.threads} threads, torch {here.torch}, "
-        f"{short_precision(kind)}, {order}, batch {images}",
+        description=f"measured on {here.device}, {count_of(here.threads, 'thread')}, "
+        f"torch {here.torch}, {short_precision(kind)}, {order}, batch {images}",
         settings={**settings, "environment": here},
     )
 

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fullstride.io.console import count_of
 from fullstride.io.records import Positive, to_json
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import PROTOCOLS, Measurement, Protocol
@@ -382,7 +383,8 @@ def page(
     planned: dict[Line, list[Contest]], rows: dict[Contest, Row], here: Environment, quick: bool
 ) -> str:
     """A table for each quantity of each published table; measured and published columns differ."""
-    text = [f"# {TITLE}", "", f"{here.device}, {here.threads} threads, torch {here.torch},"]
+    threads = count_of(here.threads, "thread")
+    text = [f"# {TITLE}", "", f"{here.device}, {threads}, torch {here.torch},"]
     text += [f"driver {here.driver}, timm {here.timm}, triton {here.triton}, commit {here.commit},"]
     text += [f"{here.date}.", ""]
     if quick:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from fullstride.io.console import printable
+from fullstride.io.console import count_of, printable
 from fullstride.nets.efficiency import short_precision
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def measurement_notes(rows: "Sequence[Measurement]", channels: int | None = None
     sizes = " and ".join(f"{side} x {side}" for side in sides)
     precisions = ", ".join(dict.fromkeys(short_precision(row.precision) for row in rows))
     modes = " and ".join(dict.fromkeys("compiled" if row.compiled else "eager" for row in rows))
-    where = f"{environment.device}, {environment.threads} threads"
+    where = f"{environment.device}, {count_of(environment.threads, 'thread')}"
     if environment.torch:  # not used on another machine
         where = f"{precisions}, {rows[-1].layout}, {modes}, {where}, torch {environment.torch}"
     sizes += f" x {channels}" if channels else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fullstride.io.console import first_names, printable
+from fullstride.io.console import count_of, first_names, printable
 from fullstride.measure.protocols import Measurement
 from fullstride.nets.bundle import FILE_LIMITS, Bundle
 from fullstride.nets.efficiency import short_precision
@@ -170,7 +170,7 @@ def time_row(row: Measurement) -> tuple[str, ...]:
         *("" if each is None else three_digits(each) for each in times),
         three_digits(row.images_per_s),
         f"{how.name}, batch {how.batch}, {how.resolution} pixels, {how.rounds} rounds of "
-        f"{how.round_s:g} s, {row.environment.threads} threads",
+        f"{how.round_s:g} s, {count_of(row.environment.threads, 'thread')}",
     )
 
 

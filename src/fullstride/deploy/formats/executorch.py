@@ -15,7 +15,7 @@ from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats import mobile
 from fullstride.deploy.formats.base import Format, absent, has_magic, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
-from fullstride.io.console import without_native_lines
+from fullstride.io.console import count_of, without_native_lines
 from fullstride.targets import sessions
 
 METADATA = "metadata"  # the method of a file that returns its metadata as bytes of JSON
@@ -96,7 +96,7 @@ def open_file(path: Path, threads: int) -> ExportedModel:
             raise unreadable_file(path, error) from None
         infer = sessions.executorch_outputs(module, threads)
     metadata = Metadata.from_strings(strings, path)
-    runtime = f"ExecuTorch {version('executorch')}, {threads} threads"
+    runtime = f"ExecuTorch {version('executorch')}, {count_of(threads, 'thread')}"
     return ExportedModel(path, metadata, infer, runtime)
 
 

@@ -19,7 +19,7 @@ from fullstride.deploy.exported import ExportedModel, Metadata, check_graph_size
 from fullstride.deploy.formats import litert_converter, mobile
 from fullstride.deploy.formats.base import Format, absent, has_magic, quiet, unreadable_file
 from fullstride.deploy.job import ExportJob
-from fullstride.io.console import without_native_lines
+from fullstride.io.console import count_of, without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
 from fullstride.io.writing import user_cache
 from fullstride.targets import sessions
@@ -101,7 +101,7 @@ def open_file(path: Path, threads: int) -> ExportedModel:
         raise unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
     check_graph_sizes(path, metadata, [*map(int, source["shape"])], [*map(int, result["shape"])])
-    runtime = f"LiteRT {version('ai-edge-litert')}, {threads} threads"
+    runtime = f"LiteRT {version('ai-edge-litert')}, {count_of(threads, 'thread')}"
     return ExportedModel(path, metadata, sessions.litert_outputs(graph), runtime)
 
 

@@ -14,7 +14,7 @@ import torch
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats import base, mobile
 from fullstride.deploy.job import ExportJob
-from fullstride.io.console import without_native_lines
+from fullstride.io.console import count_of, without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
 from fullstride.io.writing import open_regular, read_regular
 from fullstride.targets import sessions
@@ -89,7 +89,7 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
             raise ValueError("another size")
         return outputs(images)
 
-    runtime = f"ncnn {version('ncnn')}, {threads} threads"
+    runtime = f"ncnn {version('ncnn')}, {count_of(threads, 'thread')}"
     return base.with_checked_sizes(ExportedModel(folder, metadata, infer, runtime))
 
 

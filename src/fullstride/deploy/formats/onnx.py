@@ -14,6 +14,7 @@ import torch
 from fullstride.deploy.exported import ExportedModel, Metadata, check_graph_sizes
 from fullstride.deploy.formats import base
 from fullstride.deploy.job import ExportJob
+from fullstride.io.console import count_of
 from fullstride.targets import sessions
 
 OPSET = 20
@@ -178,7 +179,7 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     metadata = Metadata.from_strings(strings, path)
     (source,), (result,) = session.get_inputs(), session.get_outputs()
     check_graph_sizes(path, metadata, source.shape, result.shape)
-    device = "the GPU" if "CUDA" in session.get_providers()[0] else f"{threads} threads"
+    device = "the GPU" if "CUDA" in session.get_providers()[0] else count_of(threads, "thread")
     return ExportedModel(path, metadata, infer, f"ONNX Runtime {onnxruntime.__version__}, {device}")
 
 

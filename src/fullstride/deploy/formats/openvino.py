@@ -11,6 +11,7 @@ from fullstride.deploy.exported import ExportedModel, Metadata, Precision, check
 from fullstride.deploy.formats import onnx
 from fullstride.deploy.formats.base import Format, missing_package, unreadable_file
 from fullstride.deploy.job import ExportJob
+from fullstride.io.console import count_of
 from fullstride.io.writing import open_regular
 from fullstride.targets import sessions
 
@@ -63,7 +64,8 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     except Exception as error:
         raise unreadable_file(path, error) from None
     version = ov.__version__.split("-")[0]
-    return ExportedModel(path, metadata, infer, f"OpenVINO {version}, {threads} threads")
+    runtime = f"OpenVINO {version}, {count_of(threads, 'thread')}"
+    return ExportedModel(path, metadata, infer, runtime)
 
 
 def check_xml(path: Path) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fullstride.deploy.exported import ExportedModel, Metadata, Precision
 from fullstride.deploy.formats.base import Format, quiet, unreadable_file, with_checked_sizes
 from fullstride.deploy.job import ExportJob
+from fullstride.io.console import count_of
 from fullstride.measure.protocols import cpu_threads
 from fullstride.nets.weights.reader import ZIP_ERRORS
 
@@ -100,7 +101,7 @@ def exported_model(
         with cpu_threads(threads), torch.no_grad():
             return module(contiguous(images).to(metadata.device)).cpu().numpy()
 
-    device = f"{threads} threads" if metadata.device == "cpu" else metadata.device
+    device = count_of(threads, "thread") if metadata.device == "cpu" else metadata.device
     runtime = f"PyTorch {torch.__version__} {backend}, {device}"
     return with_checked_sizes(ExportedModel(path, metadata, infer, runtime))
 
