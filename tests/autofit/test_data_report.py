@@ -140,7 +140,7 @@ def test_a_run_without_duplicates_knows_its_images_and_goes_on(tmp_path):
     assert again.fingerprint == rest.fingerprint
     assert again.train.names == rest.train.names
     assert len(list(run.train(tmp_path / "run", "genet_tiny", again, recipe))) == 1
-    with pytest.raises(ValueError, match="fingerprint"):
+    with pytest.raises(ValueError, match="its images or labels are others"):
         list(run.train(tmp_path / "run", "genet_tiny", data, recipe))
 
 
