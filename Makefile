@@ -20,7 +20,7 @@ test: check
 
 # What takes more than some seconds: processes, compilers, exports, the commands of the README. --durations shows why.
 test-slow: .venv/ready
-	$(BIN)/pytest -n 3 --dist worksteal -m "slow and not gpu" --durations 40
+	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not gpu" --durations 40
 
 # The share of the lines of src that `make test COVERAGE=1` ran. It may not fall.
 coverage: .venv/ready
