@@ -500,6 +500,14 @@ def test_on_a_busy_machine_nothing_fits_until_it_is_measured_again(
         drain(compare_with_budget(target, done))
 
 
+def test_of_several_budgets_the_smallest_is_named_if_nothing_fits(tmp_path):
+    """A user who heard of the larger one would raise it, and then hear of the smaller one."""
+    job = FitJob(folder=tmp_path, data=DIGITS, settings=FitSettings(budget_ms=(1, 3, 100)))
+    done = {"candidates": tuple(candidates(32)), "times": (fixed(5.28, "genet_tiny-32"),)}
+    with pytest.raises(ValueError, match=r"^nothing fits 1 ms .* use --budget-ms 5\.3 or more"):
+        drain(compare_with_budget(job, done))
+
+
 def fits(candidates, times, budget=MS, *, maybe=False):
     return CandidateTimes(
         candidates=tuple(candidates), times=tuple(times), budget=budget, maybe=maybe

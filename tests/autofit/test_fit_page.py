@@ -330,6 +330,18 @@ def test_fit_json_has_the_numbers_of_all_stages(folder):
     write_results(folder, DATA, RESULTS)  # in place of the earlier ones
 
 
+def test_masks_stand_beside_the_score_of_an_answer_that_ignores_the_images(tmp_path):
+    test = dict(miou=8.75, miou_constant=8.5, images=24)
+    files = tuple(replace(each, val=test) for each in FILES)
+    shipment = replace(SHIPMENT, metric="miou", files=files, test=test, mistakes=())
+    scores = tuple(replace(each, scores=test) for each in RESULTS.outcome.scores)
+    outcome = replace(RESULTS.outcome, scores=scores)
+    results = replace(RESULTS, task="segment", shipment=shipment, outcome=outcome)
+    line = "the most frequent class for all pixels has mIoU 8.50 %"
+    assert line in closing_lines(results, Path("runs/mine"))
+    assert line in Parsed(render(tmp_path, DATA, results)).text
+
+
 def test_the_last_lines_name_the_file_and_the_command_that_predicts_with_it():
     lines = closing_lines(RESULTS, Path("runs/mine"))
     assert "95 % interval 86.5 to 95.4" in lines[0]

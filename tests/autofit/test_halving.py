@@ -260,6 +260,19 @@ def test_behind_a_linear_probe_one_epoch_is_enough():
         plan_within(costs, least_s, 1.0)
 
 
+def test_where_none_has_time_for_a_third_of_its_epochs_the_one_that_trains_longest_is_taken():
+    costs = [cost("wide", step_s=2.0), cost("narrow", step_s=1.0), cost("narrowest", step_s=0.8)]
+
+    def chosen(epochs: int, how: Means = fit_plan.ALONE) -> str:
+        """The candidate that trains in the time that `wide` takes for so many epochs."""
+        return plan_within(costs, plan_of(costs[:1], epochs).total_s, 1.0, how).candidates[0]
+
+    assert chosen(10) == "wide-32", "a third of its 30 epochs"
+    assert chosen(7) == "narrow-32", "a third too, and more promising than the narrowest"
+    assert chosen(3) == "narrowest-32", "wide would have 3 epochs"
+    assert chosen(4, Means(can_probe=True)) == "wide-32", "the probe is a network already"
+
+
 # ---- training
 
 CHOICE = RecipeChoice("scratch", {"epochs": 4, "batch_size": 16, "precise_bn": True})

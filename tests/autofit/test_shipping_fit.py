@@ -216,6 +216,13 @@ def test_a_file_that_noise_made_slow_is_measured_again(
     assert [len(paths) for paths in measured] == [2] + [1] * (calls - 1), "only the one in doubt"
 
 
+def test_a_doubt_about_the_file_of_two_budgets_is_said_once(copied, few_digits, monkeypatch):
+    monkeypatch.setattr("fullstride.autofit.ship.doubts", lambda file, _: [f"doubt {file.path}"])
+    _, shipment = shipped(copied, few_digits, (LOOSE, 0.9 * LOOSE), precisions=("fp32",))
+    assert len(shipment.smaller) == 1
+    assert shipment.notes == (f"doubt {shipment.file.path}",)
+
+
 def test_files_for_a_device_that_is_not_here_have_estimates(copied, few_digits):
     times = [
         time_of(name, "fp16", ms, low=0.8 * ms, high=high, measured=False, format="")

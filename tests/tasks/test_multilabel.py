@@ -1,6 +1,7 @@
 """A network learns which of several labels an image has, and uses them like classes."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -259,6 +260,25 @@ def test_exported_files_predict_and_score_as_the_bundle_does(trained, few_labels
         assert scores == pytest.approx(expected, rel=1e-3)
     outputs = model.run(np.stack([np.zeros((16, 16, 1), np.uint8)]))
     assert ((outputs > 0) & (outputs < 1)).all()  # probabilities
+
+
+def test_the_worst_images_have_the_largest_losses_as_the_map_of_one_image_is_always_100(
+    trained, few_labels
+):
+    bundle, images = tasks.load(trained[0]), few_labels.test
+    with torch.no_grad():  # probabilities of a training of seconds are rounded to 1
+        for parameter in bundle.net.get_submodule(bundle.net.classifier).parameters():
+            parameter *= 0.02
+    pictures = [images.picture(index) for index in range(len(images))]
+    losses = {}
+    for name, prediction, labels in zip(
+        images.names, predict(bundle, pictures, top=len(LABELS)), images.targets, strict=True
+    ):
+        has = {LABELS[index] for index in labels}
+        right = [g.probability if g.label in has else 1 - g.probability for g in prediction.guesses]
+        losses[name] = -sum(math.log(each) for each in right) if has else 0.0
+    worst = score_model(bundle, images, mistakes=3).worst
+    assert [each.image for each in worst] == sorted(losses, key=losses.get)[:-4:-1]
 
 
 @pytest.fixture

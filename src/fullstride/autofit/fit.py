@@ -140,7 +140,7 @@ def compare_with_budget(job: FitJob, done: Results) -> Generator[str, None, Cand
         busy=why_busy(done["times"]) if is_here else "",
     )
     try:
-        for budget in job.budgets:
+        for budget in reversed(job.budgets):  # an error names what would do for all of them
             assert candidate_times.of(budget).affordable
     except ValueError:
         if candidate_times.busy:

@@ -233,9 +233,11 @@ def make_plan(
     With hours, less the `spent_s` of earlier stages, the plan has fewer epochs, down to a third,
     then fewer candidates, and again fewer epochs for the last candidate: down to a tenth, or to one
     after a linear probe, which is a network already. The most promising candidates stay: by
-    published top-1, else the slowest within the budget, with two families if possible. The fastest
-    candidates, with and without initial weights, are measured first: if there is no time for either
-    of them alone, nothing else is measured.
+    published top-1, else the slowest within the budget, with two families if possible. Where none
+    has time for a third of its epochs, the last candidate is the one that trains the longest, and
+    after linear probes the most promising one. The fastest candidates, with and without initial
+    weights, are measured first: if there is no time for either of them alone, nothing else is
+    measured.
 
     Measurements are stored in the folder of the fit, and not made again. Yields lines for people.
     Raises ValueError, in one line, if nothing can train, or if the time is too short for even one
@@ -390,14 +392,19 @@ def plan_within(
         others = (each.candidate.name for each in costs if each not in chosen)
         return replace(plan, left_out=dict.fromkeys(others, reason))
 
-    for count in range(len(costs), 0, -1):
-        for epochs in range(whole, (math.ceil(SHORT * whole) if count > 1 else fewest) - 1, -1):
+    short = math.ceil(SHORT * whole)
+    for count in range(len(costs), 1, -1):
+        for epochs in range(whole, short - 1, -1):
             plan = within(costs[:count], epochs)
             if plan.total_s <= left_s:
                 return plan
+    longest = list[FitPlan]()
+    for each in costs:
+        plans = (within([each], epochs) for epochs in range(whole, fewest - 1, -1))
+        longest += [plan for plan in plans if plan.total_s <= left_s][:1]
+    if longest:
+        return max(longest, key=lambda plan: min(plan.epochs, fewest if how.can_probe else short))
     single = [within([each], fewest) for each in costs]
-    if fits := next((plan for plan in single if plan.total_s <= left_s), None):
-        return fits
     least = min(single, key=lambda plan: plan.total_s)
     enough_s = 3600 * (hours or 0) + least.total_s - left_s
     raise ValueError(

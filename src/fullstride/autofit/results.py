@@ -180,6 +180,12 @@ def other_scores(results: FitResults) -> str:
     )
 
 
+def baseline(results: FitResults) -> str:
+    """What predictions that ignore the images would score on the images of the headline, or ""."""
+    scores = results.shipment.test or results.shipment.file.val
+    return find_task(results.task).baseline_note(scores)
+
+
 def time_line(results: FitResults) -> str:
     """The time of the file that ships, the conditions of the time, and the budget."""
     shipment, budget = results.shipment, results.budget
@@ -214,6 +220,7 @@ def closing_lines(results: FitResults, folder: Path) -> list[str]:
     trust = " --trust" if FORMATS[shipment.file.format].runs_code else ""
     return [
         headline(results),
+        *filter(None, [baseline(results)]),
         time_line(results),
         *(smaller_line(each, results, folder) for each in shipment.smaller),
         *shipment.notes,
@@ -253,6 +260,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         shipment=shipment,
         headline=headline(results),
         other_scores=other_scores(results),
+        baseline=baseline(results),
         smaller=[smaller_line(each, results, Path()) for each in shipment.smaller],
         time_line=time_line(results),
         files_plot=Markup(plots.svg(figure(results), description(results))),
@@ -267,6 +275,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         **page.calibration_values(shipment.calibration),
         cards=mistakes(folder, data, results),
         worst=worst_images(folder, data, results),
+        metric_alone=find_task(results.task).metric_alone,
         plan_rows=plan_rows(results),
         facts=data_facts(results),
         problems=data_problems(results),
@@ -441,6 +450,7 @@ def worst_images(folder: Path, data: DataSet, results: FitResults) -> list[dict[
     index = {name: number for number, name in enumerate(images.names)}
     model = open_file(folder / shipment.model, trust=True)
     task, cards = task_of(model), []
+    metric = task.metric_alone
     for each in shipment.worst[:MAX_WORST]:
         try:
             picture = images.picture(index[each.image])
@@ -456,7 +466,7 @@ def worst_images(folder: Path, data: DataSet, results: FitResults) -> list[dict[
             {
                 "pictures": [page.shown_picture(each or picture) for each in drawn[: 1 + is_drawn]],
                 "words": [] if is_drawn else words,
-                "score": each.score,
+                "score": metric.text(each.score, 1 if metric.unit else 4),
                 "name": printable(each.image),
             }
         )

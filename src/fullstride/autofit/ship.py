@@ -146,7 +146,7 @@ def ship(
         model=largest.model,
         metric=job.metric.name,
         smaller=tuple(smaller),
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
         **{each.name: getattr(test, each.name) for each in fields(ScoredImages)},
     )
 

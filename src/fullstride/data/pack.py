@@ -30,7 +30,7 @@ from fullstride.data.readers.folder import VIDEOS
 from fullstride.data.readers.listing import Objects
 from fullstride.data.readers.shards import BLOCK, Index, Member, Shard, write_index
 from fullstride.data.transforms.crop import TEST_OVERSAMPLING
-from fullstride.io.writing import Output, atomic_write
+from fullstride.io.writing import Output, atomic_write, check_output
 from fullstride.nets.preprocessing import WHITE, check_colour
 
 SPLITS = ("train", "val", "test")
@@ -90,6 +90,7 @@ def pack(
         raise ValueError(f"{str(out)!r} exists: give the name of a new folder")
     if os.path.isdir(data.where) and out.resolve().is_relative_to(data.where):  # noqa: PTH112
         raise ValueError(f"{str(out)!r} would be inside of the data: give a folder outside")
+    check_output(out, OUTPUT)
     if shard_mib < 1:
         raise ValueError(f"shards of {shard_mib} MiB: use 1 or more")
     has_boxes = any(isinstance(target, Objects) for target in data.train.targets)

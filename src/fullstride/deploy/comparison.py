@@ -216,7 +216,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class ImageScore:
-    """An image with the task's metric on it alone."""
+    """An image with the task's `metric_alone` on it."""
 
     image: str  # name in the data
     score: float
@@ -276,7 +276,7 @@ def score_model(
             Mistake(images.names[index], names[images.targets[index]], names[guess], probability)
             for probability, index, guess in first
         ),
-        tuple(sorted(alone, key=lambda each: task.metric.rank(each.score))[:mistakes]),
+        tuple(sorted(alone, key=lambda each: task.metric_alone.rank(each.score))[:mistakes]),
     )
 
 
@@ -288,7 +288,7 @@ def scores_alone(
         score = task.score()
         score.update(task.invert(torch.from_numpy(outputs[None])), task.collate([sample.target]))
         with suppress(ValueError):
-            value = score.compute()[task.metric.name]
+            value = score.compute()[task.metric_alone.name]
             if math.isfinite(value):
                 yield ImageScore(images.names[sample.number], value)
 

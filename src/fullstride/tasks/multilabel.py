@@ -372,6 +372,11 @@ class MultiLabel(MultiLabelOptions, Task):
     )
     state_fields: ClassVar[tuple[str, ...]] = ("thresholds",)
 
+    @property
+    def metric_alone(self) -> Metric:
+        """The loss, as the mAP of a single image is always 100 %."""
+        return self.find_metric("loss")
+
     def with_options(self, recipe: Any) -> "MultiLabel":
         return replace(super().with_options(recipe), objective=recipe.loss)
 

@@ -329,6 +329,11 @@ class Task(ABC):
         others = (each for each in (self.metric, *self.other_metrics) if each != first)
         return (first, *others)
 
+    @property
+    def metric_alone(self) -> Metric:
+        """The metric of a single image, by which the images with the worst scores are found."""
+        return self.metric
+
     def find_metric(self, name: str = "", outputs: int | None = None) -> Metric:
         """The metric `name` for a network with `outputs` outputs; "" is the task's own.
 

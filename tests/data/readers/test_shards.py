@@ -241,6 +241,14 @@ def test_a_part_of_which_nothing_can_be_read_leaves_no_shards(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["data"]
 
 
+def test_a_folder_that_may_not_be_written_to_is_refused_as_by_other_commands(
+    tmp_path, photos, monkeypatch
+):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(PermissionError, match="cannot be written to"):
+        next(pack(open_data(str(photos)), tmp_path / "out"))
+
+
 def test_packing_that_is_stopped_leaves_nothing(tmp_path, photos):
     started = pack(open_data(str(photos)), tmp_path / "out")
     next(started)
