@@ -278,7 +278,7 @@ def test_the_worst_images_have_the_largest_losses_as_the_map_of_one_image_is_alw
         right = [g.probability if g.label in has else 1 - g.probability for g in prediction.guesses]
         losses[name] = -sum(math.log(each) for each in right) if has else 0.0
     worst = score_model(bundle, images, mistakes=3).worst
-    assert [each.image for each in worst] == sorted(losses, key=losses.get)[:-4:-1]
+    assert [each.image for each in worst] == sorted(losses, key=losses.__getitem__)[:-4:-1]
 
 
 @pytest.fixture
