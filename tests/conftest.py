@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from absent_packages import skip_if_absent, watch_imports
+from prepared_graphs import once_for_equal_graphs
 from short_times import shorten
 
 from fullstride.data.dataset import DataSet, open_data
@@ -87,11 +88,14 @@ def _memory_is_given_back() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _operators_of_onnx_are_parsed_once() -> Iterator[None]:
     """PyTorch parses the sources of 500 of them in each export, half of its time."""
+    from torch.onnx._internal.exporter import _core
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     parsed = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+    name = "_prepare_exported_program_for_export"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", parsed)
+        patch.setattr(_core, name, once_for_equal_graphs(getattr(_core, name)))
         yield
 
 
