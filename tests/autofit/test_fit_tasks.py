@@ -232,6 +232,7 @@ def test_a_fit_of_every_task_ends_in_a_file_that_predicts(name, examples, tmp_pa
     assert all(value in page for value in values)
     has_worst = name not in ("video", "retrieval")
     assert ("The images with the worst scores" in page) is has_worst
+    assert ("The most confident mistakes" in page) is bool(told["shipment"]["mistakes"])
     if not model.preprocessing.frames:
         (prediction,) = predict(model, data.test.picture(0))
         assert not prediction.unreadable

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -765,6 +766,11 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(digits, tm
     with pytest.raises(ValueError, match="exists and is not a run, but has thesis.txt"):
         rows_of(tmp_path, digits)
     assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_a_folder_that_another_process_is_just_making_is_not_called_foreign(tmp_path):
+    (tmp_path / f".{run_folder.RUN_CONFIG}.{os.getpid()}-0bbfd16a.new").touch()
+    run_folder.check_folder(tmp_path)
 
 
 def test_a_checkpoint_that_is_cut_short_is_named(finished, digits, tmp_path):

@@ -410,7 +410,8 @@ def learning_curves(folder: Path, results: FitResults) -> dict[str, Sequence[plo
 def mistakes(folder: Path, data: DataSet, results: FitResults) -> list[dict[str, Any]]:
     """The most confident wrong predictions with their pictures, if these can be read.
 
-    Beside each picture is a saliency map of the class, by the network before its export.
+    Beside each picture is a saliency map of the class, by the network before its export. Of a clip
+    a frame is shown alone.
     """
     shipment = results.shipment
     images = data.test if shipment.test_split else data.val
@@ -425,16 +426,16 @@ def mistakes(folder: Path, data: DataSet, results: FitResults) -> list[dict[str,
         number = index[each.image]
         try:
             pixels = page_picture(images, number, pre)
-            views[each] = test_view(images.over(pre.background).source(number), pre)
+            if not pre.frames:
+                views[each] = test_view(images.over(pre.background).source(number), pre)
         except UnreadableImage:
             continue
         names = printable(each.truth), printable(each.predicted)
         predictions[each] = page.Prediction(pixels, *names, each.probability)
-    if not pre.frames:
-        guesses = [bundle.classes.index(each.predicted) for each in views]
-        heated = explained(bundle, [*views.values()], guesses)
-        for each, picture in zip(views, heated, strict=True):
-            predictions[each] = replace(predictions[each], explained=picture)
+    guesses = [bundle.classes.index(each.predicted) for each in views]
+    heated = explained(bundle, [*views.values()], guesses)
+    for each, picture in zip(views, heated, strict=True):
+        predictions[each] = replace(predictions[each], explained=picture)
     return [
         page.card(prediction) | {"name": printable(each.image)}
         for each, prediction in predictions.items()

@@ -223,7 +223,8 @@ def check_folder(folder: Path) -> None:
         read_config(folder, "give another --out")
         return
     names = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
-    if files := [name for name in names if not name.startswith(RUN_LOCK)]:
+    starting = RUN_LOCK, f".{RUN_CONFIG}."  # of another process that has just begun
+    if files := [name for name in names if not name.startswith(starting)]:
         raise ValueError(
             f"{folder} exists and is not a run, but has {files[0]}: give another --out"
         )
