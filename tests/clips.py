@@ -1,5 +1,7 @@
 """A tiny network of clips with random weights, and clips that it tells apart."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
@@ -7,15 +9,18 @@ from torch import nn
 from fullstride.data.transforms.crop import to_input
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
+from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 
 PRE = Preprocessing(resolution=32, crop=1.0, frames=8, frame_stride=2)
 DIRECTIONS = ("down", "left", "right", "up")
 
 
-def clip_bundle(pre: Preprocessing = PRE, **more) -> Bundle:
+def clip_bundle(pre: Preprocessing = PRE, stages: int | None = None, **more) -> Bundle:
+    """A bundle of `resnet3d_rs_tiny`, or of its first stages."""
     torch.manual_seed(0)
-    net = zoo.create("resnet3d_rs_tiny", classes=4)
+    spec = zoo.spec("resnet3d_rs_tiny")
+    net = Network(replace(spec, classes=4, stages=spec.stages[:stages]))
     with torch.no_grad():
         for norm in net.modules():
             if isinstance(norm, nn.BatchNorm3d):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from detections import write_rectangles
 from forks import Fork
+from networks import first_block
 
 from fullstride import cli
 from fullstride.autofit.budget import FitJob
@@ -24,6 +25,7 @@ from fullstride.data.dataset import open_data
 from fullstride.deploy.formats import open_file
 from fullstride.deploy.predict import predict
 from fullstride.examples.files import write_motion, write_scenes
+from fullstride.nets.families import SPECS
 from fullstride.study.driver import run_study
 from fullstride.study.scores import PairedScores, paired_p
 from fullstride.study.settings import StudyOptions
@@ -206,7 +208,9 @@ def test_the_data_say_what_they_are_for_and_an_unclear_case_is_one_line(examples
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_fit_of_every_task_ends_in_a_file_that_predicts(name, examples, tmp_path):
+def test_a_fit_of_every_task_ends_in_a_file_that_predicts(name, examples, tmp_path, monkeypatch):
+    if not find_task(name).has_places:  # their heads take maps of several strides
+        monkeypatch.setitem(SPECS, NETWORKS[name], first_block(NETWORKS[name]))
     data = data_of(name, examples)
     recipe = RecipeChoice(
         changes={"batch_size": 8, "epochs": 1.0, "task_options": small_head(name)}
@@ -248,6 +252,7 @@ def fit_labels(say: Callable[[str], object], examples: Path, folder: Path) -> No
         return step(*args)
 
     Trainer.step = said
+    SPECS.update({name: first_block(name) for name in ("genet_tiny", "resnet_rs_tiny")})
     settings = settings_of("multilabel", target="rtx4090", formats=("onnx",))
     settings = replace(settings, candidates=("genet_tiny", "resnet_rs_tiny"))
     recipe = RecipeChoice(changes={"epochs": 3.0, "batch_size": 8})

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from generators import drain
+from networks import first_block
 
 from fullstride.autofit import plan as fit_plan
 from fullstride.autofit.budget import FitJob
@@ -25,6 +26,7 @@ from fullstride.autofit.ship import pick
 from fullstride.data.dataset import open_data
 from fullstride.deploy.formats import open_file
 from fullstride.measure.protocols import CallTime
+from fullstride.nets.families import SPECS
 from fullstride.study.driver import run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks import find_task
@@ -160,6 +162,9 @@ def test_a_fit_by_hours_alone_plans_for_the_budgets_of_the_front(tmp_path, monke
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A fit of two budgets: all candidates are within the larger, and half within the smaller."""
+    patch = pytest.MonkeyPatch()
+    for name in SETTINGS.candidates:
+        patch.setitem(SPECS, name, first_block(name))
     data = open_data("digits")
     images = {split: getattr(data, split).subset(range(96)) for split in ("train", "val", "test")}
     data, folder = replace(data, **images), tmp_path_factory.mktemp("fit") / "mine"
@@ -170,7 +175,8 @@ def whole(tmp_path_factory):
     ms = sorted(each["ms"] for each in times)
     settings = replace(SETTINGS, budget_ms=(9, (ms[1] + ms[2]) / 2))
     *_, last = run_study(FIT, data, folder, settings, recipe, HOW)
-    return folder, settings, last.result
+    yield folder, settings, last.result
+    patch.undo()
 
 
 @pytest.mark.slow

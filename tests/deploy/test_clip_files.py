@@ -41,6 +41,10 @@ def clips():
 
 @pytest.fixture(scope="module")
 def expected(bundle, clips):
+    return by_hand(bundle, clips)
+
+
+def by_hand(bundle, clips):
     """Probabilities by the network alone, of pixels that are normalised by NumPy."""
     x = (np.stack(clips) / 255 - PRE.mean) / PRE.std
     with torch.inference_mode():
@@ -83,7 +87,6 @@ FP32 = [
     ("triton-server", "pixels"),
     ("pt2", "normalised"),
     pytest.param("pt2", "pixels", marks=pytest.mark.slow),
-    pytest.param("aoti", "pixels", marks=pytest.mark.slow),
 ]
 
 
@@ -97,6 +100,18 @@ def test_a_file_gives_the_networks_probabilities_and_says_its_frames(
     assert model.metadata.input_shape() == SHAPES[kind]
     for some in (slice(None), slice(1, 2)):
         assert probabilities(model, clips[some]) == pytest.approx(expected[some], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_package_compiled_ahead_of_time_gives_the_networks_probabilities(clips, tmp_path):
+    """Of the first stage: each kernel takes a second to compile."""
+    bundle, path = clip_bundle(stages=1), tmp_path / "net.pt2"
+    options = ExportOptions(format="aoti", input_kind="pixels")
+    export(bundle, path, ComparisonImages(clips), options)
+    model, rows = open_file(path, trust=True), by_hand(bundle, clips)
+    assert model.metadata.input_shape() == SHAPES["pixels"]
+    for some in (slice(None), slice(1, 2)):
+        assert probabilities(model, clips[some]) == pytest.approx(rows[some], abs=1e-5)
 
 
 def test_pixels_go_in_as_they_are_and_probabilities_come_out(written, clips, expected):

@@ -67,24 +67,6 @@ def test_a_compiled_training_step_recomputes_and_says_where_the_installed_torch_
     )
 
 
-@pytest.mark.slow
-def test_both_efficiencies_have_their_turn_together_and_are_in_their_rows():
-    net = Network(first_block("genet_tiny"))
-    nets: dict[str, nn.Module] = {"net": net, "compiled": net}
-    options = BenchOptions(efficiency={"compiled": "plain_compiled"}, reference="net", threads=1)
-    rows = bench(nets, TRAINING, options=options)
-    assert [(row.name, row.efficiency, row.ratio is not None) for row in rows] == [
-        ("net", "plain", True),
-        ("compiled", "plain_compiled", True),
-    ]
-    assert Measurement.from_json(rows[1].to_json()) == rows[1]
-    with pytest.raises(ValueError, match="efficiency plain and plain_compiled"):
-        compare(*rows)
-    data = json.loads(rows[1].to_json())
-    del data["efficiency"]
-    assert Measurement.from_json(data).efficiency == "plain"
-
-
 def test_an_efficiency_is_for_training():
     inference = Protocol(name="throughput", **SHORT)
     with pytest.raises(ValueError, match="a, plain_compiled: .* for training"):
@@ -184,6 +166,12 @@ def test_bench_times_both_efficiencies_of_one_network(tmp_path, monkeypatch, cap
         ("genet_tiny compiled", "plain_compiled", "training"),
     ]
     assert all(row["reference"] == "genet_tiny" and row["ratio"] for row in rows)
+    plain, compiled = (Measurement.from_json(json.dumps(row)) for row in rows)
+    assert json.loads(compiled.to_json()) == rows[1]
+    with pytest.raises(ValueError, match="efficiency plain and plain_compiled"):
+        compare(plain, compiled)
+    del rows[1]["efficiency"]
+    assert Measurement.from_json(json.dumps(rows[1])).efficiency == "plain"
 
 
 def test_the_command_predicts_more_images_for_compiled_steps(capsys):

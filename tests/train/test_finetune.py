@@ -239,8 +239,9 @@ def first_losses(name, data, classes=2):
     data, task = replace(data, classes=tuple("abcdefgh"[:classes]), channels=3), find_task()
     spec = zoo.spec(name)
     side = spec.resolution
-    if name.startswith("timm/") and zoo.create(name).refusal(64, 64) == "":
-        side = 64
+    if name.startswith("timm/"):
+        with torch.device("meta"):
+            side = side if zoo.create(name).refusal(64, 64) else 64
     recipe = replace(RECIPE, resolution=side)
     other = zoo.create(name, classes=5, in_channels=3, resolution=side)
     start = Bundle(
