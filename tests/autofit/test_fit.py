@@ -187,6 +187,7 @@ def test_an_interrupted_fit_says_that_the_same_command_goes_on(tmp_path, monkeyp
         ({"precisions": ("bf16",)}, {}, "bf16"),
         ({"budget_ms": None}, {}, "--budget-ms"),
         ({}, {"resolution": 32}, "--resolutions"),
+        ({"task": "segment", "resolutions": (50,)}, {}, "so set --resolutions, such as 64"),
     ],
 )
 def test_what_cannot_be_fitted_is_one_line(digits, tmp_path, changes, recipe, hint):

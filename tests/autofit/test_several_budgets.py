@@ -68,6 +68,12 @@ def test_the_most_promising_of_each_budget_come_in_turn():
 def test_budgets_are_sorted_and_may_be_a_number_a_list_or_a_rate():
     assert [each.ms_per_image for each in FitSettings(budget_ms=(2, 10, 5)).budgets()] == [10, 5, 2]
     assert FitSettings(budget_ms=[2, 2]).budgets() == FitSettings(budget_ms=2).budgets()
+    named = FitSettings(budget_ms=2, candidates="genet_tiny", resolutions=[32], formats="onnx")
+    assert (named.candidates, named.resolutions, named.formats) == (
+        ("genet_tiny",),
+        (32,),
+        ("onnx",),
+    )
     assert FitSettings(images_per_s=500).budgets() == FitSettings(budget_ms=2).budgets()
     assert FitSettings(hours=1).budgets() == ()
     with pytest.raises(ValueError, match="no budget"):

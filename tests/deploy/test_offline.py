@@ -439,3 +439,5 @@ def test_the_command_prints_what_is_left_of_each_class(tmp_path, capsys):
 def test_what_is_no_collection_of_pictures_is_refused_in_words(model):
     with pytest.raises(ValueError, match="pictures of the type int: use paths"):
         next(predict(model, 123))
+    with pytest.raises(ValueError, match=r"a picture of uint8 \(0, 8, 3\): use uint8"):
+        next(predict(model, np.zeros((0, 8, 3), np.uint8)))

@@ -48,6 +48,12 @@ def test_a_bundle_comes_back_from_disk_as_it_was(bundle, name, tmp_path):
         assert torch.equal(loaded.net(x), bundle.net(x))
 
 
+def test_a_network_that_was_compiled_is_saved_under_its_own_names(bundle, tmp_path):
+    compiled = torch.compile(zoo.create("tresnet_tiny", classes=3, in_channels=1).eval())
+    replace(bundle, net=compiled).save(tmp_path / "b")
+    assert Bundle.load(tmp_path / "b").net.state_dict().keys() == bundle.net.state_dict().keys()
+
+
 def test_saving_replaces_an_earlier_bundle_whole_and_leaves_nothing_else(bundle, tmp_path):
     bundle.save(tmp_path / "b")
     replace(bundle, name="newer").save(tmp_path / "b")

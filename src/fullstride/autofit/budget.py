@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fullstride.autofit.candidates import Candidate, check_source, find_specs
 from fullstride.autofit.settings import FitSettings
+from fullstride.data.transforms.crop import check_sides
 from fullstride.deploy.choose_form import Label, runnable, supported_by
 from fullstride.deploy.export import why_not_int8
 from fullstride.deploy.exported import InputKind, Precision
@@ -126,6 +127,8 @@ class FitJob(StudyJob):
         super().check()
         settings = self.settings
         _ = settings.budgets(), self.profile, settings.limit_hours
+        if find_task(settings.task or "classify").has_places:
+            check_sides(settings.resolutions, "--resolutions")
         find_specs(settings.candidates)
         check_source(settings.source_of_weights)
         if settings.is_measured:

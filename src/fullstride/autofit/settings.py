@@ -52,10 +52,11 @@ class FitSettings(TargetSettings):
     drop_duplicates: bool = False
 
     def __post_init__(self) -> None:
-        limits: Any = self.budget_ms  # in Python it may be a number, a list or None too
-        if not isinstance(limits, tuple):
-            values = limits if isinstance(limits, list) else () if limits is None else (limits,)
-            object.__setattr__(self, "budget_ms", tuple(values))
+        for name in ("budget_ms", "candidates", "resolutions", "formats", "precisions"):
+            value: Any = getattr(self, name)  # in Python it may be a single value, a list or None
+            if not isinstance(value, tuple):
+                values = value if isinstance(value, list) else () if value is None else (value,)
+                object.__setattr__(self, name, tuple(values))
         super().__post_init__()
         find_budget(next(iter(self.budget_ms), None), self.images_per_s, self.call_batch)
 

@@ -186,7 +186,7 @@ class DataSet:
 
 
 def open_data(
-    where: str, rule: SplitRule = DEFAULT_RULE, *, unseen_classes: bool = False
+    where: str | Path, rule: SplitRule = DEFAULT_RULE, *, unseen_classes: bool = False
 ) -> DataSet:
     """The data set at `where`: "digits", a folder, a table or tar shards. "./digits" is a folder.
 
@@ -219,7 +219,7 @@ def open_data(
     if where == DIGITS:
         data = digits(rule)
     else:
-        data = from_source(open_source(where, rule.group, unseen_classes), rule)
+        data = from_source(open_source(str(where), rule.group, unseen_classes), rule)
     data.check_one_class()
     return data.without(rule.left_out)
 

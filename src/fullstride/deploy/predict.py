@@ -272,6 +272,7 @@ def _plain(picture: Picture, pre: Preprocessing) -> Image.Image:
         picture.dtype != np.uint8
         or picture.ndim not in (2, 3)
         or depth not in ((), (1,), (3,), (4,))
+        or not picture.size
     ):
         raise ValueError(
             f"a picture of {picture.dtype} {picture.shape}: use uint8 (H, W) or (H, W, C) with 1, "

@@ -24,7 +24,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
 from fullstride.nets.weights.convert import fit, inflated
 from fullstride.nets.weights.key_maps import no_init
-from fullstride.nets.weights.reader import UNPACKED_LIMIT, read_flat
+from fullstride.nets.weights.reader import COMPILED, UNPACKED_LIMIT, read_flat
 
 FORMAT = 1
 HINT = "give the folder of a bundle or of a run"
@@ -161,7 +161,7 @@ class Bundle(About):
         with atomic_write(Path(folder), OUTPUT) as temporary:
             temporary.mkdir()
             state = {
-                name: value.detach().cpu().contiguous()
+                name.replace(COMPILED, ""): value.detach().cpu().contiguous()
                 for name, value in self.net.state_dict().items()
             }
             save_file(state, temporary / WEIGHTS)

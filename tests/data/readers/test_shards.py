@@ -259,6 +259,10 @@ def test_packing_that_is_stopped_leaves_nothing(tmp_path, photos):
 # ---- reading
 
 
+def test_a_path_is_opened_as_its_name_is(packed):
+    assert open_data(packed).train.names == open_data(str(packed)).train.names
+
+
 def test_workers_change_no_pixel_of_packed_images(packed):
     images = open_data(str(packed)).train
     view = TrainView(Preprocessing(resolution=16), Augmentation(scale=(0.5, 1.0)))

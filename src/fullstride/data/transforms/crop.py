@@ -67,13 +67,13 @@ def view_offset(resized: tuple[int, int], pre: Preprocessing) -> tuple[int, int]
     return left, top
 
 
-def check_sides(sides: Iterable[int]) -> None:
-    """Raise ValueError for a side of a view that is not a multiple of `STRIDE`."""
+def check_sides(sides: Iterable[int], flag: str = "--resolution") -> None:
+    """Raise ValueError for a side of a view, set by `flag`, that is not a multiple of `STRIDE`."""
     for side in sides:
         if side % STRIDE:
             raise ValueError(
                 f"{side} pixels a side: a network for boxes or pixels takes multiples of {STRIDE}, "
-                f"so set --resolution, such as {max(STRIDE, STRIDE * round(side / STRIDE))}"
+                f"so set {flag}, such as {max(STRIDE, STRIDE * round(side / STRIDE))}"
             )
 
 
