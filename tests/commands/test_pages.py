@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from local_hub import LocalHub
+from networks import first_block
 from pages import PAGES, ROOT, blocks
 from PIL import Image
 
@@ -19,6 +20,7 @@ from fullstride import cli, train_network
 from fullstride.commands import COMMANDS
 from fullstride.examples import write_scenes
 from fullstride.measure.environment import cpu_name
+from fullstride.nets.families import SPECS
 
 OWN_TESTS = {
     "docs/guides/your_data.md": "tests/data/test_your_data.py",
@@ -178,7 +180,10 @@ def run(words: list[str], page: str, patch: pytest.MonkeyPatch) -> None:
     if words[0] == "fullstride":
         line = f"{page}: {' '.join(words[1:])}"
         more = next((flags for part, flags in SHORTER.items() if re.search(part, line)), "")
-        assert cli.run([*words[1:], *more.split()]) == 0, words
+        with patch.context() as small:
+            if ONE in more:
+                small.setitem(SPECS, "genet_tiny", first_block("genet_tiny"))
+            assert cli.run([*words[1:], *more.split()]) == 0, words
     else:
         assert words[0] == "python", words
         patch.setattr(sys, "argv", words[1:] if words[1] != "-m" else words[2:])

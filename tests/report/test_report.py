@@ -1,3 +1,4 @@
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -288,7 +289,10 @@ def test_names_in_the_plot_cover_no_interval_and_are_nearest_to_their_own_mark()
         for point in near:
             ends = [(end, point.score) for end in point.span or ()]
             assert not box.overlaps(Bbox(axes.transData.transform(ends)))
-        gaps = [plots.distance(box, corner) for corner in corners]
+        gaps = [
+            math.hypot(max(box.x0 - x, 0, x - box.x1), max(box.y0 - y, 0, y - box.y1))
+            for x, y in corners
+        ]
         assert gaps.index(min(gaps)) == near.index(own)
 
 

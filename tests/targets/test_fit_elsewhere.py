@@ -6,18 +6,21 @@ import sys
 from dataclasses import replace
 
 import pytest
+from networks import first_block
 
 from fullstride import cli
 from fullstride.deploy import choose_form, elsewhere
 from fullstride.deploy.formats import FORMATS, litert
 from fullstride.measure.protocols import ONLINE
+from fullstride.nets.families import SPECS
 from fullstride.targets.target import MACHINE_FILE, Target, connect
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def command(tmp_path):
+def command(tmp_path, monkeypatch):
+    monkeypatch.setitem(SPECS, "genet_tiny", first_block("genet_tiny"))
     target = f"taskset -c {max(os.sched_getaffinity(0))} {sys.executable}"
     words = ["fit", "digits", "--budget-ms", "5", "--epochs", "1", "--weights", "none"]
     words += ["--candidates", "genet_tiny", "--resolutions", "16", "--formats", "onnx"]

@@ -22,9 +22,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from forks import Fork
+from networks import first_block
 from test_target import file  # noqa: F401  a fixture
 
 from fullstride import cli
+from fullstride.nets.families import SPECS
 from fullstride.targets import target as target_module
 from fullstride.targets.target import Target
 
@@ -166,6 +168,7 @@ def run_command(say: Callable[[str], object], options: tuple[str, ...], words: l
         say(CONNECTED)
 
     Target._connect = said
+    SPECS["genet_tiny"] = first_block("genet_tiny")
     with redirect_stdout(Lines(say)), redirect_stderr(Lines(say)):
         code = cli.run(words)
     sys.exit(code)

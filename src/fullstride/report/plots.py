@@ -5,7 +5,6 @@ dark page.
 """
 
 import io
-import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -237,36 +236,32 @@ def label(
             across = [(end, score) for end in point.span or ()]
             bars += [Bbox(axes.transData.transform(ends)) for ends in (up, across) if ends]
 
-        def cost(
-            text: Annotation, own: np.ndarray, offset: tuple[float, float]
-        ) -> tuple[bool, int, int]:
+        centres = np.array(list(markers.values()))
+
+        def cost(text: Annotation, own: int, offset: tuple[float, float]) -> tuple[bool, int, int]:
             move(text, offset)
             box = text.get_window_extent(renderer)
             is_outside = box.x0 < frame.x0 or box.x1 > frame.x1
             is_outside |= box.y0 < frame.y0 or box.y1 > frame.y1
-            gaps = [distance(box, each) for each in markers.values()]
-            nearer = sum(gap < distance(box, own) for gap in gaps)
+            gaps = np.hypot(*(centres - np.clip(centres, box.min, box.max)).T)
+            nearer = int((gaps < gaps[own]).sum())
             return (
                 is_outside,
                 sum(map(box.overlaps, occupied)),
                 sum(map(box.overlaps, bars)) + nearer,
             )
 
+        numbers = {point: number for number, point in enumerate(markers)}
         for point in sorted(points, key=lambda point: -point.ms_per_image):
             if point.name:
                 text = annotation(axes, point, colours.get(point, INK))
-                move(text, min(LABEL_OFFSETS, key=partial(cost, text, markers[point])))
+                move(text, min(LABEL_OFFSETS, key=partial(cost, text, numbers[point])))
                 occupied.append(text.get_window_extent(renderer))
 
 
 def grid(axes: Axes, point: Point) -> Transform:
     """The transform of the coordinates of a marker, see `place`."""
     return axes.get_xaxis_transform() if point.score is None else axes.transData
-
-
-def distance(box: Bbox, at: np.ndarray) -> float:
-    """From the nearest point of `box`."""
-    return math.dist(at, np.clip(at, box.min, box.max))
 
 
 def annotation(axes: Axes, point: Point, colour: str) -> Annotation:
