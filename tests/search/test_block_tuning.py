@@ -1,15 +1,15 @@
 """Tuning changes what is new and nothing else, goes on after a stop, and sees no test image."""
 
 import json
+import os
 import pickle
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from forks import Fork
 
 from fullstride.deploy.predict import predict
 from fullstride.nets import zoo
@@ -172,24 +172,18 @@ def test_a_stopped_trial_goes_on_to_the_same_bits(master, few_digits, tmp_path, 
     assert trial.result.stat().st_mtime_ns == stamp
 
 
-KILLED = """
-import os, pickle, signal, sys
-from fullstride.search.block_tuning import TUNING
-from fullstride.study.trials import LocalExecutor, run_trials
-from fullstride.train import run_folder
+def tune_and_kill(_, trial, saves: int) -> None:
+    """The process ends itself after so many checkpoints."""
+    save, left = run_folder.save_checkpoint, [saves]
 
-save, left = run_folder.save_checkpoint, [int(sys.argv[2])]
+    def save_and_kill(folder, state):
+        save(folder, state)
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def save_and_kill(folder, state):
-    save(folder, state)
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-run_folder.save_checkpoint = save_and_kill
-trial = pickle.load(open(sys.argv[1], "rb"))
-list(run_trials(TUNING, [trial], LocalExecutor(("cpu",))))
-"""
+    run_folder.save_checkpoint = save_and_kill
+    list(run_trials(TUNING, [trial], LocalExecutor(("cpu",))))
 
 
 @pytest.mark.slow
@@ -198,10 +192,8 @@ def test_a_killed_trial_goes_on_to_the_same_bits(method, master, few_digits, tmp
     how = dict(master=master, spec=DEEPER, data=few_digits, recipe=QUICK, checkpoint_every_steps=2)
     whole = finished(TUNING, training_trial(tmp_path / "whole", BlockTuning(method=method, **how)))
     trial = training_trial(tmp_path / "killed", BlockTuning(method=method, **how))
-    (tmp_path / "trial").write_bytes(pickle.dumps(trial))
-    for saves in ("1", "2"):
-        command = [sys.executable, "-c", KILLED, str(tmp_path / "trial"), saves]
-        assert subprocess.run(command).returncode == -signal.SIGKILL
+    for saves in (1, 2):
+        assert Fork(tune_and_kill, trial, saves).end() == -signal.SIGKILL
         assert (tmp_path / "killed" / RUN / "checkpoint.pt").exists()
     result = finished(TUNING, trial)
     assert replace(result, seconds=0.0) == replace(whole, seconds=0.0)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from forks import Fork
 from PIL import Image
 
 from fullstride import cli
@@ -269,6 +270,10 @@ def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_weights_at_another_wo
     assert equal_weights(tmp_path / "stopped", tmp_path / "whole")
 
 
+def command(_, words: list[str]) -> None:
+    cli.run(words)
+
+
 @pytest.mark.slow
 def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
     words = ["train", "digits", "--model", "genet_tiny", "--checkpoint-every-steps", "3"]
@@ -276,12 +281,11 @@ def test_a_killed_process_goes_on_to_the_same_weights(tmp_path):
     words += ["--recipe.dropout", "0.2", "--out"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert cli.run([*words, str(whole)]) == 0
-    process = subprocess.Popen([sys.executable, "-m", "fullstride", *words, str(killed)])
+    fork = Fork(command, [*words, str(killed)])
     deadline = time.monotonic() + 60
     while not (killed / run_folder.CHECKPOINT).exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.kill()
-    process.wait()
+    fork.kill()
     assert not (killed / run_folder.BUNDLE).exists()
     assert cli.run([*words, str(killed)]) == 0
     assert equal_weights(killed, whole)
@@ -458,7 +462,6 @@ def test_half_precision_learns_as_float32_does(precision, digits):
     assert losses[precision] != losses["fp32"]
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_compiled_network_has_the_losses_of_the_plain_one_with_the_same_masks(digits):
     stages = (Stage(block=Basic, depth=2, width=8, stride=2),)
