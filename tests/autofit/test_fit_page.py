@@ -1,6 +1,7 @@
 """The page of a fit shows its numbers by the names of what they are, whatever is missing."""
 
 import json
+import pickle
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -33,6 +34,7 @@ from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.report import plots
 from fullstride.report.page import worst_classes
 from fullstride.tasks.task import Calibration, ConfusionMatrix
 
@@ -179,6 +181,28 @@ def folder(tmp_path_factory) -> Path:
     bundle = Bundle(net.eval(), name="large", classes=DATA.classes, preprocessing=pre)
     bundle.save(folder / RESULTS.shipment.bundle)
     return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _equal_figures_are_drawn_once():
+    """Most pages have the same curves and matrix, and drawing is most of the time of a page."""
+    drawn: dict[tuple[str, bytes], str] = {}
+
+    def once(name: str):
+        draw = getattr(plots, name)
+
+        def figure(*shown) -> str:
+            key = name, pickle.dumps(shown)
+            if key not in drawn:
+                drawn[key] = draw(*shown)
+            return drawn[key]
+
+        return figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("heat_map", "learning_curves", "reliability"):
+            patch.setattr(plots, name, once(name))
+        yield
 
 
 def headings(html: str) -> list[str]:

@@ -37,9 +37,14 @@ def test_a_command_parses_calls_and_prints_in_few_lines(name):
     assert function.body[-1].end_lineno - first.lineno + 1 <= MOST_LINES
 
 
-def help_of(capsys, *words):
-    assert cli.run([*words, "--help"]) == 0
-    return capsys.readouterr().out
+PAGES: dict[tuple[str, ...], str] = {}  # of help, each of which takes a quarter of a second
+
+
+def help_of(capsys, *words, flag="--help"):
+    if (*words, flag) not in PAGES:
+        assert cli.run([*words, flag]) == 0
+        PAGES[*words, flag] = capsys.readouterr().out
+    return PAGES[*words, flag]
 
 
 def choice_of(*words):
@@ -55,11 +60,13 @@ def shown_by_help(*words):
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_a_switch_before_the_data_does_not_hide_which_data_they_are(switch):
+    """The forms of a flag and the two commands alternate: each pair is there for some switch."""
     dashed = switch.replace("_", "-")
-    for flag in (f"--recipe.{switch}", f"--recipe.{dashed}", f"--recipe.no-{dashed}"):
-        for words in (["train", flag, "digits"], ["data", "bench", "digits", flag]):
-            assert shown_by_help(*words) == RECIPES["digits"]
-            assert choice_of(*words) == RecipeChoice("", {switch: "no-" not in flag})
+    flags = (f"--recipe.{switch}", f"--recipe.{dashed}", f"--recipe.no-{dashed}")
+    for number, flag in enumerate(flags, SWITCHES.index(switch)):
+        words = ["data", "bench", "digits", flag] if number % 2 else ["train", flag, "digits"]
+        assert shown_by_help(*words) == RECIPES["digits"]
+        assert choice_of(*words) == RecipeChoice("", {switch: "no-" not in flag})
 
 
 def test_frozen_layers_are_words_after_their_flag():
@@ -100,10 +107,7 @@ def flags_in(page):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_has_the_usual_flags_and_says_how_many_more_the_whole_help_has(name, capsys):
-    pages = []
-    for flag in ("--help", "--help-all"):
-        assert cli.run([*name.split(), flag]) == 0
-        pages.append(capsys.readouterr().out)
+    pages = [help_of(capsys, *name.split(), flag=flag) for flag in ("--help", "--help-all")]
     short, whole = map(flags_in, pages)
     assert len(short) <= MOST_USUAL
     assert set(short) <= set(whole)
@@ -216,8 +220,7 @@ def test_a_group_lists_its_commands_and_a_word_of_another_place_is_told_where_it
 
 @pytest.mark.parametrize("command", ["train", "data bench"])
 def test_the_short_flags_of_a_recipe_set_its_fields_and_are_in_the_help(command, capsys):
-    assert cli.run([*command.split(), "--help-all"]) == 0
-    page = capsys.readouterr().out
+    page = help_of(capsys, *command.split(), flag="--help-all")
     required = ["photos", "--model", "m", *(["--out", "o"] if command == "train" else [])]
     short = ["--epochs", "7", "--batch-size=24", "--lr", "0.3", "--resolution", "64"]
     recipe = cli.parse([*command.split(), *required, *short]).keywords["recipe"]

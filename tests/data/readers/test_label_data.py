@@ -329,7 +329,7 @@ def test_lists_are_read_in_pieces_of_any_size(tmp_path, monkeypatch):
 
 
 def test_reading_a_large_file_takes_the_memory_of_a_piece(tmp_path):
-    entry = json.dumps({"id": 1, "segmentation": [[0.5] * 100] * 20})
+    entry = json.dumps({"id": 1, "segmentation": "0.5, " * 2000})
     path = tmp_path / "large.json"
     path.write_text('{"annotations": [' + ",".join([entry] * 1300) + "]}")
     tracemalloc.start()

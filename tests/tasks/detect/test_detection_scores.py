@@ -97,7 +97,7 @@ def test_the_chosen_score_has_the_best_f1_of_a_slow_obvious_loop(seed: int) -> N
         hits = sum((row.recall or 0) * row.images for row in rows)
         return 2 * hits / sum(row.images + row.predicted for row in rows)
 
-    scores = [row[4] for each in scenes for row in each.detections]
+    scores = {row[4] for each in scenes for row in each.detections}
     assert f1(chosen) == pytest.approx(max(map(f1, scores)))
     assert f1(chosen) > max(f1(min(scores)), f1(average_precision.DEFAULT_SCORE))
     few = [scene([[0, 0, 9, 9, 0.9, 0]], [[0, 0, 9, 9]])] * 9
