@@ -116,11 +116,18 @@ HEAVY = {  # packages that take from a tenth of a second to seconds of CPU time 
 
 def imported(words: list[str], modules: set[str]) -> list[str]:
     """Which of `modules` a new process imports for the command `words`; of none for the parser."""
-    code = (
-        f"import sys; from fullstride import cli; assert not ({words} and cli.run({words}));"
-        "print(*sys.modules, file=sys.stderr)"
+    return imported_by([words] if words else [], modules)
+
+
+def imported_by(commands: list[list[str]], modules: set[str], code: int = 0) -> list[str]:
+    """Which of `modules` a new process imports for `commands`, which all end with `code`."""
+    script = (
+        f"import sys; from fullstride import cli; codes = [cli.run(each) for each in {commands}];"
+        "print(*sys.modules, file=sys.stderr);"
+        f"sys.exit(codes != [{code}] * {len(commands)})"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    run = [sys.executable, "-c", script]
+    done = subprocess.run(run, check=True, capture_output=True, text=True)
     return sorted(modules & set(done.stderr.splitlines()[-1].split()))
 
 
@@ -140,79 +147,78 @@ def test_a_value_that_is_refused_is_shown_with_those_that_are_taken(words, messa
     assert message in refused(capsys, *words, "--out", "x")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["train", "digits", "--task", "detct"], "no task named 'detct': choose from classify"),
-        (["train", "digits", "--task", "detct", "--task.jitter", "1"], "no task named 'detct'"),
-        (["fit", "digits", "--budget-ms", "3", "--formats", "onx"], "no format named 'onx'"),
-    ],
-)
-def test_a_wrong_name_of_a_task_or_format_is_refused_without_pytorch(words, message, capsys):
-    words += ["--out", "x", *(["--model", "genet_tiny"] if words[0] == "train" else [])]
-    assert message in refused(capsys, *words)
-    code = (
-        f"import sys; from fullstride import cli; assert cli.run({words}) == 2; print(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "fullstride.cli" in done.stdout.split()
-    assert not {"torch", "numpy", "PIL"} & {*done.stdout.split()}
+WRONG_NAMES = [
+    (["train", "digits", "--task", "detct"], "no task named 'detct': choose from classify"),
+    (["train", "digits", "--task", "detct", "--task.jitter", "1"], "no task named 'detct'"),
+    (["fit", "digits", "--budget-ms", "3", "--formats", "onx"], "no format named 'onx'"),
+]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ["fit", "pest", "--budget-ms", "3", "--out", "x"],
-            "no folder 'pest': did you mean 'pets'?",
-        ),
-        (
-            ["fit", "pest", "--task", "detect", "--out", "x"],
-            "no folder or file 'pest': did you mean",
-        ),
-        (["fit", "pest", "--task", "depth", "--out", "x"], "'pest' is no folder: give one with"),
-        (["train", "a.csv", "--model", "genet_tiny", "--out", "x"], "no table 'a.csv': check the"),
-        (["train", "no/{0..3}.tar", "--model", "genet_tiny", "--out", "x"], "no folder 'no'"),
-        (["study", "search", "pest?label=kind", "--out", "x"], "no folder 'pest': did you mean"),
-        (["study", "scale", "pest", "--models", "genet_tiny", "--out", "x"], "no folder 'pest'"),
-        (["data", "pack", "pest", "x"], "no folder 'pest'"),
-        (["data", "bench", "pest", "--model", "genet_tiny"], "no folder 'pest'"),
-        (["validate", "pets", "--data", "pest"], "no folder 'pest'"),
-        (["export", "pets", "--out", "x", "--data", "pest"], "no folder 'pest'"),
-        (["validate", "runs/mien"], "no such file or folder: runs/mien"),
-        (["predict", "mine.onnx", "pets"], "no such file or folder: mine.onnx"),
-        (["predict", "pets", "a.jpg", "b.jpg"], "no such file or folder: a.jpg"),
-        (["bench", "runs/mien"], "no such file or folder: runs/mien"),
-    ],
-)
-def test_a_path_that_does_not_exist_is_refused_without_pytorch(words, message, tmp_path, capsys):
+def with_needed(words: list[str]) -> list[str]:
+    return [*words, "--out", "x", *(["--model", "genet_tiny"] if words[0] == "train" else [])]
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG_NAMES)
+def test_a_wrong_name_of_a_task_or_format_is_refused(words, message, capsys):
+    assert message in refused(capsys, *with_needed(words))
+
+
+def test_wrong_names_are_refused_without_pytorch():
+    commands = [with_needed(words) for words, _ in WRONG_NAMES]
+    assert imported_by(commands, {"fullstride.cli", "torch", "numpy", "PIL"}, 2) == [
+        "fullstride.cli"
+    ]
+
+
+MISSING_PATHS = [
+    (
+        ["fit", "pest", "--budget-ms", "3", "--out", "x"],
+        "no folder 'pest': did you mean 'pets'?",
+    ),
+    (
+        ["fit", "pest", "--task", "detect", "--out", "x"],
+        "no folder or file 'pest': did you mean",
+    ),
+    (["fit", "pest", "--task", "depth", "--out", "x"], "'pest' is no folder: give one with"),
+    (["train", "a.csv", "--model", "genet_tiny", "--out", "x"], "no table 'a.csv': check the"),
+    (["train", "no/{0..3}.tar", "--model", "genet_tiny", "--out", "x"], "no folder 'no'"),
+    (["study", "search", "pest?label=kind", "--out", "x"], "no folder 'pest': did you mean"),
+    (["study", "scale", "pest", "--models", "genet_tiny", "--out", "x"], "no folder 'pest'"),
+    (["data", "pack", "pest", "x"], "no folder 'pest'"),
+    (["data", "bench", "pest", "--model", "genet_tiny"], "no folder 'pest'"),
+    (["validate", "pets", "--data", "pest"], "no folder 'pest'"),
+    (["export", "pets", "--out", "x", "--data", "pest"], "no folder 'pest'"),
+    (["validate", "runs/mien"], "no such file or folder: runs/mien"),
+    (["predict", "mine.onnx", "pets"], "no such file or folder: mine.onnx"),
+    (["predict", "pets", "a.jpg", "b.jpg"], "no such file or folder: a.jpg"),
+    (["bench", "runs/mien"], "no such file or folder: runs/mien"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISSING_PATHS)
+def test_a_path_that_does_not_exist_is_refused(words, message, tmp_path, capsys):
     (tmp_path / "pets" / "cat").mkdir(parents=True)
     with chdir(tmp_path):
         assert message in refused(capsys, *words)
-        code = (
-            f"import sys; from fullstride import cli; assert cli.run({words}) == 2;"
-            "print(*sys.modules)"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True
-        )
-    assert not {"torch", "torchvision", "timm"} & {*done.stdout.split()}
+
+
+def test_paths_that_do_not_exist_are_refused_without_pytorch(tmp_path):
+    (tmp_path / "pets" / "cat").mkdir(parents=True)
+    with chdir(tmp_path):
+        commands = [words for words, _ in MISSING_PATHS]
+        assert not imported_by(commands, {"torch", "torchvision", "timm"}, 2)
 
 
 def test_the_zoo_is_listed_without_pytorch():
     assert not imported(["zoo"], HEAVY | {"torch", "numpy", "PIL"})
 
 
-@pytest.mark.parametrize(
-    "words", [["predict", "bundle", "picture.png"], ["validate", "bundle", "--data", "digits"]]
-)
-def test_a_network_is_run_without_importing_a_compiler_or_another_runtime(
-    words, tmp_path, monkeypatch
-):
+def test_a_network_is_run_without_importing_a_compiler_or_another_runtime(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_bundle("genet_tiny", GRAY).save(tmp_path / "bundle")
     Image.new("L", (40, 40), 100).save(tmp_path / "picture.png")
-    assert not imported([*words, "--device", "cpu"], HEAVY)
+    commands = [["predict", "bundle", "picture.png"], ["validate", "bundle", "--data", "digits"]]
+    assert not imported_by([[*words, "--device", "cpu"] for words in commands], HEAVY)
 
 
 @pytest.mark.slow
