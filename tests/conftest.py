@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 from absent_packages import skip_if_absent, watch_imports
-from prepared_graphs import once_for_equal_graphs
+from predicted_bytes import once_for_equal_networks
+from prepared_graphs import once_for_equal_graphs, once_for_equal_operators
 from short_times import shorten
 
 from fullstride.data.dataset import DataSet, open_data
+from fullstride.measure import max_batch
 
 FILES = itertools.count(1)  # of tests, that have ended
 # Calls that run much Python for seconds.
@@ -58,6 +60,8 @@ def _one_thread() -> None:
 def _measurements_are_short() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
+        count = once_for_equal_networks(max_batch.activation_bytes)
+        patch.setattr(max_batch, "activation_bytes", count)
         yield
 
 
@@ -88,6 +92,7 @@ def _memory_is_given_back() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _operators_of_onnx_are_parsed_once() -> Iterator[None]:
     """PyTorch parses the sources of 500 of them in each export, half of its time."""
+    from torch._export import utils
     from torch.onnx._internal.exporter import _core
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -96,6 +101,8 @@ def _operators_of_onnx_are_parsed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", parsed)
         patch.setattr(_core, name, once_for_equal_graphs(getattr(_core, name)))
+        listed = once_for_equal_operators(utils._materialize_cpp_cia_ops)
+        patch.setattr(utils, "_materialize_cpp_cia_ops", listed)
         yield
 
 
