@@ -48,7 +48,7 @@ SMALL = f"{ONNX} --budget-ms 500"  # which a busy machine keeps too
 PLACES = f"{ONNX.replace('32 ', '64 ')} --budget-ms 2000 --epochs 1 --task.head-width 32"
 SHORTER = {
     "start/index.md: fit .*--dry-run": SMALL,
-    "study search digits .*--dry-run": "--measured 6",
+    "study search digits .*--dry-run": "--measured 6 --count 20000",
     "--dry-run": "",
     "(README|start/index).md: fit": f"{SMALL} --epochs 1".replace("onnx", "openvino"),
     "docs/index.md: fit": f"{SMALL} --epochs 1",
@@ -66,7 +66,7 @@ SHORTER = {
     ": train IMAGENET": "--model genet_tiny --epochs 1 --resolution 32 --batch-size 8",
     ": train digits": "--epochs 2",
     ": data bench ": "--resolution 32 --workers 1",
-    ": study search": "--master genet_tiny --target v100-fp16 --dry-run",
+    ": study search": "--master genet_tiny --target v100-fp16 --count 20000 --dry-run",
     "--models genet_light --regimes": "--models genet_tiny --regimes 1 --widths 0.5 1 2 --depths 1 "
     "--resolutions 32 --seeds 1 --band 0",
     ": study scale": "--dry-run",
