@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fullstride import cli
+from fullstride import cli, tasks
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
@@ -158,12 +158,18 @@ def test_the_command_says_that_fresh_weights_tell_of_chance_alone_and_draws(tmp_
     assert "48 x 16 x 3 x 3" in capsys.readouterr().out
 
 
-def test_the_command_reads_a_bundle_and_writes_json(tmp_path, capsys):
-    net = zoo.create("genet_tiny")
+@pytest.mark.parametrize("task", ["classify", "segment"])
+def test_the_command_reads_a_bundle_and_writes_json(tmp_path, capsys, task):
+    net = tasks.find_network("genet_tiny", task, 10).build()
     classes = tuple(map(str, range(10)))
     about = Preprocessing(resolution=32, mean=(0.0,) * 3, std=(1.0,) * 3)
     Bundle(
-        net=net, name="mine", classes=classes, preprocessing=about, source="trained on leaves"
+        net=net,
+        name="mine",
+        classes=classes,
+        preprocessing=about,
+        source="trained on leaves",
+        task=task,
     ).save(tmp_path / "b")
     assert cli.run(["study", "rank", str(tmp_path / "b"), "--json", "--threshold", "0.3"]) == 0
     told = json.loads(capsys.readouterr().out)

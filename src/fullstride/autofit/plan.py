@@ -234,10 +234,10 @@ def make_plan(
     then fewer candidates, and again fewer epochs for the last candidate: down to a tenth, or to one
     after a linear probe, which is a network already. The most promising candidates stay: by
     published top-1, else the slowest within the budget, with two families if possible. Where none
-    has time for a third of its epochs, the last candidate is the one that trains the longest, and
-    after linear probes the most promising one. The fastest candidates, with and without initial
-    weights, are measured first: if there is no time for either of them alone, nothing else is
-    measured.
+    has time for a third of its epochs, the last candidate is whichever trains the longest, and
+    after linear probes the most promising candidate. The fastest candidates, with and without
+    initial weights, are measured first: if there is no time for either of them alone, nothing else
+    is measured.
 
     Measurements are stored in the folder of the fit, and not made again. Yields lines for people.
     Raises ValueError, in one line, if nothing can train, or if the time is too short for even one

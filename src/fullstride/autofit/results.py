@@ -410,8 +410,8 @@ def learning_curves(folder: Path, results: FitResults) -> dict[str, Sequence[plo
 def mistakes(folder: Path, data: DataSet, results: FitResults) -> list[dict[str, Any]]:
     """The most confident wrong predictions with their pictures, if these can be read.
 
-    Beside each picture is a saliency map of the class, by the network before its export. Of a clip
-    a frame is shown alone.
+    Beside each picture is a saliency map of the class, by the network before its export. A clip is
+    shown by one frame, without such a map.
     """
     shipment = results.shipment
     images = data.test if shipment.test_split else data.val

@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor, nn
 
+from fullstride import tasks
 from fullstride.measure.activation_bytes import stages
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
@@ -92,7 +93,7 @@ def find_network(name: str, *, pretrained: bool = False) -> tuple[nn.Module, str
     A name has random weights, or with `pretrained` the released weights.
     """
     if pretrained or zoo.names_weights(name):
-        bundle = zoo.load(name)
+        bundle = tasks.load(name)
         return bundle.net, bundle.source or name
     return zoo.create(name), "fresh, so that ranks are by chance"
 
