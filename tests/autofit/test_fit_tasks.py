@@ -20,6 +20,7 @@ from fullstride.autofit.budget import FitJob
 from fullstride.autofit.candidates import Pictures, list_candidates
 from fullstride.autofit.fit import FIT, fit
 from fullstride.autofit.halving import RungScore, rank
+from fullstride.autofit.plan import TrainingTime
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
 from fullstride.deploy.formats import open_file
@@ -91,8 +92,17 @@ def test_every_task_of_the_package_is_fitted_here():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_plan_for_a_device_that_is_not_here_counts_the_head_of_the_task(name, examples, tmp_path):
-    """Of a classifier of the same network at the same side, the head takes more time."""
+def test_a_plan_for_a_device_that_is_not_here_counts_the_head_of_the_task(
+    name, examples, tmp_path, monkeypatch
+):
+    """Of a classifier of the same network at the same side, the head takes more time.
+
+    Training is timed for boxes and clips alone: slow tests fit every task as a whole.
+    """
+    if name not in ("detect", "video"):
+        time = TrainingTime(candidate="", epochs=1, steps=3, step_s=0.1)
+        name_of = "fullstride.autofit.plan.measure_training"
+        monkeypatch.setattr(name_of, lambda job, each: replace(time, candidate=each.name))
     settings = settings_of(name, target="rtx4090")
     recipe = RecipeChoice(changes={"epochs": 1.0})
     events = [*run_study(FIT, data_of(name, examples), tmp_path, settings, recipe, DRY)]
