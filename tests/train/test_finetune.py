@@ -62,6 +62,11 @@ def test_few_images_or_steps_stay_near_the_probe(images, epochs):
         assert recipe.epochs == pytest.approx(epochs, abs=0.1)
 
 
+def test_training_that_starts_from_a_probe_is_shorter():
+    assert finetune(250).epochs == 33
+    assert finetune(250, probe=False).epochs == 82
+
+
 def test_the_batch_grows_with_the_views_and_not_with_the_images_alone():
     batches = [
         [finetune(10**power, epochs).batch_size for power in range(2, 7)] for epochs in (1, 20)
