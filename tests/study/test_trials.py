@@ -9,7 +9,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-import forks
 import pytest
 from generators import drain
 
@@ -122,9 +121,7 @@ def test_a_file_of_somebody_else_is_not_replaced(tmp_path):
 
 
 @pytest.mark.slow
-def test_each_device_runs_one_trial_at_a_time_in_a_process_of_its_own(tmp_path, monkeypatch):
-    """A process begins as a fork, as imports take seconds."""
-    monkeypatch.setattr("multiprocessing.get_context", lambda method: forks.CONTEXT)
+def test_each_device_runs_one_trial_at_a_time_in_a_process_of_its_own(tmp_path):
     trials = trials_in(tmp_path, "", "value", "killed once", "always killed", "")
     devices = ("cpu", "cpu:0")
     lines, results = drain(run_on(trials, devices))
