@@ -29,7 +29,8 @@ def test_with_more_images_the_batch_and_the_steps_grow_and_the_epochs_fall(by_im
     last = {finetune: 256, scratch: 128}[by_images]
     assert [by_images(images).batch_size for images in (60, 60_000)] == [16, last]
     for images, recipe in zip(COUNTS, recipes, strict=True):
-        assert steps(recipe, images) >= (MIN_STEPS if by_images is scratch else 250)
+        least = MIN_STEPS if by_images is scratch else 120 if images >= 60 else 60
+        assert steps(recipe, images) >= least
         assert images < 4 or images // recipe.batch_size >= 2  # no step takes all images
     tens = [by_images(10**power).epochs for power in range(2, 8)]
     assert tens == sorted(tens, reverse=True)
