@@ -46,6 +46,7 @@ from fullstride.autofit.plan import (
     TrialCost,
     make_plan,
     measure_training,
+    plan_lines,
     plan_of,
     plan_within,
     stored_time,
@@ -271,6 +272,10 @@ def test_where_none_has_time_for_a_third_of_its_epochs_the_one_that_trains_longe
     assert chosen(7) == "narrow-32", "a third too, and more promising than the narrowest"
     assert chosen(3) == "narrowest-32", "wide would have 3 epochs"
     assert chosen(4, Means(can_probe=True)) == "wide-32", "the probe is a network already"
+
+
+def test_a_plan_of_one_candidate_speaks_of_no_halving():
+    assert next(plan_lines(plan_of([cost("one")], 25))) == "plan     1 trained for 25 epochs"
 
 
 # ---- training

@@ -534,7 +534,8 @@ def plan_lines(plan: FitPlan) -> Iterator[str]:
     count = len(plan.candidates)
     if len(plan.rungs) == 1:
         why = "halving saves nothing with so few" if count <= FEW else "an epoch is the least"
-        yield f"plan     {count} trained for {count_of(plan.epochs, 'epoch')} each: {why}"
+        note = f" each: {why}" if count > 1 else ""
+        yield f"plan     {count} trained for {count_of(plan.epochs, 'epoch')}{note}"
     for rung in plan.rungs if len(plan.rungs) > 1 else ():
         finalists = "finalist" if rung.candidates == 1 else "finalists"
         go_on = f"{rung.keep} {verb_of(rung.keep, 'go')} on"
