@@ -279,8 +279,12 @@ def devices(results: dict[str, Result]) -> str:
                 lines.append(f"{again} (do not compare CPU-seconds)")
             if result["peers_device"] != result["device"]:
                 lines.append(f"Peers on {result['peers_device']}")
+            if "peers_epochs" in result:
+                counts = f"{result['peers_epochs']:g} epochs, the default {result['epochs']:g}"
+                lines.append(f"LP-FT, measured before the default was shortened, has {counts}")
+            name = key.removesuffix(" default")
             for line in lines:
-                cells.setdefault(line, {})[key.split()[0]] = None
+                cells.setdefault(line, {})[name if name.endswith("min") else name.split()[0]] = None
     return "\n".join(["", *(f"- {line}: {', '.join(names)}." for line, names in cells.items())])
 
 
