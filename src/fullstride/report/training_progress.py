@@ -323,7 +323,7 @@ def shift_lines(
         return []
     lines = [
         f"shift    the test is {below:.1f} points below the interval of the validation, "
-        f"{low:.1f} to {high:.1f} %: its images are of another kind"
+        f"{low:.1f} to {high:.1f} %: its images may be of another kind"
     ]
     before = {each.name: each.recall for each in val.by_class}
     falls = [
