@@ -8,8 +8,8 @@
 All begin with EfficientNet-Lite0's released weights, read the same PNG files, and use one thread.
 
 A training and its peers are measured on one processor, as its time decides on their epochs. After a
-change of the default, `--again` trains it for as many epochs as before and keeps the peers; those
-of another processor are named below the table.
+change of the default, `--again epochs` trains it for as many epochs as before, `--again minutes`
+for as many as it takes now, and both keep the peers. The table names what differs then.
 
 cells: the command `fullstride train --minutes M`, without any other setting of training, on the
 sets of finetune_cells.py. Beside it: logistic regression on pixels; scikit-learn's on frozen
@@ -151,15 +151,21 @@ class Task:
     key: str  # of its results
     settings: Sequence[Any]  # of LP-FT
 
-    def default(self, data: Path, work: Path, results: Results, again: bool = False) -> Result:
-        """The result of the default; `again`: in place of one for as many epochs, if there is."""
+    def default(self, data: Path, work: Path, results: Results, again: str = "") -> Result:
+        """The result of the default; `again`: in place of an earlier one, see above."""
         key = f"{self.key} default"
         before = results.all.pop(key, {}) if again else {}
-        length = ("--epochs", before["epochs"]) if before else ("--minutes", self.minutes)
+        length: tuple[str, float] = ("--minutes", self.minutes)
+        if before and again == "epochs":
+            length = ("--epochs", before["epochs"])
         folder, out = self.cell.write(data, self.seed, work), work / f"run {self.key}"
         how = (folder, work / WEIGHTS, self.cell, self.seed, length, out)
-        peers = before.get("peers_device", before.get("device", Environment.here().device))
-        return results.get(key, lambda: {**ours(*how), "peers_device": peers})
+        peers = {
+            "peers_device": before.get("peers_device", before.get("device")),
+            "peers_epochs": before.get("peers_epochs", before.get("epochs")),
+        }
+        kept = peers if before else {"peers_device": Environment.here().device}
+        return results.get(key, lambda: {**ours(*how), **kept})
 
     def peers(self, data: Path, work: Path, results: Results, fastai: str) -> None:
         """Probe, pixels and LP-FT, and fastai where there is a Python for it."""
@@ -279,9 +285,9 @@ def devices(results: dict[str, Result]) -> str:
                 lines.append(f"{again} (do not compare CPU-seconds)")
             if result["peers_device"] != result["device"]:
                 lines.append(f"Peers on {result['peers_device']}")
-            if "peers_epochs" in result:
+            if result.get("peers_epochs", result["epochs"]) != result["epochs"]:
                 counts = f"{result['peers_epochs']:g} epochs, the default {result['epochs']:g}"
-                lines.append(f"LP-FT, measured before the default was shortened, has {counts}")
+                lines.append(f"LP-FT, measured beside an earlier default, has {counts}")
             name = key.removesuffix(" default")
             for line in lines:
                 cells.setdefault(line, {})[name if name.endswith("min") else name.split()[0]] = None
@@ -322,7 +328,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--fastai", default="", help="the Python of an environment with fastai")
     parser.add_argument("--names", default="", help="of cells, with commas; default: all")
     parser.add_argument("--minutes", type=float, default=math.inf, help="the longest to run")
-    parser.add_argument("--again", action="store_true", help="train the defaults again")
+    parser.add_argument("--again", choices=["epochs", "minutes"], help="train the defaults again")
     parser.add_argument("--jobs", type=int, default=1, help="peers at the same time")
     args = parser.parse_args(words)
     results = Results(args.out)

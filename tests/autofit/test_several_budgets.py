@@ -168,21 +168,20 @@ def test_a_fit_by_hours_alone_plans_for_the_budgets_of_the_front(tmp_path, monke
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A fit of two budgets: all candidates are within the larger, and half within the smaller."""
-    patch = pytest.MonkeyPatch()
-    for name in SETTINGS.candidates:
-        patch.setitem(SPECS, name, first_block(name))
     data = open_data("digits")
     images = {split: getattr(data, split).subset(range(96)) for split in ("train", "val", "test")}
     data, folder = replace(data, **images), tmp_path_factory.mktemp("fit") / "mine"
     recipe = RecipeChoice(changes={"epochs": 1.0, "batch_size": 32})
     dry = replace(HOW, dry_run=True)
-    [*run_study(FIT, data, folder, replace(SETTINGS, budget_ms=9), recipe, dry)]
-    times = json.loads((folder / "times.json").read_text())["result"]
-    ms = sorted(each["ms"] for each in times)
-    settings = replace(SETTINGS, budget_ms=(9, (ms[1] + ms[2]) / 2))
-    *_, last = run_study(FIT, data, folder, settings, recipe, HOW)
-    yield folder, settings, last.result
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in SETTINGS.candidates:
+            patch.setitem(SPECS, name, first_block(name))
+        [*run_study(FIT, data, folder, replace(SETTINGS, budget_ms=9), recipe, dry)]
+        times = json.loads((folder / "times.json").read_text())["result"]
+        ms = sorted(each["ms"] for each in times)
+        settings = replace(SETTINGS, budget_ms=(9, (ms[1] + ms[2]) / 2))
+        *_, last = run_study(FIT, data, folder, settings, recipe, HOW)
+        yield folder, settings, last.result
 
 
 @pytest.mark.slow

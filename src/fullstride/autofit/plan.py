@@ -404,8 +404,7 @@ def plan_within(
         longest += [plan for plan in plans if plan.total_s <= left_s][:1]
     if longest:
         return max(longest, key=lambda plan: min(plan.epochs, fewest if how.can_probe else short))
-    single = [within([each], fewest) for each in costs]
-    least = min(single, key=lambda plan: plan.total_s)
+    least = min((within([each], fewest) for each in costs), key=lambda plan: plan.total_s)
     enough_s = 3600 * (hours or 0) + least.total_s - left_s
     raise ValueError(
         f"{limit} is too little: {least.candidates[0]} alone, trained for {fewest} of {whole} "

@@ -173,11 +173,12 @@ def other_scores(results: FitResults) -> str:
     """The further scores of the file that ships, on the images of the headline."""
     scores = results.shipment.test or results.shipment.file.val
     metrics = find_task(results.task).metrics(results.metric)[1:]
-    return ", ".join(
-        each.text(scores[each.name], 1 if each.unit else 4)
-        for each in metrics
-        if each.name in scores
-    )
+    return ", ".join(shown(each, scores[each.name]) for each in metrics if each.name in scores)
+
+
+def shown(metric: Metric, value: float) -> str:
+    """A value with its unit and one digit, or with four digits if it has no unit."""
+    return metric.text(value, 1 if metric.unit else 4)
 
 
 def baseline(results: FitResults) -> str:
@@ -451,7 +452,6 @@ def worst_images(folder: Path, data: DataSet, results: FitResults) -> list[dict[
     index = {name: number for number, name in enumerate(images.names)}
     model = open_file(folder / shipment.model, trust=True)
     task, cards = task_of(model), []
-    metric = task.metric_alone
     for each in shipment.worst[:MAX_WORST]:
         try:
             picture = images.picture(index[each.image])
@@ -467,7 +467,7 @@ def worst_images(folder: Path, data: DataSet, results: FitResults) -> list[dict[
             {
                 "pictures": [page.shown_picture(each or picture) for each in drawn[: 1 + is_drawn]],
                 "words": [] if is_drawn else words,
-                "score": metric.text(each.score, 1 if metric.unit else 4),
+                "score": shown(task.metric_alone, each.score),
                 "name": printable(each.image),
             }
         )
