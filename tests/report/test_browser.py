@@ -18,12 +18,21 @@ def pages(tmp_path_factory) -> list[Path]:
     train_network("digits", "genet_tiny", run, steps=20, resolution=16)
     for words in (
         ["bench", run, "resnet_rs_tiny", "--rounds", "2", "--call-batch", "2", "--out", times],
+        ["bench", run, "genet_tiny", "--rounds", "2", "--call-batch", "2"]
+        + ["--out", str(folder / "bench.html")],
+        ["choose", "--target", "rtx4090", "--budget-ms", "2", "--out", str(folder / "choose.html")],
         ["report", run, "--bench", times, "--out", str(folder / "report.html")],
         ["study", "analyse", "resnet_rs", "--budget-ms", "250", "--out", str(folder / "scale")],
         ["study", "figures", "--only", "genet-5", "tresnet-5", "--out", str(folder / "figures")],
     ):
         assert cli.run(words) == 0
-    names = ("report.html", "scale/report.html", "figures/figures.html")
+    names = (
+        "bench.html",
+        "choose.html",
+        "report.html",
+        "scale/report.html",
+        "figures/figures.html",
+    )
     return [DEMO, *(folder / name for name in names)]
 
 

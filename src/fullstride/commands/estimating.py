@@ -15,7 +15,7 @@ from tyro.conf import arg
 from fullstride.commands.flags import Device, Layout, Models, ProfileFlags
 from fullstride.io.console import console, count_of, print_error
 from fullstride.io.records import refuse_flags
-from fullstride.io.writing import PLOT, check_output
+from fullstride.io.writing import PAGE, PLOT, check_output
 from fullstride.measure.budget import HERE
 
 if TYPE_CHECKING:
@@ -236,19 +236,24 @@ def choose(
         budget_ms: The longest time allowed: a call's, divided by its images.
         images_per_s: The budget as a rate instead.
         call_batch: Images per call.
-        out: A PNG file for a plot.
+        out: A PNG file for a plot, or an .html file for a page with the plot and what is printed.
     """
     from fullstride.latency import select
     from fullstride.measure.budget import required_budget
     from fullstride.report import console_lines, console_tables
 
-    check_output(out, PLOT)
+    is_page = out is not None and out.suffix.lower() == PAGE.suffix
+    check_output(out, PAGE if is_page else PLOT)
     budget = required_budget(budget_ms, images_per_s, call_batch)
     selection = options.choose(profile, budget)
     device = selection.profile
     if selection.left_out:
         print_error(console_lines.left_out_line(selection))
-    if out:
+    if out and is_page:
+        from fullstride.report import page, times_page
+
+        page.write(out, times_page.choice_page(selection))
+    elif out:
         from fullstride.report.plots import save_png
         from fullstride.report.scatter import choice_figure
 

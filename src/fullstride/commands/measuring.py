@@ -168,7 +168,8 @@ def bench(
         suite: Measure the tables of the papers, in both layouts, eager and compiled, or all their
             protocols for the given models, and write a page. A stopped suite resumes.
         quick: Measure only the main lines of the suite, in less than 8 minutes on a GPU.
-        out: A JSON file for all samples and the environment; for a suite a folder (suite).
+        out: A JSON file for all samples and the environment, or an .html file for a page with a
+            plot and tables; for a suite a folder (suite).
         trust: Also measure files of the formats pt2 and aoti, which are programs.
     """
     if suite:
@@ -176,15 +177,20 @@ def bench(
         return
     if quick:
         raise ValueError("--quick is for a suite: say --suite papers too")
-    from fullstride.io.writing import check_output
+    from fullstride.io.writing import PAGE, check_output
     from fullstride.measure.protocols import MEASUREMENTS, save_measurements
     from fullstride.report import console_tables
 
-    check_output(out, MEASUREMENTS.output)
+    is_page = out is not None and out.suffix.lower() == PAGE.suffix
+    check_output(out, PAGE if is_page else MEASUREMENTS.output)
     with bench_plan(models, settings, trust) as plan:
         rows = print_tables(plan.run(), is_one_table=not settings.protocol)
     print(*console_tables.measurement_notes(rows, plan.options.in_channels), sep="\n")
-    if out:
+    if out and is_page:
+        from fullstride.report import page, times_page
+
+        page.write(out, times_page.bench_page(rows, plan.options.in_channels))
+    elif out:
         save_measurements(rows, out)
 
 

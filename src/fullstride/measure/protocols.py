@@ -195,6 +195,13 @@ class Measurement:
             f"{self.environment.device})"
         )
 
+    @property
+    def ms_per_image_samples(self) -> tuple[float, ...]:
+        """The time of an image in ms, by each call (online, genet) or each round."""
+        if self.protocol.name in ("online", "genet"):
+            return tuple(ms / self.protocol.batch for ms in self.samples)
+        return tuple(1e3 / rate for rate in self.samples)
+
     def to_json(self) -> str:
         return records.to_json(self)
 

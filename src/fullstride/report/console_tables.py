@@ -128,7 +128,14 @@ def latency_and_throughput_table(
 
 
 def protocol_table(parts: "Sequence[Sequence[Measurement]]") -> Table:
-    """The rows of one protocol, with an empty row between its parts; ratios are within a part."""
+    """The rows of one protocol, with an empty row after each part; ratios are within a part."""
+    return table(*protocol_cells(parts, between=[[]]))
+
+
+def protocol_cells(
+    parts: "Sequence[Sequence[Measurement]]", between: Sequence[list[str]] = ()
+) -> tuple[list[str], list[list[str]]]:
+    """The columns of one protocol, and a row of cells for each measurement."""
     first = parts[0][0]
     numbers = number_columns(first)
     reference = [f"to {first.reference}"] if first.reference else []
@@ -139,8 +146,8 @@ def protocol_table(parts: "Sequence[Sequence[Measurement]]") -> Table:
             cells = [row.name, row.protocol.work, str(row.protocol.batch)]
             cells += [cell(row) for cell in numbers.values()]
             rows.append([*cells, f"{row.spread:.2f}", *ratio_cells(row)])
-        rows.append([])
-    return table(columns, rows)
+        rows += between
+    return columns, rows
 
 
 def ratio_cells(row: "Measurement") -> list[str]:

@@ -1,4 +1,4 @@
-"""Draws accuracy, error and candidates against time, with the Pareto front and the budget."""
+"""Draws accuracy, error, candidates and measurements against time, with front and budget."""
 
 import math
 from collections import Counter
@@ -119,7 +119,7 @@ def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figu
             draw_option(axes, option, option in choice.front, option in named)
         ring: Any = dict(mec=COLOURS[1], mfc="none", ms=13, mew=2, label="best")
         axes.plot(choice.best.ms, choice.best.network.top1, "o", **ring)
-        for by, colour in (("published", INK), ("measured", INK), ("estimated", "white")):
+        for by, colour in (("published", INK), ("measured", INK), ("estimated", "none")):
             if any(option.by == by for option in options):
                 axes.plot([], [], "o", mec=INK, mfc=colour, ms=7, label=f"{by} time")
         if any(option.by == "estimated" for option in choice.front):
@@ -213,6 +213,49 @@ def budget_figure(rows: Sequence[TimedCandidate], budget: Budget) -> Figure:
         title = f"candidates by the time they need; the budget is {ms_text(limit)}"
         how: Any = dict(ncols=len(BANDS), title=title, title_fontsize=9)
         draw_legend(figure, loc="outside upper center", **how)
+    return figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeRow:
+    """A measured network in `measured_figure`."""
+
+    network: str
+    kind: str  # protocol, work and batch
+    ms: float  # per image, the median
+    samples: Sequence[float]  # ms per image of each call or round
+
+
+def measured_figure(rows: Sequence[TimeRow]) -> Figure:
+    """Plot a row for each measurement, in order from the top: the median, and 80 % of the samples.
+
+    A colour and a marker are a protocol. Raises ValueError without rows.
+    """
+    if not rows:
+        raise ValueError("no time to plot: measure at least one network")
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    with drawing(9.2, 1.4 + ROW_HEIGHT * len(rows)) as (figure, axes):
+        ends = [np.percentile(row.samples, (10, 90)).tolist() for row in rows]
+        scale_latency(
+            axes, [ms for row, span in zip(rows, ends, strict=True) for ms in (row.ms, *span)]
+        )
+        axes.set_xlabel("time of a call / its images (ms)")
+        for place, (row, span) in enumerate(zip(rows, ends, strict=True)):
+            number = kinds.index(row.kind)
+            look: Any = dict(
+                colour=COLOURS[number % len(COLOURS)], shape=MARKERS[number % len(MARKERS)]
+            )
+            Mark(at=(row.ms, place), across=span, **look).draw(axes)
+        axes.set_yticks(
+            range(len(rows)), [row.network for row in rows], parse_math=False, fontsize=9
+        )
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        for number, kind in enumerate(kinds):
+            shape = MARKERS[number % len(MARKERS)]
+            axes.plot([], [], shape, color=COLOURS[number % len(COLOURS)], ms=7, label=kind)
+        axes.plot([], [], color=INK, alpha=0.4, lw=2.5, label="80 % of calls or rounds")
+        draw_legend(figure, loc="outside upper center", ncols=2)
     return figure
 
 
