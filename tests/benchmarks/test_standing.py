@@ -16,6 +16,12 @@ def test_the_page_of_networks_has_the_table_that_the_command_prints():
     assert table in (DOCS / "reference/networks.md").read_text()
 
 
+def test_the_readme_has_the_rows_of_one_budget_and_of_every_family():
+    rows = standing.table(load_profile("rtx4090-compiled"), 64, [0.25])
+    assert len(rows) == 2 + len(standing.FAMILIES)
+    assert "\n".join(rows) in (DOCS.parent / "README.md").read_text()
+
+
 def test_the_page_of_the_papers_has_the_hours_that_the_command_prints():
     table = "\n".join(paper_hours.table(load_profile("rtx3090"), 64))
     assert table in (DOCS / "reproduce/index.md").read_text()

@@ -33,6 +33,7 @@ MOST_NOT_RUN, MOST_OTHER_NUMBERS = 18, 4  # they may become fewer
 CLASSES = ("animals", "food", "plants", "tools")
 # What the commands of a page find, beside pictures and scenes.
 NEEDS = {
+    "README.md": ["classify.py"],
     "docs/guides/fit.md": ["BOXES", "SCENES"],
     "docs/guides/shipping.md": ["runs/mine"],
     "docs/guides/training.md": ["runs/a"],
@@ -115,6 +116,17 @@ def test_commands_of_a_page_are_in_blocks_of_commands(page):
     programs = r"^(fullstride|python|pip|torchrun|ray|ssh) "
     for block in blocks(page):
         assert block.language == "sh" or not re.match(programs, block.text), block.text
+
+
+def test_pages_that_are_not_run_here_have_no_commands_in_blocks():
+    """The examples of commands.md and python.md are in docstrings, where they run."""
+    generated = [f"docs/reference/{name}.md" for name in ("commands", "python")]
+    others = {str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")} - {*PAGES}
+    for page in others - {*generated}:
+        for block in blocks(page):
+            assert not re.search(r"^(fullstride|python|pip|jupyter|import) ", block.text, re.M), (
+                page
+            )
 
 
 @pytest.mark.parametrize("page", PAGES)
