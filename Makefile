@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO := runs/demo
+CHOICE := $(BIN)/fullstride choose --target rtx4090-compiled --call-batch 64 --budget-ms 0.2 --out docs/choice.png
 
 # `make test COVERAGE=1` also measures which lines of src run, on Python 3.11 for a third more time.
 COVER := $(if $(COVERAGE),--cov=fullstride --cov-report=,)
@@ -38,15 +39,19 @@ MINUTES ?= 30
 gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py --minutes $(MINUTES)
 
-# The pictures of the README and of the first page, and the page of a fit, as the demo measured it here.
+# The picture of Start, and the page of a fit, as the demo measured it here; and the front of the README.
 demo-page: demo
 	cp $(DEMO)/report.html docs/demo.html
 	cp $(DEMO)/files.png docs/demo.png
-	$(BIN)/fullstride choose --target rtx4090-compiled --call-batch 64 --budget-ms 0.2 --out docs/choice.png
+	$(CHOICE)
 
-# The references, and the site of docs/ in site/: it opens from disk. A warning, such as a broken link, is an error.
+# The references, the pictures that need no training, and the site of docs/ in site/: it opens from disk. A warning,
+# such as a broken link, is an error. docs/draw_tasks.py and docs/write_notebooks.py train for minutes.
 docs: .venv/ready
 	$(BIN)/python docs/write_reference.py
+	$(CHOICE)
+	$(BIN)/fullstride study figures --target v100-fp16 rtx3090 --out runs/figures
+	cp runs/figures/*.png docs/reproduce/figures
 	$(BIN)/zensical build --clean --strict
 
 # An environment that could not be completed is made anew the next time.

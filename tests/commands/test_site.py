@@ -49,12 +49,26 @@ def test_what_a_page_links_to_or_shows_is_there():
             assert (page.parent / target).is_file(), f"{page.relative_to(ROOT)} links to {target}"
 
 
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/tasks/*.md")), ids=lambda page: page.stem)
+def test_the_page_of_a_task_shows_a_prediction(page):
+    assert page.stem == "index" or f"]({page.stem}.png)" in page.read_text()
+
+
 def test_one_sentence_says_everywhere_what_the_project_is_for():
     purpose = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
     first = [(ROOT / name).read_text() for name in ("README.md", "docs/index.md")]
     first.append((ROOT / "src/fullstride/__init__.py").read_text())
     for text in (*first, SITE["site_description"], cli.DESCRIPTION):
         assert purpose in " ".join(text.split())
+
+
+def test_the_commit_that_the_page_of_the_demo_names_is_in_the_history():
+    (commit,) = re.findall(r"commit</th><td>([0-9a-f]+)<", (ROOT / "docs/demo.html").read_text())
+    git = ["git", "-C", str(ROOT)]
+    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True)
+    if shallow.stdout.strip() != b"false":
+        pytest.skip("there is no history here")
+    assert subprocess.run([*git, "merge-base", "--is-ancestor", commit, "HEAD"]).returncode == 0
 
 
 # The log is a record, whose paragraphs are full of numbers.

@@ -175,6 +175,17 @@ def test_a_card_has_the_scores_of_the_bundle_with_their_intervals():
     assert values == {("digits", "val", "top1"): 80.0, **tested}
 
 
+def test_a_card_of_a_training_says_how_many_images_each_split_has(few_digits, tmp_path):
+    options = fullstride.RunOptions()
+    changes = dict(options=options, steps=2, resolution=16)
+    bundle = fullstride.train_network(few_digits, "genet_tiny", tmp_path / "run", **changes)
+    card = model_card(zoo.load(tmp_path / "run"), "ann/digits", [])
+    (line,) = (each for each in card.splitlines() if each.startswith("| trained |"))
+    assert f"on {len(few_digits.train)} images, " in line
+    for split in ("val", "test"):
+        assert f"| {split} | {bundle.scores[split]['images']} | " in card
+
+
 @pytest.mark.parametrize(
     ("licence", "header"),
     [

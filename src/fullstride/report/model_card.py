@@ -81,6 +81,8 @@ def model_card(
     pre, environment = bundle.preprocessing, bundle.environment
     names = first_names(bundle.classes, MOST_CLASSES)
     trained = [environment.get(key) for key in ("date", "device")]
+    if images := environment.get("train_images"):
+        trained.insert(0, f"on {images:,} images")
     facts = [
         ("task", bundle.task),
         ("network", repr(bundle.net)),

@@ -336,7 +336,8 @@ class PreparedRun:
             preprocessing=self.pre,
             recipe=self.config.recipe,
             scores=scores,
-            environment=asdict(Environment.here(self.device)),
+            environment=asdict(Environment.here(self.device))
+            | {"train_images": len(self.data.train)},
             source=f"trained on {self.data.name}{average}{self.origin}",
             licence=self.licence,
             task=self.task.name,
