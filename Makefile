@@ -10,18 +10,22 @@ COVER := $(if $(COVERAGE),--cov=fullstride --cov-report=,)
 # Each process that a test starts would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo demo-page test test-slow coverage check gpu docs clean
+.PHONY: demo demo-page test test-fast test-slow coverage check gpu docs clean
 
 # Handwritten digits and a time per image in, the file that ships and a page about it out, within 6 minutes on 2 cores.
 demo: .venv/ready
 	$(BIN)/fullstride fit digits --budget-ms 0.5 --hours 0.09 --epochs 30 --weights none --candidates genet_tiny resnet_rs_tiny tresnet_tiny genet_light --resolutions 24 48 --out $(DEMO)
 
-test: check
+# With `make -j 2` the checks, which take one core, run beside the first tests.
+test: check test-fast
+
+test-fast: .venv/ready
 	$(BIN)/pytest -n 2 --dist worksteal -m "not gpu and not slow" $(COVER)
 
 # What takes more than some seconds: processes, compilers, exports, the commands of the README. --durations shows why.
+# Only the files with such tests are read. A third process computes while tests of the others wait for processes.
 test-slow: .venv/ready
-	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not gpu" --durations 40
+	$(BIN)/pytest -n 3 --dist worksteal -m "slow and not gpu" --durations 40 $$(grep -rl --include='test_*.py' mark.slow tests)
 
 # The share of the lines of src that `make test COVERAGE=1` ran. It may not fall.
 coverage: .venv/ready
@@ -54,11 +58,12 @@ docs: .venv/ready
 	cp runs/figures/*.png docs/reproduce/figures
 	$(BIN)/zensical build --clean --strict
 
-# An environment that could not be completed is made anew the next time.
+# An environment that could not be completed is made anew the next time. Of 20,000 files of packages few are imported,
+# so they are compiled then.
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[test]'
 	@touch $@
 
 clean:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.assertion import rewrite
 from absent_packages import skip_if_absent, watch_imports
 from predicted_bytes import once_for_equal_networks
 from prepared_graphs import once_for_equal_graphs, once_for_equal_operators
@@ -28,6 +29,7 @@ FILES = itertools.count(1)  # of tests, that have ended
 PYTHON_OF_LIBRARIES = (
     "matplotlib.figure.Figure.savefig",
     "onnxruntime.quantization.quantize_static",
+    "torch._ops.OpOverload.__call__",
     "torch.onnx.export",
 )
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
@@ -106,15 +108,6 @@ def _operators_of_onnx_are_parsed_once() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _libraries_are_not_traced() -> Iterator[None]:
-    """Coverage by Python 3.11 traces all code, by which these calls take twice as long."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in PYTHON_OF_LIBRARIES if sys.gettrace() else ():
-            patch.setattr(name, untraced(pkgutil.resolve_name(name)))
-        yield
-
-
 def untraced(call: Callable[..., Any]) -> Callable[..., Any]:
     """For calls that run nearly no lines of the package, which would not be counted."""
 
@@ -128,6 +121,19 @@ def untraced(call: Callable[..., Any]) -> Callable[..., Any]:
             sys.settrace(trace)
 
     return run
+
+
+if sys.gettrace():  # the compilation of asserts, of all files before the first test
+    rewrite._rewrite_test = untraced(rewrite._rewrite_test)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _libraries_are_not_traced() -> Iterator[None]:
+    """Coverage by Python 3.11 traces all code, by which these calls take twice as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in PYTHON_OF_LIBRARIES if sys.gettrace() else ():
+            patch.setattr(name, untraced(pkgutil.resolve_name(name)))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ SLEEP = TrialKind(work=sleep, result_type=Slept, noun="a sleep", keys=("number",
 
 
 def trials_in(
-    folder: Path, count: int = TRIALS, *, killed: int = 0, step_s: float = 0.2
+    folder: Path, count: int = TRIALS, *, killed: int = 0, step_s: float = 0.1
 ) -> list[Trial]:
     """The process of the first `killed` trials ends itself in the first start."""
     return [
@@ -67,6 +67,9 @@ def executor(name: str, folder: Path) -> Executor:
     if name == "ray":
         options = StudyOptions(executor="ray", trial_cores=1, device="cpu")
         return find_executor(options, folder, ())
+    from submitit import Job
+
+    Job._results_timeout_s = 1  # of 15 s, for a result of a killed job on a slow file system
     options = StudyOptions(executor="slurm", trial_cores=1, slurm_hours=0.1)
     return ClusterExecutor(SlurmEngine(folder, options, gpus=0, cluster="local"), "cpu", 1)
 

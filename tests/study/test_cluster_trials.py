@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from typing import Any
 
 import cluster_fit
 import pytest
+from forks import Fork
 from sleeping_trials import SLEEP, STEPS, TRIALS, trials_in
 
 from fullstride.autofit.halving import Outcome, RungScore
@@ -76,11 +77,15 @@ def read(log) -> str:
     return Path(log.name).read_text()
 
 
-def wait_until(condition, process: subprocess.Popen, log) -> None:
+def running(process: subprocess.Popen) -> Callable[[], bool]:
+    return lambda: process.poll() is None
+
+
+def wait_until(condition: Callable[[], bool], is_alive: Callable[[], bool], log: Path) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
-        assert process.poll() is None, read(log)
-        assert time.monotonic() < deadline, read(log)
+        assert is_alive(), log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
 
 
@@ -161,7 +166,7 @@ def test_a_driver_that_is_killed_early_in_the_middle_and_late_loses_and_repeats_
     for results in (0, TRIALS // 2, TRIALS - 1):
         driver, log = drive(name, folder, environment)
         with log:
-            wait_until(partial(has_results, trials, results), driver, log)
+            wait_until(partial(has_results, trials, results), running(driver), Path(log.name))
             driver.send_signal(signal.SIGKILL)
             driver.wait()
         now = finished(trials)
@@ -201,7 +206,7 @@ def test_a_job_whose_time_is_over_is_requeued_and_goes_on(environment, tmp_path)
     trials = trials_in(folder)
     driver, log = drive("slurm", folder, environment)
     with log:
-        wait_until((trials[0].folder / "steps").exists, driver, log)
+        wait_until((trials[0].folder / "steps").exists, running(driver), Path(log.name))
         process = (trials[0].folder / "starts").read_text().split()[-1]
         os.kill(int(process), signal.SIGUSR2)
         assert driver.wait(WAIT_S) == 0, read(log)
@@ -231,33 +236,26 @@ BUNDLES = "trials/*/bundle/*.safetensors"
 def test_a_fit_on_ray_that_is_killed_has_the_bits_of_one_left_alone_here(ray_cluster, tmp_path):
     """Both have the plan and the times of one dry run, which decide between tied candidates."""
 
-    def start() -> Any:
-        log = (tmp_path / "killed.log").open("a+")
-        command = [sys.executable, str(TESTS / "cluster_fit.py"), str(killed), "ray"]
-        return subprocess.Popen(command, env=ray_cluster, stdout=log, stderr=log), log
-
     def results() -> dict[Path, int]:
         return {path: path.stat().st_mtime_ns for path in killed.glob("rungs/*/*.json")}
 
     alone, killed = tmp_path / "alone", tmp_path / "killed"
-    cluster_fit.main(str(alone), "local", "dry")
+    log = tmp_path / "killed.log"
+    cluster_fit.train(alone, "local", dry_run=True)
     shutil.copytree(alone, killed)
-    cluster_fit.main(str(alone), "local")
+    cluster_fit.train(alone, "local")
     before: dict[Path, int] = {}
     for count in (1, 5):  # of the four results of the first rung and the two of the second
-        driver, log = start()
-        with log:
-            wait_until(lambda count=count: len(results()) >= count, driver, log)
-            if count == 1:  # a second fit on the same folder
-                with pytest.raises(ValueError, match=f"works in {killed}: wait"):
-                    cluster_fit.main(str(killed), "local")
-            driver.send_signal(signal.SIGKILL)
-            driver.wait()
+        driver = Fork(cluster_fit.train_on_ray, killed, ray_cluster, log)
+        wait_until(lambda count=count: len(results()) >= count, driver.process.is_alive, log)
+        if count == 1:  # a second fit on the same folder
+            with pytest.raises(ValueError, match=f"works in {killed}: wait"):
+                cluster_fit.train(killed, "local")
+        driver.kill()
         assert before.items() <= results().items()
         before = results()
-    driver, log = start()
-    with log:
-        assert driver.wait(WAIT_S) == 0, read(log)
+    driver = Fork(cluster_fit.train_on_ray, killed, ray_cluster, log)
+    assert driver.end() == 0, log.read_text()
     assert before.items() <= results().items(), "a finished training has run twice"
     assert trained_in(killed) == trained_in(alone)
     logs = {path.read_text().count("\n") for path in killed.glob("trials/*/log.jsonl")}
