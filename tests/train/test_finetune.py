@@ -25,13 +25,20 @@ from fullstride.train.final_weights import is_clearly_better
 from fullstride.train.loop import train_epochs
 from fullstride.train.prepare import initial_network
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions
-from fullstride.train.recipes.named import FEW_IMAGES, FEW_STEPS, FINETUNE_BATCH, Case, finetune
+from fullstride.train.recipes.named import (
+    FEW_IMAGES,
+    FEW_STEPS,
+    FINETUNE_BATCH,
+    MANY_IMAGES,
+    Case,
+    finetune,
+)
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
 from fullstride.train.scoring import FinalNetwork
 
 SHORT = Recipe(epochs=2, batch_size=16, lr=0.01, resolution=16, hflip_prob=0.0, linear_probe=True)
-FROZEN = replace(SHORT, frozen_statistics=True, optimizer="adamw", lr=1e-4)
+FROZEN = replace(SHORT, frozen_statistics=True, probe_share=0.25, optimizer="adamw", lr=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +57,40 @@ def trained(folder, data, start, recipe):
 
 @pytest.mark.parametrize("images", [20, 60, 250, 1000, 10_000, 10**6])
 @pytest.mark.parametrize("epochs", [0.5, 3.0, None])
-def test_few_images_or_steps_stay_near_the_probe(images, epochs):
-    recipe = finetune(images, epochs)
+@pytest.mark.parametrize("probe", [True, False])
+def test_training_of_few_images_or_steps_keeps_the_statistics(images, epochs, probe):
+    recipe = finetune(images, epochs, probe=probe)
     steps = recipe.epochs * max(1, images // recipe.batch_size)
     few_steps = recipe.epochs * images < FEW_STEPS * FINETUNE_BATCH
-    assert recipe.frozen_statistics == (images < FEW_IMAGES or few_steps)
-    assert recipe.linear_probe
+    few_images = images < (MANY_IMAGES if probe else FEW_IMAGES)
+    assert recipe.frozen_statistics == (few_images or few_steps)
+    assert recipe.lr == pytest.approx(
+        (4e-4 if recipe.frozen_statistics else 1e-3) * max(1, recipe.batch_size / 32) ** 0.5,
+        rel=0.05,
+    )
+    assert recipe.linear_probe == probe
     assert recipe.crop == 1.0
     assert 1 / (1 - recipe.ema_decay) <= max(1, steps / 10) + 1  # what the average spans, in steps
     if epochs:
         assert recipe.epochs == pytest.approx(epochs, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("images", "epochs", "share"),
+    [
+        (60, 3, 0.5),
+        (60, None, 0.25),
+        (250, 10, 0.5),
+        (1000, 10, 0.5),
+        (1000, 20, 0),
+        (10_000, 2, 0),
+    ],
+)
+def test_the_longer_training_was_the_nearer_to_its_end_is_the_mean_with_the_probe(
+    images, epochs, share
+):
+    assert finetune(images, epochs).probe_share == share
+    assert finetune(images, epochs, probe=False).probe_share == 0
 
 
 def test_training_that_starts_from_a_probe_is_shorter():
@@ -125,7 +156,7 @@ def test_a_frozen_run_ends_between_the_probe_and_its_end(start, few_digits, tmp_
     checkpoint = run_folder.load_checkpoint(tmp_path / "run")
     for name, value in bundle.net.state_dict().items():
         if value.is_floating_point():
-            mean = (probe[name].double() + checkpoint["average"][name].double()) / 2
+            mean = torch.lerp(checkpoint["average"][name].double(), probe[name].double(), 0.25)
             torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-7)
     norms = [module for module in bundle.net.modules() if isinstance(module, BATCH_NORM)]
     assert norms

@@ -367,19 +367,21 @@ def probe_network(run: PreparedRun) -> FinalNetwork:
 def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
     """Choose the final network of a run with a probe: `final`, the probe, or their mean.
 
-    With frozen statistics, training began with the probe, and the mean of both weights is chosen
-    unless one of them is clearly better on the validation split: means are as good on similar
-    images and better on others (arXiv:2109.01903), and training on few images may have unlearned
-    what the probe knows. With batch statistics the mean does not work, and the better network is
-    chosen. It is `final` without a probe or without a validation split.
+    With a `probe_share` of the recipe, the mean of both weights is chosen unless one of them is
+    clearly better on the validation split: means are as good on similar images and better on others
+    (arXiv:2109.01903), and training on few images may have unlearned what the probe knows. Without
+    a share, or if training did not begin with the probe, as with batch statistics, the better
+    network is chosen. It is `final` without a probe or without a validation split.
     """
     if not (has_probe(run) and run.data.val):
         return final
     probe = probe_network(run)
     ends = {"after training": final, "by the linear probe, without training": probe}
-    if run.recipe.frozen_statistics and final.scores:
+    share = run.recipe.probe_share
+    if share and run.recipe.frozen_statistics and final.scores:
         net = copy.deepcopy(padding.to_unpadded(final.net, run.spec))
-        net.load_state_dict(averaged([net.state_dict(), probe.net.state_dict()]))
+        states = [net.state_dict(), probe.net.state_dict()]
+        net.load_state_dict(averaged(states, (1 - share, share)))
         mean = replace(final, net=net, scores=run.val_scores(net))
         images = len(run.data.val)
         ends = {

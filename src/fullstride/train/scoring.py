@@ -278,16 +278,22 @@ class FinalNetwork:
         return f"{metric.text(self.scores[metric.name])}{loss}"
 
 
-def averaged(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of each tensor over `states`, summed in float64; integers come from the first."""
+def averaged(
+    states: Sequence[Mapping[str, Tensor]], shares: Sequence[float] = ()
+) -> dict[str, Tensor]:
+    """The mean of each tensor over `states`, summed in float64; integers come from the first.
+
+    `shares` are the weights of the states in the mean; by default they are equal.
+    """
+    shares = shares or [1] * len(states)
 
     def mean(name: str, first: Tensor) -> Tensor:
         if not first.is_floating_point():
             return first
         total = torch.zeros_like(first, dtype=torch.float64)
-        for state in states:
-            total += state[name]
-        return (total / len(states)).to(first.dtype)
+        for state, share in zip(states, shares, strict=True):
+            total += share * state[name].double()
+        return (total / sum(shares)).to(first.dtype)
 
     return {name: mean(name, first) for name, first in states[0].items()}
 

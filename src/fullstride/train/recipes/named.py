@@ -34,10 +34,12 @@ FINETUNE = Recipe(
 )
 
 # Fine-tuning, see `finetune` and docs/log.md: images per batch; images and steps below which the
-# features stay near the initial features; steps above which the batch grows; and AdamW's rates at
-# that batch.
-FINETUNE_BATCH, FEW_IMAGES, FEW_STEPS, MOST_STEPS = 32, 200, 400, 1500
-PROBE_RATE, TUNING_RATE = 4e-4, 1e-3
+# weights stay near the initial weights, and epochs below which half of their mean is the probe;
+# images from which on batch statistics are used; steps above which the batch grows; and AdamW's
+# rates at that batch, with frozen and with batch statistics.
+FINETUNE_BATCH, FEW_IMAGES, FEW_STEPS, FEW_EPOCHS = 32, 200, 400, 20
+MANY_IMAGES, MOST_STEPS = 4000, 1500
+FROZEN_RATE, BATCH_RATE = 4e-4, 1e-3
 
 # The fewest steps of a training. Fewer steps leave weights far from convergence at any rate: 60
 # images in 20 epochs of one step stay near chance.
@@ -57,10 +59,11 @@ def finetune(images: int, epochs: float | None = None, *, probe: bool = True) ->
     By default 40 epochs for 60 images, 27 for 1,000, 19 for 10,000. All begin with a linear probe
     unless `probe` is False, and then it is 120, 56 and 30 epochs.
 
-    With few images or few steps, training stays near the probe: it starts from the probe's
-    classifier, at a low rate, and batch norms keep their statistics, because statistics of small
-    batches would move all features at once. With more, it uses batch statistics, starts from a
-    classifier of zeros at a higher rate, and ends further from the probe.
+    Training starts from the probe's classifier, at a low rate, and batch norms keep their
+    statistics: statistics of small batches would move all features at once, and overfit in long
+    trainings. With few images or few steps it ends with a mean of the probe and the trained
+    weights, nearer to these the longer it was. With many images and steps, or with some and without
+    a probe, it starts from a classifier of zeros, at a higher rate and with batch statistics.
     """
     # Without a probe's classifier to start from, a third of the epochs loses accuracy.
     most, power = (40, 0.15) if probe else (120, 0.27)
@@ -71,14 +74,18 @@ def finetune(images: int, epochs: float | None = None, *, probe: bool = True) ->
     while batch < MAX_BATCH and views > 2 * MOST_STEPS * batch:
         batch *= 2
     batch = at_most_half(batch, images)
-    lr = PROBE_RATE if few else TUNING_RATE * math.sqrt(batch / FINETUNE_BATCH)
+    share = 0.0 if not (probe and few) else 0.5 if length < FEW_EPOCHS else 0.25
+    is_frozen = few or (probe and images < MANY_IMAGES)
+    lr = FROZEN_RATE if is_frozen else BATCH_RATE
+    lr *= math.sqrt(max(1.0, batch / FINETUNE_BATCH))
     steps = max(1.0, length * max(1, images // batch))
     recipe = following(images, batch, steps, lr=lr, weight_decay=0.01)
     return replace(
         recipe,
         optimizer="adamw",
-        frozen_statistics=few,
+        frozen_statistics=is_frozen,
         linear_probe=probe,
+        probe_share=share,
         precise_bn=False,
         scale=(0.5, 1.0),
         crop=1.0,

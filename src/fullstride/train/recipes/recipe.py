@@ -159,6 +159,9 @@ class Hyperparameters:
     # Training begins with it if frozen_statistics is set, and ends with it unless training improves
     # the validation score
     linear_probe: bool = False
+    # share of the probe's weights in the final weights, if training began with it; a clearly better
+    # validation score of the probe or of the trained weights goes before it
+    probe_share: BelowOne = 0.0
     # validation score to compare epochs and runs by: top1, top5, balanced_accuracy, macro_f1, loss
     # or ece for classification; by default the task's own
     score: Annotated[str, short_flag("score")] = ""
