@@ -51,8 +51,7 @@ SHORTER = {
     "start/index.md: fit .*--dry-run": SMALL,
     "study search digits .*--dry-run": "--measured 6 --count 20000",
     "--dry-run": "",
-    "(README|start/index).md: fit": f"{SMALL} --epochs 1".replace("onnx", "openvino"),
-    "docs/index.md: fit": f"{SMALL} --epochs 1",
+    "(README|index).md: fit": f"{SMALL} --epochs 1",
     "fit .*--images-per-s 2000": f"{ONNX} --images-per-s 2 --dry-run",
     "fit .*--target rtx4090": f"{ONE} --dry-run",
     "fit .*--pick 3.5": f"{ONNX} --budget-ms 500 1000 --epochs 1 --pick 1000",
@@ -77,7 +76,7 @@ SAME = {
     r"model\.onnx": "model",
     r"openvino|onnx": "FORMAT",
     "|".join(CLASSES): "CLASS",
-    re.escape(cpu_name()) + "|AMD EPYC": "CPU",
+    rf"{re.escape(cpu_name())}|AMD EPYC|Intel\(R\) Xeon\(R\) Processor": "CPU",
     r"\S*\d\S*|stem\.\S+|head\.\S+": "#",
 }
 

@@ -166,3 +166,11 @@ def test_the_search_works_from_disk(site, tmp_path):
     seen, console = opened(page, tmp_path / "profile", 5000)
     assert console == []
     assert "guides/devices.html" in seen["results"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BUILDER is None, reason="needs the extra docs")
+def test_the_log_is_not_in_the_search(site):
+    index = (site / "search.json").read_text()
+    assert "guides/devices.html" in index
+    assert "log.html" not in index
