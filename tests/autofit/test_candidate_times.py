@@ -546,7 +546,13 @@ def test_what_the_budget_buys_is_a_table_and_a_picture():
     assert "twice" in lines[3]
     assert "budget" not in lines[4]
     picture = plots.svg(budget_figure(fits(many, times)), "times")
-    for words in ("half of the budget: 1", ">the budget: 1", "twice the budget: 1", "more: 1"):
+    for words in (
+        "half of the budget: 1",
+        ">the budget: 1",
+        "twice the budget: 1",
+        "more: 1",
+        "90 % ",
+    ):
         assert words in picture
     assert "genet_tiny-160" not in picture
     with pytest.raises(ValueError, match="time"):

@@ -190,6 +190,7 @@ def bench(
         from fullstride.report import page, times_page
 
         page.write(out, times_page.bench_page(rows, plan.options.in_channels))
+        print(out)
     elif out:
         save_measurements(rows, out)
 

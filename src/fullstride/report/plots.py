@@ -23,6 +23,7 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox, Transform
@@ -147,6 +148,12 @@ def draw_legend(owner: Axes | Figure, *entries: Any, **how: Any) -> None:
         text.set_parse_math(False)
 
 
+def name_bars(figure: Figure, what: str) -> None:
+    """Say above the plots what the bars of markers are."""
+    bar = Line2D([], [], color=INK, alpha=0.4, lw=2.5, label=what)
+    draw_legend(figure, handles=[bar], loc="outside upper left")
+
+
 def score_latency_figure(points: Sequence[Point], metric: Metric, data: str = "") -> Figure:
     if not points:
         raise ValueError("no network to plot: give at least one with a measured time")
@@ -163,6 +170,8 @@ def score_latency_figure(points: Sequence[Point], metric: Metric, data: str = ""
             if point.score is None:
                 mark = Mark(at=place(point), colour=INK, filled=False, size=8)
                 mark.draw(axes, transform=axes.get_xaxis_transform())
+        if any(point.interval for point in points):
+            name_bars(figure, "95 % interval")
         label(figure, axes, points, colours)
     return figure
 
@@ -371,6 +380,7 @@ def reliability_figure(calibration: Calibration) -> Figure:
         shares.set_ylim(0, 100)
         shares.set_ylabel("right predictions (%)")
         counts.set_ylabel("images")
+        name_bars(figure, "95 % interval")
     return figure
 
 

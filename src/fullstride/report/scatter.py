@@ -25,6 +25,7 @@ from fullstride.report.plots import (
     draw_legend,
     drawing,
     label,
+    name_bars,
     plain_ticks,
     scale_latency,
 )
@@ -210,8 +211,10 @@ def budget_figure(rows: Sequence[TimedCandidate], budget: Budget) -> Figure:
         for band, count in sorted(Counter(row.band(budget) for row in rows).items()):
             look: Any = dict(color=BAND_COLOURS[band], ms=7, label=f"{BANDS[band]}: {count}")
             axes.plot([], [], MARKERS[band], **look)
+        bars = "90 % of rounds" if all(" " in row.form for row in rows) else "90 % interval"
+        axes.plot([], [], color=INK, alpha=0.4, lw=2.5, label=bars)
         title = f"candidates by the time they need; the budget is {ms_text(limit)}"
-        how: Any = dict(ncols=len(BANDS), title=title, title_fontsize=9)
+        how: Any = dict(ncols=len(BANDS) + 1, title=title, title_fontsize=9)
         draw_legend(figure, loc="outside upper center", **how)
     return figure
 
@@ -289,6 +292,7 @@ class ScalingPanel:
 def scaling_figure(panels: Sequence[ScalingPanel], budget_ms: float | None = None) -> Figure:
     """Plot errors, on a logarithmic axis, against times. Filled points are on the front."""
     with drawing(9.2, 4.4 * len(panels), len(panels), squeeze=False) as (figure, rows):
+        name_bars(figure, "95 % interval")
         for (axes,), panel in zip(rows, panels, strict=True):
             axes.set_title(panel.title, fontsize=10, parse_math=False)
             times = [point.ms for point in panel.points]
