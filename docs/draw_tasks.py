@@ -97,7 +97,7 @@ PICTURES: dict[str, Callable[[Path], Sequence[Row]]] = {
 }
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", choices=[[], *PICTURES], default=[*PICTURES])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "tasks")
     words = parser.parse_args()
