@@ -225,8 +225,8 @@ class Hyperparameters:
     # weight of a batch in the running statistics of batch norm; in the first steps 1 / (step + 1),
     # so that initial values have no weight. None: the network's own, from the first step
     bn_momentum: Annotated[float, Bounds(gt=0, le=1)] | None = None
-    # train all weights, but normalise by the initial running statistics and keep them; for few
-    # images, whose batch statistics vary
+    # train all weights, but normalise by the initial running statistics and keep them: batch
+    # statistics of few images vary, and overfit in long trainings
     frozen_statistics: bool = False
     teacher: str = ""  # network for knowledge distillation: a run, bundle, file or name
     teacher_share: Probability = 0.5  # weight of the distillation loss; the task has the rest
