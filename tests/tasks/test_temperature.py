@@ -68,13 +68,6 @@ def test_images_that_are_all_right_or_all_wrong_have_a_temperature_too():
     assert fit_temperature(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long)) in LIMITS
 
 
-def test_logits_that_are_no_numbers_have_no_temperature():
-    values, labels = logits()
-    values[3, 2] = torch.nan
-    with pytest.raises(ValueError, match="outputs that are no numbers have no temperature"):
-        fit_temperature(values, labels)
-
-
 def test_logits_of_two_processes_have_the_temperature_of_all():
     values, labels = logits()
     parts = [HeldOutputs() for _ in range(2)]

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import exp, inf, isnan, log
-from typing import Any, ClassVar, Literal, Self
+from math import exp, log
+from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
@@ -129,7 +129,6 @@ def calibration_bins(confidence_n: Tensor, is_correct_n: Tensor) -> np.ndarray:
 # Calibration by a temperature that logits are divided by before softmax.
 
 LIMITS = (0.05, 20.0)  # of a temperature
-TOLERANCE = 1e-12  # of its logarithm
 
 
 def fit_temperature(logits_nk: Tensor, labels_n: Tensor) -> float:
@@ -138,9 +137,10 @@ def fit_temperature(logits_nk: Tensor, labels_n: Tensor) -> float:
     The target is a probability of (N + 1) / (N + 2) for the label, with the rest spread over the
     other classes, as in Platt's scaling; otherwise T would be 0 if all images are classified
     correctly. The derivative by 1 / T only grows, so that its root is the exact minimum; the result
-    is within `LIMITS`. Dividing by T keeps the order of the classes. Raises ValueError for logits
-    that are no numbers.
+    is within `LIMITS`. Dividing by T keeps the order of the classes.
     """
+    from scipy.optimize import brentq  # takes most of a second to import
+
     n, k = logits_nk.shape
     z = logits_nk.double() - logits_nk.double().amax(1, keepdim=True)
     rest = 1 / (n + 2) if k > 1 else 0.0
@@ -148,28 +148,15 @@ def fit_temperature(logits_nk: Tensor, labels_n: Tensor) -> float:
     others_n = (z.sum(1) - true_n) / max(1, k - 1)
     target = torch.lerp(true_n, others_n, rest).mean().item()
 
-    def derivatives(log_scale: float) -> tuple[float, float]:
-        p_nk = (exp(log_scale) * z).softmax(1)
-        mean_n, square_n = (p_nk * z).sum(1), (p_nk * z * z).sum(1)
-        slope = exp(log_scale) * (square_n - mean_n * mean_n).mean().item()
-        return mean_n.mean().item() - target, slope
+    def derivative(log_scale: float) -> float:
+        return ((exp(log_scale) * z).softmax(1) * z).sum(1).mean().item() - target
 
     low, high = (-log(limit) for limit in reversed(LIMITS))
-    if derivatives(low)[0] >= 0:
+    if derivative(low) >= 0:
         return LIMITS[1]
-    if derivatives(high)[0] <= 0:
+    if derivative(high) <= 0:
         return LIMITS[0]
-    log_scale = 0.0
-    while high - low > TOLERANCE:  # Newton's steps, and halves of the interval where they leave it
-        value, slope = derivatives(log_scale)
-        if isnan(value):
-            raise ValueError("outputs that are no numbers have no temperature")
-        low, high = (log_scale, high) if value < 0 else (low, log_scale)
-        step = value / slope if slope > 0 else inf
-        if abs(step) < TOLERANCE:
-            break
-        log_scale = log_scale - step if low < log_scale - step < high else (low + high) / 2
-    return exp(-log_scale)
+    return exp(-cast(float, brentq(derivative, low, high, xtol=1e-12)))
 
 
 @dataclass(frozen=True)
