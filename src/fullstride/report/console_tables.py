@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from math import floor, log10, sqrt
-from statistics import NormalDist
+from math import floor, log10
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -31,14 +30,13 @@ def wilson(percent: float, images: int) -> tuple[float, float]:
 
     Unlike the normal approximation it stays within 0 to 100 and is not empty at 100 %.
     """
+    from scipy.stats import binomtest  # takes most of a second to import
+
     if images < 1:
         raise ValueError(f"an accuracy on {images} images: use 1 or more")
     correct = round(percent / 100 * images)
-    z = NormalDist().inv_cdf(0.975)  # SciPy's statistics take half a second to import
-    centre = correct + z * z / 2
-    margin = z * sqrt(correct * (images - correct) / images + z * z / 4)
-    low, high = (100 * each / (images + z * z) for each in (centre - margin, centre + margin))
-    return low if correct else 0.0, high if correct < images else 100.0
+    interval = binomtest(correct, images).proportion_ci(0.95, "wilson")
+    return 100 * float(interval.low), 100 * float(interval.high)
 
 
 def score_interval(metric: "Metric", scores: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -160,10 +160,8 @@ def mcnemar(one: str, other: str) -> float:
     one network classifies correctly: under the hypothesis, that is either network with probability
     1/2 (McNemar 1947, in the exact form).
     """
+    from scipy.stats import binomtest  # takes most of a second to import
+
     pairs = list(zip(one, other, strict=True))
     wins, losses = pairs.count(("1", "0")), pairs.count(("0", "1"))
-    ways = total = 1  # to choose so few of them, and fewer; exact, and without SciPy's import
-    for number in range(min(wins, losses)):
-        ways = ways * (wins + losses - number) // (number + 1)
-        total += ways
-    return min(1.0, 2 * total / 2 ** (wins + losses))
+    return float(binomtest(wins, wins + losses).pvalue) if wins + losses else 1.0
