@@ -26,7 +26,6 @@ from fullstride.deploy import predict as predicting
 from fullstride.deploy.comparison import MAX_DIFFERENCE, Comparison, ComparisonImages
 from fullstride.deploy.export import export, make_reference
 from fullstride.deploy.export_runs import evenly_spaced
-from fullstride.deploy.formats.onnx import quick_patterns
 from fullstride.deploy.predict import inputs, predict
 from fullstride.deploy.settings import ExportOptions
 from fullstride.measure.budget import Budget
@@ -95,42 +94,6 @@ def test_a_file_has_no_batch_norm_the_bundle_keeps_its_own_and_metadata_says_wha
         "normalised",
         "[]",
     ]
-
-
-REWRITTEN = """<ir_version: 10, opset_import: ["" : 20]>
-agraph (float[N, 4] x) => (float[N, 4] y, float[4, N] z) <
-    int64[2] s = {-1, 4}, int64[2] t = {4, -1}, float low = {0.}, float high = {6.},
-    float[4] zero = {0., 0., 0., 0.}, int64[1] b = {0}, int64[1] e = {9223372036854775807}
-> {
-    r = Relu(x)
-    c = Relu(r)
-    m = Max(c, low)
-    n = Min(m, high)
-    p = Add(n, zero)
-    a = Reshape(p, t)
-    q = Reshape(a, s)
-    l = Slice(q, b, e, b)
-    k = Slice(q, b, e)
-    u = Transpose <perm = [1, 0]> (k)
-    v = Transpose <perm = [1, 0]> (u)
-    y = Identity(v)
-    w = Cast <to = 1> (u)
-    z = Dropout(w)
-}
-"""
-
-
-def test_patterns_that_are_found_quickly_leave_the_same_graph():
-    from onnxscript import optimizer
-
-    model = onnx.parser.parse_model(REWRITTEN)
-    slow = optimizer.optimize(model)
-    with quick_patterns():
-        quick = optimizer.optimize(model)
-    assert quick == slow
-    left = {node.op_type for node in quick.graph.node}
-    assert "Clip" in left
-    assert not left & {"Max", "Min", "Relu", "Cast"}
 
 
 def test_a_file_with_other_outputs_is_not_written_and_an_earlier_one_stays(

@@ -2,8 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,8 +63,7 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
         import onnxscript  # noqa: F401  torch.onnx needs it
     except ImportError as error:
         raise base.missing_package(str(error.name), extra="") from None
-    # warnings about its internals; the comparison judges the file
-    with base.quiet("torch.onnx"), quick_patterns():
+    with base.quiet("torch.onnx"):  # warnings about its internals; the comparison judges the file
         program = torch.onnx.export(
             # with channels last, pooling is traced as a gather that contains the batch size
             job.program(dtype, job.traced_batch, channels_first=True),
@@ -81,35 +79,6 @@ def trace(job: ExportJob, dtype: torch.dtype) -> Any:
     if job.traced_batch is not None:
         with_any_batch(model, job.traced_batch)
     return model
-
-
-@contextmanager
-def quick_patterns() -> Iterator[None]:
-    """Let the optimizer of onnxscript look for a pattern only at nodes of its last operator.
-
-    It pairs every node of a graph with all ends of a pattern that has two before it looks at the
-    operator of the first one, which takes half of the export of a detector. The graph is the same.
-    """
-    try:
-        from onnxscript.rewriter._basics import MatchResult
-        from onnxscript.rewriter._matcher import SimplePatternMatcher
-    except ImportError:  # names of another version
-        yield
-        return
-    matcher: Any = SimplePatternMatcher
-    match = matcher.match
-
-    def quick(self: Any, model: Any, graph: Any, node: Any, **options: Any) -> MatchResult:
-        for end in self.pattern.output_nodes[:1]:
-            if not (end.op.matches(node.op_type) and end.domain.matches(node.domain)):
-                return MatchResult().fail("another operator")
-        return match(self, model, graph, node, **options)
-
-    matcher.match = quick
-    try:
-        yield
-    finally:
-        matcher.match = match
 
 
 def with_any_batch(model: Any, batch: int) -> None:
