@@ -23,9 +23,9 @@ test-fast: .venv/ready
 	$(BIN)/pytest -n 2 --dist worksteal -m "not gpu and not slow" $(COVER)
 
 # What takes more than some seconds: processes, compilers, exports, the commands of the README. --durations shows why.
-# Only the files with such tests are read. A third process computes while tests of the others wait for processes.
+# Only the files with such tests are read.
 test-slow: .venv/ready
-	$(BIN)/pytest -n 3 --dist worksteal -m "slow and not gpu" --durations 40 $$(grep -rl --include='test_*.py' mark.slow tests)
+	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not gpu" --durations 40 $$(grep -rl --include='test_*.py' mark.slow tests)
 
 # The share of the lines of src that `make test COVERAGE=1` ran. It may not fall.
 coverage: .venv/ready
