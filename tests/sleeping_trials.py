@@ -67,11 +67,12 @@ def executor(name: str, folder: Path) -> Executor:
     if name == "ray":
         options = StudyOptions(executor="ray", trial_cores=1, device="cpu")
         return find_executor(options, folder, ())
+    options = StudyOptions(executor="slurm", trial_cores=1, slurm_hours=0.1)
+    engine = SlurmEngine(folder, options, gpus=0, cluster="local")
     from submitit import Job
 
     Job._results_timeout_s = 1  # of 15 s, for a result of a killed job on a slow file system
-    options = StudyOptions(executor="slurm", trial_cores=1, slurm_hours=0.1)
-    return ClusterExecutor(SlurmEngine(folder, options, gpus=0, cluster="local"), "cpu", 1)
+    return ClusterExecutor(engine, "cpu", 1)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from fullstride.train.recipes.named import (
     FEW_IMAGES,
     FEW_STEPS,
     FINETUNE_BATCH,
-    MANY_IMAGES,
+    FROZEN_IMAGES,
     Case,
     finetune,
 )
@@ -62,7 +62,7 @@ def test_training_of_few_images_or_steps_keeps_the_statistics(images, epochs, pr
     recipe = finetune(images, epochs, probe=probe)
     steps = recipe.epochs * max(1, images // recipe.batch_size)
     few_steps = recipe.epochs * images < FEW_STEPS * FINETUNE_BATCH
-    few_images = images < (MANY_IMAGES if probe else FEW_IMAGES)
+    few_images = images < (FROZEN_IMAGES if probe else FEW_IMAGES)
     assert recipe.frozen_statistics == (few_images or few_steps)
     assert recipe.lr == pytest.approx(
         (4e-4 if recipe.frozen_statistics else 1e-3) * max(1, recipe.batch_size / 32) ** 0.5,

@@ -42,9 +42,8 @@ def test_with_more_images_the_batch_and_the_steps_grow_and_the_epochs_fall(by_im
 @pytest.mark.parametrize("images", COUNTS[::4])
 def test_rate_warmup_and_average_are_within_bounds_for_every_number_of_images(by_images, images):
     recipe = by_images(images)
-    # as far as a rate follows the batch
-    size = recipe.batch_size if recipe.optimizer == "sgd" else recipe.batch_size**0.5
-    assert 1e-5 < recipe.lr / size < 0.02
+    per_image = recipe.lr / recipe.batch_size
+    assert 1e-5 < per_image < 0.02
     assert recipe.lr <= (0.1 if by_images is finetune else 0.5)
     assert recipe.warmup_epochs == pytest.approx(recipe.epochs / 10)
     # what the average spans, in steps, is a share of training

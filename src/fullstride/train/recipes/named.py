@@ -38,7 +38,7 @@ FINETUNE = Recipe(
 # images from which on batch statistics are used; steps above which the batch grows; and AdamW's
 # rates at that batch, with frozen and with batch statistics.
 FINETUNE_BATCH, FEW_IMAGES, FEW_STEPS, FEW_EPOCHS = 32, 200, 400, 20
-MANY_IMAGES, MOST_STEPS = 4000, 1500
+FROZEN_IMAGES, MOST_STEPS = 4000, 1500
 FROZEN_RATE, BATCH_RATE = 4e-4, 1e-3
 
 # The fewest steps of a training. Fewer steps leave weights far from convergence at any rate: 60
@@ -75,7 +75,7 @@ def finetune(images: int, epochs: float | None = None, *, probe: bool = True) ->
         batch *= 2
     batch = at_most_half(batch, images)
     share = 0.0 if not (probe and few) else 0.5 if length < FEW_EPOCHS else 0.25
-    is_frozen = few or (probe and images < MANY_IMAGES)
+    is_frozen = few or (probe and images < FROZEN_IMAGES)
     lr = FROZEN_RATE if is_frozen else BATCH_RATE
     lr *= math.sqrt(max(1.0, batch / FINETUNE_BATCH))
     steps = max(1.0, length * max(1, images // batch))
