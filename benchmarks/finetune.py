@@ -18,9 +18,9 @@ statistics of batches or of the weights, as many epochs as the command took or h
 which the one with the best validation counts; and fastai's `fine_tune` for as many epochs. Three
 seeds, of the pictures and of the training, where there are fewer than 1,000 or a shift.
 
-anytime: the same command with 1, 5 and 20 minutes on three sets, beside the probe and the better by
-validation of two of the twelve settings, for as many epochs; the shortest first. With 20 minutes,
-LP-FT has only the setting that was better with 5.
+anytime: the same command with 1, 5 and 20 minutes on three sets, two of which have three seeds,
+beside the probe and the better by validation of two of the twelve settings, for as many epochs; the
+shortest first. With 20 minutes, LP-FT has only the setting that was better with 5.
 
 WORK has all runs, so that a stopped benchmark goes on; the JSON and the table beside it are written
 after each result. DATA has, in any subfolders:
@@ -61,8 +61,8 @@ WEIGHTS = Path("weights") / "tf_efficientnet_lite0.pth"
 SETTINGS = tuple(product((1e-4, 3e-4, 1e-3), (False, True), (1.0, 0.5)))
 ANYTIME_MINUTES = (1, 5, 20)
 FROZEN, BATCH = ANYTIME_SETTINGS = ((3e-4, True, 1.0), (1e-3, False, 1.0))
-# with the better setting by the validation images of 5 minutes, the only one with 20
-ANYTIME_CELLS = {"themes": BATCH, "levels": FROZEN, "fashion_10000": FROZEN}
+# (the better setting by the validation images of 5 minutes, the only one with 20; seeds)
+ANYTIME_CELLS = {"themes": (BATCH, 3), "levels": (FROZEN, 3), "fashion_10000": (FROZEN, 1)}
 Result = dict[str, Any]  # of one network, or of several in a list
 
 
@@ -194,11 +194,13 @@ def tasks_of(part: str, cells: Sequence[Cell]) -> list[Task]:
             for seed in range(cell.seeds)
         ]
     return [
-        Task(cell, 0, minutes, f"{cell.name} {minutes:g} min", settings)
+        Task(cell, seed, minutes, f"{cell.name} {minutes:g} min {seed}", settings)
         for minutes in ANYTIME_MINUTES
         for cell in cells
         if cell.name in ANYTIME_CELLS
-        for settings in [ANYTIME_SETTINGS if minutes < 20 else (ANYTIME_CELLS[cell.name],)]
+        for better, seeds in [ANYTIME_CELLS[cell.name]]
+        for settings in [ANYTIME_SETTINGS if minutes < 20 else (better,)]
+        for seed in range(seeds)
     ]
 
 
@@ -218,6 +220,40 @@ def written(value: float, form: str) -> str:
     return "-" if math.isnan(value) else format(value, form)
 
 
+class Rows:
+    """The results of some seeds, by column; a column may lack seeds, or all of them."""
+
+    def __init__(self, results: dict[str, Any], keys: Sequence[str]):
+        own = {
+            name: [results.get(f"{key} {name}") for key in keys]
+            for name in ("default", *PEER_COLUMNS)
+        }
+        own["best"] = [chosen(results, key) for key in keys]
+        self.columns = {name: [each for each in column if each] for name, column in own.items()}
+        self.default = self.columns["default"]
+
+    def mean(self, name: str, field: str = "test") -> float:
+        values = [result[field] for result in self.columns[name]]
+        return statistics.mean(values) if values else math.nan
+
+    def scores(self, *names: str) -> list[str]:
+        return [written(self.mean(name), ".1f") for name in names]
+
+    def costs(self, *names: str) -> list[str]:
+        return [written(self.mean(name, "cpu_s"), ".0f") for name in names]
+
+    @property
+    def gap(self) -> float:
+        return self.mean("default") - self.mean("best")
+
+    @property
+    def error(self) -> float:
+        """The standard error of the default's score for so many test images."""
+        share = self.mean("default") / 100
+        return 100 * math.sqrt(share * (1 - share) / self.default[0]["images"])
+
+
+PEER_COLUMNS = ("pixels", "probe", "fastai")
 CELL_HEAD = ("cell", "train", "seeds", "pixels", "probe", "fastai", "best of 12", "default", "gap")
 CELL_HEAD += ("error", "CPU-s: default", "best", "fastai")
 
@@ -225,39 +261,22 @@ CELL_HEAD += ("error", "CPU-s: default", "best", "fastai")
 def cells_table(results: dict[str, Result]) -> str:
     rows, gaps, over_fastai = [], [], []
     for cell in CELLS:
-        columns: dict[str, list[Result]] = {}
-        for seed in range(cell.seeds):
-            key = f"{cell.name} {seed}"
-            each = {name: results.get(f"{key} {name}") for name in ("default", "pixels", "probe")}
-            each["fastai"] = results.get(f"{key} fastai")
-            each["best"] = chosen(results, key)
-            for name, result in each.items():
-                columns.setdefault(name, []).extend([result] if result else [])
-        if not columns["default"]:
+        row = Rows(results, [f"{cell.name} {seed}" for seed in range(cell.seeds)])
+        if not row.default:
             continue
-
-        def mean(name: str, field: str = "test", columns: Any = columns) -> float:
-            values = [result[field] for result in columns[name]]
-            return statistics.mean(values) if values else math.nan
-
-        gap = mean("default") - mean("best")
-        share = mean("default") / 100
-        error = 100 * math.sqrt(share * (1 - share) / columns["default"][0]["images"])
-        if columns["best"]:
-            gaps.append((gap, error))
-        if columns["fastai"]:
-            over_fastai.append(mean("default") - mean("fastai"))
-        scores = (mean(name) for name in ("pixels", "probe", "fastai", "best", "default"))
-        costs = (mean(name, "cpu_s") for name in ("default", "best", "fastai"))
+        if row.columns["best"]:
+            gaps.append((row.gap, row.error))
+        if row.columns["fastai"]:
+            over_fastai.append(row.mean("default") - row.mean("fastai"))
         rows.append(
             [
                 cell.name + (" (shift)" if cell.has_shift else ""),
-                f"{columns['default'][0]['train']:,}",
-                str(len(columns["default"])),
-                *(written(score, ".1f") for score in scores),
-                written(gap, "+.1f"),
-                f"{error:.1f}",
-                *(written(cost, ".0f") for cost in costs),
+                f"{row.default[0]['train']:,}",
+                str(len(row.default)),
+                *row.scores(*PEER_COLUMNS, "best", "default"),
+                written(row.gap, "+.1f"),
+                f"{row.error:.1f}",
+                *row.costs("default", "best", "fastai"),
             ]
         )
     within = sum(gap >= -error for gap, error in gaps)
@@ -288,30 +307,37 @@ def devices(results: dict[str, Result]) -> str:
             if result.get("peers_epochs", result["epochs"]) != result["epochs"]:
                 counts = f"{result['peers_epochs']:g} epochs, the default {result['epochs']:g}"
                 lines.append(f"LP-FT, measured beside an earlier default, has {counts}")
-            name = key.removesuffix(" default")
+            name = key.removesuffix(" default").rsplit(" ", 1)[0]  # without its seed
             for line in lines:
-                cells.setdefault(line, {})[name if name.endswith("min") else name.split()[0]] = None
+                cells.setdefault(line, {})[name] = None
     return "\n".join(["", *(f"- {line}: {', '.join(names)}." for line, names in cells.items())])
 
 
-ANYTIME_HEAD = ("cell", "minutes", "probe", "LP-FT", "default", "CPU-s: LP-FT", "default")
+ANYTIME_HEAD = ("cell", "minutes", "seeds", "probe", "LP-FT", "default", "gap", "error")
+ANYTIME_HEAD += ("CPU-s: LP-FT", "default")
 
 
 def anytime_table(results: dict[str, Result]) -> str:
     rows = []
-    for cell in CELLS:
-        for minutes in ANYTIME_MINUTES if cell.name in ANYTIME_CELLS else ():
-            key = f"{cell.name} {minutes:g} min"
-            own, probe = results.get(f"{key} default"), results.get(f"{key} probe")
-            best = chosen(results, key)
-            if own and probe and best:
-                scores = (f"{each['test']:.1f}" for each in (probe, best, own))
-                costs = (f"{each['cpu_s']:.0f}" for each in (best, own))
-                rows.append([cell.name, f"{minutes:g}", *scores, *costs])
+    for cell, minutes in product(CELLS, ANYTIME_MINUTES):
+        _, seeds = ANYTIME_CELLS.get(cell.name, (None, 0))
+        keys = [f"{cell.name} {minutes:g} min {seed}" for seed in range(seeds)]
+        row = Rows(results, [key for key in keys if f"{key} plain" in results])
+        if row.default:
+            rows.append(
+                [
+                    *(cell.name, f"{minutes:g}", str(len(row.default))),
+                    *row.scores("probe", "best", "default"),
+                    written(row.gap, "+.1f"),
+                    f"{row.error:.1f}",
+                    *row.costs("best", "default"),
+                ]
+            )
     notes = """
-Top-1 of the test images in percent, one seed. LP-FT in plain PyTorch for as many epochs, the better
-by validation of a rate of 3e-4 with frozen statistics and 1e-3 with those of batches; with 20
-minutes, the better one of 5. A training may end before its time: its length has a limit."""
+Top-1 of the test images in percent, the mean over the seeds. LP-FT in plain PyTorch for as many
+epochs, the better by validation of a rate of 3e-4 with frozen statistics and 1e-3 with those of
+batches; with 20 minutes, the better one of 5. The error is the standard error of the default's
+score for so many test images. A training may end before its time: its length has a limit."""
     return markdown(ANYTIME_HEAD, rows) + "\n" + notes
 
 

@@ -62,6 +62,7 @@ from fullstride.io.writing import atomic_write, json_output
 from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE, call_time
 from fullstride.study.driver import read_seconds, run_stage, run_study
+from fullstride.study.scores import PairedScores, resampled_of
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks import find_task
 from fullstride.train.recipes.choice import RecipeChoice
@@ -152,9 +153,8 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
             record = read_record(folder, file.candidate, file.format, file.precision)
             if file.failure or record is None:
                 continue
-            model = open_file(folder / file.path, trust=True)
-            scores = score_model(model, job.data.test).evaluation.scores
-            test = scores[shipment.metric]
+            scores = tested(folder / file.path, job)
+            test = scores.scores[shipment.metric]
             yield f"{file.path}: test {test:.2f}"
             files.append(
                 ReferenceFile(
@@ -162,6 +162,7 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
                     correct=record.correct,
                     resampled=record.resampled,
                     test=test,
+                    tested=scores,
                     params=params[file.candidate],
                 )
             )
@@ -175,6 +176,15 @@ def make_reference(folder: Path, job: Job) -> Generator[str, None, Reference]:
         )
 
     return (yield from run_stage(folder, "reference", Reference, scored()))
+
+
+def tested(path: Path, job: Job) -> PairedScores:
+    """The scores of a file on the test images."""
+    result = score_model(open_file(path, trust=True), job.data.test)
+    evaluation, single_label = result.evaluation, find_task(job.case.task).single_label
+    if single_label:
+        return PairedScores(evaluation.scores, result.correct)
+    return PairedScores(evaluation.scores, resampled=resampled_of(evaluation.score, True))
 
 
 def one_fit(folder: Path, job: Job, budget_ms: float) -> Generator[str, None, FitRow]:
@@ -208,6 +218,7 @@ def one_fit(folder: Path, job: Job, budget_ms: float) -> Generator[str, None, Fi
         total_s=sum(read_seconds(folder).values()) - read_seconds(folder)["check"],
         epochs=epochs,
         load=check.load,
+        tested=tested(folder / shipment.model, job),
     )
 
 
@@ -242,6 +253,7 @@ def fit_together(
                 seconds=results.seconds["plan"] + results.seconds["training"],
                 epochs=epochs,
                 load=check.load,
+                tested=tested(folder / model, job),
             )
         )
     return rows

@@ -1,5 +1,6 @@
 """What does a fit lose against training every candidate to the end? Regret, baselines, table."""
 
+import math
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ import numpy as np
 
 from fullstride.autofit.finalists import FileRecord, ShippedFile
 from fullstride.autofit.ship import choose
+from fullstride.study.scores import PairedScores
 from fullstride.tasks.task import Metric
 
 NOISE = 1.05  # times the budget: a measurement up to this counts as within it
@@ -25,6 +27,7 @@ class ReferenceFile:
     test: float  # the score on the test images
     params: int  # of the network
     resampled: tuple[float | None, ...] = ()  # as in `FileRecord`
+    tested: PairedScores | None = None  # on the test images
 
     @property
     def ms(self) -> float:
@@ -61,6 +64,7 @@ class FitRow:
     total_s: float = 0.0  # of all stages
     epochs: Mapping[str, int] = field(default_factory=dict)  # of each candidate that trained
     load: float = 0.0  # of the machine in the last minute, when the file was measured again
+    tested: PairedScores | None = None  # of the shipped file, on the test images
 
     @property
     def in_budget(self) -> bool:
@@ -141,6 +145,26 @@ def losses(files: Sequence[ReferenceFile], ms: float, test: float, metric: Metri
     return Losses(val=best - by_val, ties=by_val - by_ties, rest=by_ties - metric.rank(test))
 
 
+def standard_error(row: FitRow, files: Sequence[ReferenceFile], metric: Metric) -> float:
+    """Of the regret, in points: by the differences of the two files image by image, or over the
+    same resamples of the test images. NaN where only the scores are known."""
+    best = best_by_test(files, row.budget_ms, metric)
+    if best is None or best.tested is None or row.tested is None:
+        return math.nan
+    ours, theirs = row.tested, best.tested
+    if ours.correct:
+        pairs = zip(ours.correct, theirs.correct, strict=True)
+        by_image = [100.0 * (int(one) - int(other)) for one, other in pairs]
+        return statistics.pstdev(by_image) / math.sqrt(len(by_image))
+    resamples = zip(ours.resampled, theirs.resampled, strict=True)
+    return statistics.pstdev(one - other for one, other in resamples if None not in (one, other))
+
+
+def best_by_test(files: Sequence[ReferenceFile], ms: float, metric: Metric) -> ReferenceFile | None:
+    inside = within(files, ms)
+    return max(inside, key=lambda each: metric.rank(each.test)) if inside else None
+
+
 def baselines(
     files: Sequence[ReferenceFile], ms: float, metric: Metric, default: str
 ) -> dict[str, float | None]:
@@ -179,7 +203,7 @@ def cost(row: FitRow, reference: Reference) -> tuple[float, float]:
     return row.seconds / all_s, epochs_s / all_s
 
 
-HEAD = ("budget ms", "ships", "ms", "again", "in budget", "test", "best", "regret")
+HEAD = ("budget ms", "ships", "ms", "again", "in budget", "test", "best", "regret", "error")
 HEAD += ("val", "ties", "rest", "cost", "by epochs", "random", "largest", "default")
 
 
@@ -197,7 +221,8 @@ def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default:
                 f"Test {metric.label} in points on {reference.test_images:,} images"
                 f"{one if metric.percent_of_images else ''}. Best: of all candidates, trained to "
                 f"the end ({reference.epochs} epochs) and exported, the best file within the "
-                "budget by its test score. Regret is the difference, the sum of three: choosing "
+                "budget by its test score. Regret is the difference, with its standard error (a "
+                "dash: not stored) and as the sum of three: choosing "
                 f"by validation ({reference.val_images:,} images), giving ties to the faster "
                 "file, and the rest, which is halving and the fit's own measurements of time. "
                 "Again is the shortest of the times in fresh processes. Cost is the fit's plan and "
@@ -224,11 +249,13 @@ def table_row(reference: Reference, row: FitRow, metric: Metric, default: str) -
     if row.failure:
         return (f"{row.budget_ms:g}", "nothing", *[""] * (len(HEAD) - 5), *simple)
     lost = losses(reference.files, row.budget_ms, row.test, metric)
-    points = [""] * 5
-    if lost is not None:
-        best = max((each.test for each in within(reference.files, row.budget_ms)), key=metric.rank)
-        parts = (lost.regret, lost.val, lost.ties, lost.rest)
-        points = [f"{best:.2f}", *(f"{each:+.2f}" for each in parts)]
+    points = [""] * 6
+    best = best_by_test(reference.files, row.budget_ms, metric)
+    if lost is not None and best is not None:
+        error = standard_error(row, reference.files, metric)
+        points = [f"{best.test:.2f}", f"{lost.regret:+.2f}"]
+        points += ["-" if math.isnan(error) else f"{error:.2f}"]
+        points += [f"{each:+.2f}" for each in (lost.val, lost.ties, lost.rest)]
     return (
         f"{row.budget_ms:g}",
         f"{row.candidate} {row.format} {row.precision}",
@@ -247,6 +274,11 @@ def summary(reference: Reference, rows: Sequence[FitRow], metric: Metric) -> lis
     shipped = [row for row in rows if not row.failure]
     each_lost = [losses(reference.files, row.budget_ms, row.test, metric) for row in shipped]
     regrets = [each.regret for each in each_lost if each is not None]
+    errors = [standard_error(row, reference.files, metric) for row in shipped]
+    small = [
+        each is not None and each.regret <= max(MOST_REGRET, error)
+        for each, error in zip(each_lost, errors, strict=True)
+    ]
     others = [each.beyond_val for each in each_lost if each is not None]
     first = sum(row.again_ms[0] <= NOISE * row.budget_ms for row in shipped)
     costs = [cost(row, reference) for row in shipped]
@@ -258,6 +290,7 @@ def summary(reference: Reference, rows: Sequence[FitRow], metric: Metric) -> lis
         lines += [
             f"Regret at most {MOST_REGRET:g} points: {sum(each <= MOST_REGRET for each in regrets)}"
             f" of {len(rows)}; mean {statistics.mean(regrets):.2f}, largest {max(regrets):.2f}.",
+            f"At most {MOST_REGRET:g} points or its standard error: {sum(small)} of {len(rows)}.",
             "Against the file that training every candidate to the end finds, by validation:",
             f"at most {MOST_REGRET:g} points: {sum(each <= MOST_REGRET for each in others)} of "
             f"{len(rows)}; mean {statistics.mean(others):.2f}, largest {max(others):.2f}.",
