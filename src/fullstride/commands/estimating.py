@@ -15,7 +15,7 @@ from tyro.conf import arg
 from fullstride.commands.flags import Device, Layout, Models, ProfileFlags
 from fullstride.io.console import console, count_of, print_error
 from fullstride.io.records import refuse_flags
-from fullstride.io.writing import PAGE, PLOT, check_output
+from fullstride.io.writing import PLOT, check_page_or
 from fullstride.measure.budget import HERE
 
 if TYPE_CHECKING:
@@ -242,8 +242,7 @@ def choose(
     from fullstride.measure.budget import required_budget
     from fullstride.report import console_lines, console_tables
 
-    is_page = out is not None and out.suffix.lower() == PAGE.suffix
-    check_output(out, PAGE if is_page else PLOT)
+    is_page = check_page_or(out, PLOT)
     budget = required_budget(budget_ms, images_per_s, call_batch)
     selection = options.choose(profile, budget)
     device = selection.profile

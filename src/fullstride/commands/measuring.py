@@ -177,12 +177,11 @@ def bench(
         return
     if quick:
         raise ValueError("--quick is for a suite: say --suite papers too")
-    from fullstride.io.writing import PAGE, check_output
+    from fullstride.io.writing import check_page_or
     from fullstride.measure.protocols import MEASUREMENTS, save_measurements
     from fullstride.report import console_tables
 
-    is_page = out is not None and out.suffix.lower() == PAGE.suffix
-    check_output(out, PAGE if is_page else MEASUREMENTS.output)
+    is_page = check_page_or(out, MEASUREMENTS.output)
     with bench_plan(models, settings, trust) as plan:
         rows = print_tables(plan.run(), is_one_table=not settings.protocol)
     print(*console_tables.measurement_notes(rows, plan.options.in_channels), sep="\n")

@@ -262,6 +262,13 @@ def check_output(path: Path | None, output: Output) -> None:
     refuse_foreign(path, output)
 
 
+def check_page_or(path: Path | None, output: Output) -> bool:
+    """`check_output` of a page if `path` has its suffix, else of `output`; whether it is a page."""
+    is_page = path is not None and path.suffix.lower() == PAGE.suffix
+    check_output(path, PAGE if is_page else output)
+    return is_page
+
+
 def _resolved(path: Path) -> Path:
     """Follow a link: the link stays, and its target is replaced."""
     target = Path(os.path.realpath(path)) if path.is_symlink() else path

@@ -169,6 +169,7 @@ def version(package: str) -> str | None:
         return None
 
 
+@cache  # of the code in this process, which a later commit does not change
 def commit(package: Path) -> str | None:
     """The commit of fullstride's checkout that holds `package`; None for other repositories."""
     checkout = package.parents[1]
