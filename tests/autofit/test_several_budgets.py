@@ -8,10 +8,11 @@ from generators import drain
 from networks import first_block
 
 from fullstride.autofit import plan as fit_plan
-from fullstride.autofit.budget import FitJob
+from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.finalists import FileRecord, FileTimes, ShippedFile, in_doubt
 from fullstride.autofit.fit import FIT
+from fullstride.autofit.halving import for_each_budget
 from fullstride.autofit.plan import (
     Means,
     TrainingTime,
@@ -25,6 +26,7 @@ from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.ship import pick
 from fullstride.data.dataset import open_data
 from fullstride.deploy.formats import open_file
+from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import CallTime
 from fullstride.nets.families import SPECS
 from fullstride.study.driver import run_study
@@ -63,6 +65,31 @@ def test_the_most_promising_of_each_budget_come_in_turn():
     a, b, c = (each.candidate for each in COSTS[:3])
     assert in_turn([[a, b, c], [b, c], [c]]) == [a, b, c]
     assert in_turn([[c, a], [b]]) == [c, b, a]
+
+
+def test_each_budget_keeps_two_families_where_a_smaller_one_keeps_networks_with_room():
+    """The first of each budget is within it by a seventh, which is less than noise."""
+    ms = {"a-64": 0.93, "a-128": 2.16, "a-256": 6.49, "b-64": 0.82, "b-128": 2.21, "b-256": 6.52}
+    ranked, budgets = ["a-256", "a-128", "b-256", "a-64", "b-128", "b-64"], (7.755, 2.504, 1.085)
+    times = CandidateTimes(
+        candidates=tuple(
+            Candidate(model=name[0], resolution=int(name[2:]), family=name[0]) for name in ms
+        ),
+        times=tuple(
+            CandidateTime(candidate=name, format="onnx", precision="fp32", ms=each)
+            for name, each in ms.items()
+        ),
+        budget=Budget(ms_per_image=7.755),
+    )
+
+    def kept(*budgets: float) -> tuple[str, ...]:
+        each = [Budget(ms_per_image=budget) for budget in budgets]
+        return for_each_budget(ranked, 2, times, each)
+
+    assert kept(7.755) == ("a-256", "a-128")
+    assert kept(2.504) == ("a-128", "a-64")
+    assert kept(7.755, 1.085) == ("a-256", "b-256", "a-64", "b-64")
+    assert kept(*budgets) == tuple(ranked)
 
 
 def test_budgets_are_sorted_and_may_be_a_number_a_list_or_a_rate():

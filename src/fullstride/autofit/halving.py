@@ -20,6 +20,7 @@ from fullstride.autofit.plan import (
 )
 from fullstride.data.dataset import DataSet
 from fullstride.io.writing import bytes_of, remove
+from fullstride.measure.budget import Budget
 from fullstride.study.scores import PairedScores, paired_p, train_and_score
 from fullstride.study.trials import Failure, Trial, TrialKind
 from fullstride.tasks.task import Metric
@@ -164,7 +165,8 @@ def run_halving(
        within the budget by less than `ROOM`, the next place is for the best with more room, which
        ships if the file of the first is slower than it was measured.
     3. The finalists are the first of the last rung, at most three, by the same two rules.
-    4. With several budgets, the rules hold for each budget and the candidates within it.
+    4. With several budgets, the rules hold for each budget and the candidates within it, see
+       `for_each_budget`.
 
     On a machine that is slower than planned, the last of the ranking are left out, see `in_time`,
     and the trainings of the last rung share the time that is left.
@@ -174,7 +176,6 @@ def run_halving(
 
     Raises ValueError if all candidates of a rung fail.
     """
-    families = {name: candidate_times.by_name[name].family for name in plan.candidates}
     names, scores, failures = plan.candidates, list[RungScore](), dict[str, str]()
     ties = list[tuple[str, str, float]]()
     metric = job.metric
@@ -192,12 +193,7 @@ def run_halving(
         scores += here
         ranked, by_time = rank(here, candidate_times.ms, metric)
         ties += by_time
-        chosen = set[str]()
-        for each in map(candidate_times.of, job.budgets):
-            if inside := [name for name in ranked if name in each.ms]:
-                roomy = {row.candidate for row in each.within(1 / ROOM)}
-                chosen |= {*survivors(inside, rung.keep, families, each.in_float, roomy)}
-        names = tuple(name for name in ranked if name in chosen)
+        names = for_each_budget(ranked, rung.keep, candidate_times, job.budgets)
         yield f"rung {rung.number}: {', '.join(names)}"
     finalists, _ = in_time(job, plan, len(plan.rungs), names, scores)
     if late := names[len(finalists) :]:
@@ -323,6 +319,23 @@ def tie(best: PairedScores, other: PairedScores, metric: Metric) -> float | None
     if p is None:
         return 1.0 if difference == 0 else None
     return p if difference <= TIE_POINTS and p > P_TIE else None
+
+
+def for_each_budget(
+    ranked: Sequence[str], keep: int, candidate_times: CandidateTimes, budgets: Sequence[Budget]
+) -> tuple[str, ...]:
+    """The names that survive for any of the budgets, the best first.
+
+    A survivor for a smaller budget may have room in a larger one, which then needs no other for it.
+    """
+    families = {name: candidate_times.by_name[name].family for name in ranked}
+    chosen = set[str]()
+    for each in map(candidate_times.of, sorted(budgets, key=lambda each: each.ms_per_image)):
+        if inside := [name for name in ranked if name in each.ms]:
+            roomy = {row.candidate for row in each.within(1 / ROOM)}
+            roomy = {*inside} if chosen & roomy else roomy
+            chosen |= {*survivors(inside, keep, families, each.in_float, roomy)}
+    return tuple(name for name in ranked if name in chosen)
 
 
 def survivors(
