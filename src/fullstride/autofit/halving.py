@@ -163,7 +163,8 @@ def run_halving(
        first is within the budget in int8 only, the best candidate in float survives too while there
        is a place, and the candidate of the second family is in float if possible. If the first is
        within the budget by less than `ROOM`, the next place is for the best with more room, which
-       ships if the file of the first is slower than it was measured.
+       ships if the file of the first is slower than it was measured; if two survive, it is of a
+       second family if possible.
     3. The finalists are the first of the last rung, at most three, by the same two rules.
     4. With several budgets, the rules hold for each budget and the candidates within it, see
        `for_each_budget`.
@@ -352,6 +353,8 @@ def survivors(
     if first not in in_float:
         others = [name for name in others if name in in_float] or others
     spare = [] if first in roomy else [name for name in ranked if name in roomy]
+    if keep == 2:  # one place is for both
+        spare = [name for name in spare if name in others] or spare
     required = list(dict.fromkeys([first, *spare[:1], *others[:1], *floats[:1]]))[:keep]
     rest = [name for name in ranked if name not in required]
     chosen = {*required, *rest[: keep - len(required)]}
