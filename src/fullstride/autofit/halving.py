@@ -162,12 +162,10 @@ def run_halving(
     2. The best of the ranking survive, among them the best candidate of a second family. If the
        first is within the budget in int8 only, the best candidate in float survives too while there
        is a place, and the candidate of the second family is in float if possible. If the first is
-       within the budget by less than `ROOM`, the next place is for the best with more room, which
-       ships if the file of the first is slower than it was measured; if two survive, it is of a
-       second family if possible.
+       within the budget by less than `ROOM`, and was measured on a busy machine, the next place is
+       for the best with more room, which ships if the file of the first is too slow.
     3. The finalists are the first of the last rung, at most three, by the same two rules.
-    4. With several budgets, the rules hold for each budget and the candidates within it, see
-       `for_each_budget`.
+    4. With several budgets, the rules hold for each budget and the candidates within it.
 
     On a machine that is slower than planned, the last of the ranking are left out, see `in_time`,
     and the trainings of the last rung share the time that is left.
@@ -325,16 +323,12 @@ def tie(best: PairedScores, other: PairedScores, metric: Metric) -> float | None
 def for_each_budget(
     ranked: Sequence[str], keep: int, candidate_times: CandidateTimes, budgets: Sequence[Budget]
 ) -> tuple[str, ...]:
-    """The names that survive for any of the budgets, the best first.
-
-    A survivor for a smaller budget may have room in a larger one, which then needs no other for it.
-    """
+    """The names that survive for any of the budgets, the best first, see `run_halving`."""
     families = {name: candidate_times.by_name[name].family for name in ranked}
     chosen = set[str]()
-    for each in map(candidate_times.of, sorted(budgets, key=lambda each: each.ms_per_image)):
+    for each in map(candidate_times.of, budgets):
         if inside := [name for name in ranked if name in each.ms]:
-            roomy = {row.candidate for row in each.within(1 / ROOM)}
-            roomy = {*inside} if chosen & roomy else roomy
+            roomy = {row.candidate for row in each.within(1 / ROOM)} if each.busy else {*inside}
             chosen |= {*survivors(inside, keep, families, each.in_float, roomy)}
     return tuple(name for name in ranked if name in chosen)
 
@@ -353,8 +347,6 @@ def survivors(
     if first not in in_float:
         others = [name for name in others if name in in_float] or others
     spare = [] if first in roomy else [name for name in ranked if name in roomy]
-    if keep == 2:  # one place is for both
-        spare = [name for name in spare if name in others] or spare
     required = list(dict.fromkeys([first, *spare[:1], *others[:1], *floats[:1]]))[:keep]
     rest = [name for name in ranked if name not in required]
     chosen = {*required, *rest[: keep - len(required)]}
