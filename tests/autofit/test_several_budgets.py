@@ -69,7 +69,7 @@ def test_the_most_promising_of_each_budget_come_in_turn():
 
 @pytest.mark.parametrize("busy", ["", "the machine is busy"])
 def test_each_budget_keeps_two_families_or_room_for_what_a_busy_machine_measured(busy):
-    """The first of each budget is within it by less than a sixth."""
+    """The first of each budget is within it by less than a fifth."""
     ms = {"a-64": 0.93, "a-128": 2.16, "a-256": 6.49, "b-64": 0.82, "b-128": 2.21, "b-256": 6.52}
     ranked, budgets = ["a-256", "a-128", "b-256", "a-64", "b-128", "b-64"], (7.755, 2.504, 1.085)
     times = CandidateTimes(
