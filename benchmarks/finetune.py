@@ -39,10 +39,11 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -295,7 +296,8 @@ the whole process, of one training for each."""
 
 def devices(results: dict[str, Result]) -> str:
     """Which processors the trainings are of, and which were made again for as many epochs."""
-    cells: dict[str, dict[str, None]] = {}
+    cells: dict[str, dict[str, list[str]]] = {}
+    seeds = Counter(key.rsplit(" ", 2)[0] for key in results if key.endswith(" default"))
     for key, result in results.items():
         if key.endswith(" default"):
             lines = [f"Default on {result['device']}"]
@@ -307,10 +309,15 @@ def devices(results: dict[str, Result]) -> str:
             if result.get("peers_epochs", result["epochs"]) != result["epochs"]:
                 counts = f"{result['peers_epochs']:g} epochs, the default {result['epochs']:g}"
                 lines.append(f"LP-FT, measured beside an earlier default, has {counts}")
-            name = key.removesuffix(" default").rsplit(" ", 1)[0]  # without its seed
+            name, seed, _ = key.rsplit(" ", 2)
             for line in lines:
-                cells.setdefault(line, {})[name] = None
-    return "\n".join(["", *(f"- {line}: {', '.join(names)}." for line, names in cells.items())])
+                cells.setdefault(line, {}).setdefault(name, []).append(seed)
+
+    def named(name: str, own: list[str]) -> str:
+        return name if len(own) == seeds[name] else f"{name} (seed {' and '.join(own)})"
+
+    lists = {line: ", ".join(starmap(named, names.items())) for line, names in cells.items()}
+    return "\n".join(["", *(f"- {line}: {names}." for line, names in lists.items())])
 
 
 ANYTIME_HEAD = ("cell", "minutes", "seeds", "probe", "LP-FT", "default", "gap", "error")

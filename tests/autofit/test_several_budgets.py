@@ -12,7 +12,7 @@ from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.finalists import FileRecord, FileTimes, ShippedFile, in_doubt
 from fullstride.autofit.fit import FIT
-from fullstride.autofit.halving import for_each_budget
+from fullstride.autofit.halving import survivors_of_budgets
 from fullstride.autofit.plan import (
     Means,
     TrainingTime,
@@ -86,7 +86,7 @@ def test_each_budget_keeps_two_families_or_room_for_what_a_busy_machine_measured
 
     def kept(*budgets: float) -> tuple[str, ...]:
         each = [Budget(ms_per_image=budget) for budget in budgets]
-        return for_each_budget(ranked, 2, times, each)
+        return survivors_of_budgets(ranked, 2, times, each)
 
     assert kept(7.755) == (("a-256", "a-128") if busy else ("a-256", "b-256"))
     assert kept(2.504) == (("a-128", "a-64") if busy else ("a-128", "b-128"))

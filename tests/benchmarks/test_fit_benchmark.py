@@ -112,19 +112,15 @@ def test_the_cost_is_a_share_of_training_every_candidate_in_seconds_and_by_epoch
 
 
 def test_the_error_of_the_regret_is_of_the_difference_on_the_same_test_images():
-    def with_tests(ours, theirs):
-        files = [replace(each, tested=theirs) for each in FILES]
-        return fit_regret.standard_error(replace(ROW, tested=ours), files, TOP1)
-
     # 30 of 500 images are right in one file only, 10 of them in the shipped one
     ours, theirs = "1" * 10 + "0" * 20 + "1" * 470, "0" * 10 + "1" * 20 + "1" * 470
     share = (30 / 500 - (10 / 500) ** 2) / 500
-    error = with_tests(PairedScores({}, ours), PairedScores({}, theirs))
+    error = fit_regret.standard_error(PairedScores({}, ours), PairedScores({}, theirs))
     assert error == pytest.approx(100 * share**0.5)
     # over resamples of the images, of which one has no score
     draws = PairedScores({}, resampled=(50.0, 52.0, None)), PairedScores({}, resampled=(49.0,) * 3)
-    assert with_tests(*draws) == pytest.approx(1.0)
-    assert np.isnan(with_tests(None, draws[0]))
+    assert fit_regret.standard_error(*draws) == pytest.approx(1.0)
+    assert np.isnan(fit_regret.standard_error(None, draws[0]))
 
 
 def test_the_shortest_time_in_a_fresh_process_decides_with_five_per_cent_allowed():

@@ -192,7 +192,7 @@ def run_halving(
         scores += here
         ranked, by_time = rank(here, candidate_times.ms, metric)
         ties += by_time
-        names = for_each_budget(ranked, rung.keep, candidate_times, job.budgets)
+        names = survivors_of_budgets(ranked, rung.keep, candidate_times, job.budgets)
         yield f"rung {rung.number}: {', '.join(names)}"
     finalists, _ = in_time(job, plan, len(plan.rungs), names, scores)
     if late := names[len(finalists) :]:
@@ -320,7 +320,7 @@ def tie(best: PairedScores, other: PairedScores, metric: Metric) -> float | None
     return p if difference <= TIE_POINTS and p > P_TIE else None
 
 
-def for_each_budget(
+def survivors_of_budgets(
     ranked: Sequence[str], keep: int, candidate_times: CandidateTimes, budgets: Sequence[Budget]
 ) -> tuple[str, ...]:
     """The names that survive for any of the budgets, the best first, see `run_halving`."""
