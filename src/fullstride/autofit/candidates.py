@@ -6,7 +6,7 @@ If there are many, a shortlist of the most promising ones is tried.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -38,6 +38,7 @@ from fullstride.nets.spec import NetSpec
 from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.key_maps import meta_network
+from fullstride.study.trials import Work
 from fullstride.tables import SMALL_RESOLUTIONS, is_repository
 
 NON_SQUARE = 1.2  # least longer / shorter side for which a crop leaves out much of a picture
@@ -164,7 +165,7 @@ def list_candidates(
     weights: str = "hub",
     names: Sequence[str] = (),
     licence: Licence = "permissive",
-) -> Generator[str, None, tuple[Candidate, ...]]:
+) -> Work[tuple[Candidate, ...]]:
     """The networks to choose from, in a fixed order; yields lines on the case.
 
     Args:
@@ -205,9 +206,7 @@ def find_specs(names: Sequence[str]) -> dict[str, NetSpec | TimmSpec]:
     return {name: zoo.spec(without_tag(name)) for name in names}
 
 
-def hub_starts(
-    pictures: Pictures, names: Sequence[str], licence: Licence
-) -> Generator[str, None, list[Start]]:
+def hub_starts(pictures: Pictures, names: Sequence[str], licence: Licence) -> Work[list[Start]]:
     """The released weights in reach; [], with a line that says why, for random weights."""
     scratch = "so all candidates begin with random weights"
     if pictures.takes_clips:
@@ -241,7 +240,7 @@ def hub_starts(
 
 def starts_in(
     weights: str, pictures: Pictures, names: Sequence[str], licence: Licence
-) -> Generator[str, None, list[Start]]:
+) -> Work[list[Start]]:
     """The weights in a folder or in `hf:USER/NAME` that take the pictures, gray ones also as RGB.
 
     Raises ValueError if there are none.

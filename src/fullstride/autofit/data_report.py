@@ -26,6 +26,7 @@ from fullstride.data.readers.listing import Objects, quote_names
 from fullstride.io.console import count_of, printable, verb_of
 from fullstride.io.writing import cores
 from fullstride.report.console_lines import few_images_line
+from fullstride.study.trials import Work
 
 # Images of two splits or two classes that have the same pixels, or show nearly the same.
 #
@@ -175,7 +176,7 @@ class DataReport:
     duplicates: tuple[str, ...] = ()  # all images that `without_duplicates` leaves out
 
 
-def inspect(data: DataSet, workers: int | None = None) -> Generator[str, None, DataReport]:
+def inspect(data: DataSet, workers: int | None = None) -> Work[DataReport]:
     """Decode all images, and compare them with each other.
 
     Images with the same pixels, and images that show the same (`perceptual_hashes`), are reported
@@ -350,7 +351,7 @@ def _notes_on_alpha(all_images: ImageIndex) -> list[str]:
     ]
 
 
-def _with_progress(search: Generator[float, None, T]) -> Generator[str, None, T]:
+def _with_progress(search: Generator[float, None, T]) -> Work[T]:
     """Lines of progress in place of finished shares."""
     start = last = time.monotonic()
     while True:

@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -28,6 +28,7 @@ from fullstride.measure.budget import Budget
 from fullstride.measure.environment import Environment, choose_device
 from fullstride.measure.protocols import ONLINE, CallTime, call_time, shortest
 from fullstride.study.scores import resampled_of
+from fullstride.study.trials import Work
 from fullstride.tasks.task import Metric
 
 SHIP = "ship"  # folder of the files, in the folder of a fit
@@ -125,7 +126,7 @@ def remote_precision(precision: Precision) -> Precision:
 
 def export_finalist(
     job: FitJob, candidate: Candidate, wanted: Sequence[tuple[str, Precision]]
-) -> Generator[str, None, list[FileRecord]]:
+) -> Work[list[FileRecord]]:
     """Export the bundle of a finalist in each form of `wanted`, and score the files in validation.
 
     A file with a record in the folder is not written again. If a file cannot be written, its record
@@ -282,7 +283,7 @@ FILE_TIMES = Record(FileTimes, "the times of exported files", ("times", "measure
 
 def measured(
     job: FitJob, records: Sequence[FileRecord], times: Sequence[CandidateTime]
-) -> Generator[str, None, tuple[list[FileRecord], Mapping[str, Any]]]:
+) -> Work[tuple[list[FileRecord], Mapping[str, Any]]]:
     """The records with the times of their files, and the environment of the measurement.
 
     Files close enough to the budget that noise could flip the verdict, see `in_doubt`, are measured

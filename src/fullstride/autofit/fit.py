@@ -1,6 +1,6 @@
 """The stages of a fit, from images and a budget to the most accurate network as a file."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ def list_networks(job: FitJob, done: Results) -> Work:
     )
 
 
-def compare_with_budget(job: FitJob, done: Results) -> Generator[str, None, CandidateTimes]:
+def compare_with_budget(job: FitJob, done: Results) -> Work[CandidateTimes]:
     """The candidates with their times, and a plot of these.
 
     Raises ValueError if none fits. If the machine is busy, the next call measures again.
@@ -170,7 +170,7 @@ def after_teaching(done: Results) -> tuple[Outcome, CandidateTimes]:
     return done["training"], done["budget"]
 
 
-def end_fit(job: FitJob, done: Results) -> Generator[str, None, FitResults]:
+def end_fit(job: FitJob, done: Results) -> Work[FitResults]:
     """Write the results and the page, and delete the checkpoints of losers."""
     outcome, candidate_times = after_teaching(done)
     job = chosen_images(job, done)

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.io.writing import bytes_of, remove
 from fullstride.measure.budget import Budget
 from fullstride.study.scores import PairedScores, paired_p, train_and_score
-from fullstride.study.trials import Failure, Trial, TrialKind
+from fullstride.study.trials import Failure, Trial, TrialKind, Work
 from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
 from fullstride.train.prepare import SCORING_SHARE
@@ -89,9 +89,7 @@ def rung_trial(
     )
 
 
-def train_rung(
-    folder: Path, device: str, *, training: RungTraining
-) -> Generator[str, None, RungScore]:
+def train_rung(folder: Path, device: str, *, training: RungTraining) -> Work[RungScore]:
     """Train the run in `folder` until the end of the rung, and score it.
 
     For a rung that ends at epoch 0, the recipe's linear probe is scored.
@@ -141,9 +139,7 @@ class Outcome:
     failures: Mapping[str, str] = field(default_factory=dict)  # name -> reason in one line
 
 
-def run_halving(
-    job: FitJob, plan: FitPlan, candidate_times: CandidateTimes
-) -> Generator[str, None, Outcome]:
+def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> Work[Outcome]:
     """Train the candidates of `plan`, rung by rung; yields lines for people.
 
     Each candidate is a run in `trials/NAME`, which trains by one recipe to the end of the rung and
@@ -257,7 +253,7 @@ def run_rung(
     rung: Rung,
     candidates: Sequence[Candidate],
     left_s: float | None = None,
-) -> Generator[str, None, tuple[list[RungScore], dict[str, str]]]:
+) -> Work[tuple[list[RungScore], dict[str, str]]]:
     """The scores of candidates, and name -> reason of failures. Raises ValueError if all fail.
 
     In the last rung they share `left_s` by the times of their epochs.
@@ -384,7 +380,7 @@ class Teaching:
 
 def teach(
     job: FitJob, plan: FitPlan, outcome: Outcome, candidate_times: CandidateTimes, left_s: float
-) -> Generator[str, None, Teaching]:
+) -> Work[Teaching]:
     """Train a teacher, and again the best finalist with it, if both fit into `left_s` seconds.
 
     The teacher is the most promising candidate beyond the budget, by published top-1, else the
@@ -438,7 +434,7 @@ def teach(
 
 def find_teacher(
     job: FitJob, plan: FitPlan, candidate_times: CandidateTimes, own: TrainingTime, left_s: float
-) -> Generator[str, None, tuple[Candidate, TrainingTime] | None]:
+) -> Work[tuple[Candidate, TrainingTime] | None]:
     """The first teacher that fits into `left_s` seconds with a student whose time is `own`."""
     side = candidate_times.by_name[own.candidate].resolution
     others = [each for each in candidate_times.candidates if each.name in candidate_times.beyond]

@@ -24,6 +24,7 @@ from fullstride.data.readers.decode import HAD_ALPHA, Crop, Size, decode_crop
 from fullstride.data.readers.videos import MiddleFrame
 from fullstride.io.console import count_of
 from fullstride.io.writing import allow_open_files
+from fullstride.study.trials import Work
 
 # A hash selects pairs of images that may show the same, and the correlation of thumbnails decides.
 #
@@ -345,7 +346,7 @@ class ImageIndex:
         return getattr(self.data, SPLITS[self.splits[number]]), int(self.indices[number])
 
 
-def index_images(data: DataSet, workers: int = 0) -> Generator[str, None, ImageIndex]:
+def index_images(data: DataSet, workers: int = 0) -> Work[ImageIndex]:
     """Decode all images in `workers` processes, or in this one for 0.
 
     Yields lines of progress. Raises ValueError if no image can be read.

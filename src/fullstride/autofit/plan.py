@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from fullstride.io.console import count_of, verb_of
 from fullstride.io.records import Record
 from fullstride.measure.budget import UNLIMITED_MS
 from fullstride.report.training_progress import duration
-from fullstride.study.trials import FAILURES, reason
+from fullstride.study.trials import FAILURES, Work, reason
 from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
@@ -116,9 +116,7 @@ FRONT_BUDGETS, LEAST_RATIO = 4, 1.5  # most budgets, least ratio of neighbours
 FRONT_SHARE = 1 / 4  # most of the hours for the training of the slowest network
 
 
-def find_front(
-    job: FitJob, candidates: Sequence[Candidate]
-) -> Generator[str, None, tuple[float, ...]]:
+def find_front(job: FitJob, candidates: Sequence[Candidate]) -> Work[tuple[float, ...]]:
     """At most four budgets in ms an image, the largest first, in equal ratios over the front.
 
     They end with the slowest network whose training, for a third of its epochs, takes at most a
@@ -215,9 +213,7 @@ class FitPlan:
         return replace(choice, changes={**choice.changes, "linear_probe": True})
 
 
-def make_plan(
-    job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0
-) -> Generator[str, None, FitPlan]:
+def make_plan(job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0) -> Work[FitPlan]:
     """Measure how long candidates within the budget train, and plan the rungs.
 
     Each candidate trains by its whole recipe, one schedule from the first to the last step, in
@@ -298,7 +294,7 @@ def costs_of(
 
 def measure_all(
     job: FitJob, order: Sequence[Candidate], candidate_times: CandidateTimes, left_s: float
-) -> Generator[str, None, tuple[dict[str, TrainingTime], dict[str, str], float]]:
+) -> Work[tuple[dict[str, TrainingTime], dict[str, str], float]]:
     """The times of trainings by candidate, name -> reason of failures, and the seconds spent.
 
     Candidates are measured in `order` within the time for measuring, but at least one with and one

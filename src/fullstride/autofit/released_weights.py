@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +23,7 @@ from fullstride.nets.weights import hub
 from fullstride.nets.weights.convert import difference, find, normalize
 from fullstride.nets.weights.hub import HUB, by_name
 from fullstride.nets.weights.reader import read_shapes
+from fullstride.study.trials import Work
 from fullstride.tables import PERMISSIVE, PretrainedNetwork, pretrained_networks, resolutions_around
 from fullstride.train.run_folder import RUN_CONFIG, read_config
 
@@ -74,7 +75,7 @@ def family_of(model: str, spec: NetSpec | TimmSpec) -> str:
     return re.sub(r"\d+.*", "", architecture.removeprefix("tf_").split("_")[0])
 
 
-def allowed_by(licence: Licence, starts: Sequence[Start]) -> Generator[str, None, list[Start]]:
+def allowed_by(licence: Licence, starts: Sequence[Start]) -> Work[list[Start]]:
     """The weights that the licence filter permits; yields a line on the others.
 
     Raises ValueError if none remains.

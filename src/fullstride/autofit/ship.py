@@ -1,7 +1,7 @@
 """Chooses the file that ships among the finalists' files, and scores it on the test images."""
 
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from fullstride.measure.protocols import BUSY
 from fullstride.report.page import ClassTable, worst_classes
 from fullstride.report.training_progress import shift_lines
 from fullstride.study.scores import PairedScores
+from fullstride.study.trials import Work
 from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric
 from fullstride.train.scoring import SplitScores
 
@@ -92,9 +93,7 @@ class FinalScores(ScoredImages):
 TEST_SCORES = Record(FinalScores, "the scores of the file that ships", ("path", "scores"))
 
 
-def ship(
-    job: FitJob, outcome: Outcome, candidate_times: CandidateTimes
-) -> Generator[str, None, Shipment]:
+def ship(job: FitJob, outcome: Outcome, candidate_times: CandidateTimes) -> Work[Shipment]:
     """Export and score the finalists, measure all files in turn, and choose the file that ships.
 
     It is the file with the highest validation score within the budget by the last measurement,
@@ -153,7 +152,7 @@ def ship(
 
 def timed_files(
     job: FitJob, outcome: Outcome, candidate_times: CandidateTimes
-) -> Generator[str, None, tuple[list[FileRecord], list[FileRecord], Mapping[str, Any]]]:
+) -> Work[tuple[list[FileRecord], list[FileRecord], Mapping[str, Any]]]:
     """Export the finalists; return the files with times, files that failed, and the environment."""
     records: list[FileRecord] = []
     for name in outcome.finalists:

@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -49,6 +49,7 @@ from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec
 from fullstride.report.console_tables import three_digits
+from fullstride.study.trials import Work
 from fullstride.targets.target import save_machine
 from fullstride.tasks.task import Task
 from fullstride.train.compute import keep_freed_memory
@@ -311,7 +312,7 @@ CANDIDATE_TIMES = Record(
 
 def time_candidates(
     job: FitJob, candidates: Sequence[Candidate]
-) -> Generator[str, None, tuple[CandidateTime, ...]]:
+) -> Work[tuple[CandidateTime, ...]]:
     """The times of candidates at the batch size of the budget; yields lines about the progress.
 
     Without a profile, times are measured: each candidate is exported untrained, its files are timed
@@ -367,7 +368,7 @@ def estimated(
 
 def most_promising(
     candidates: Sequence[Candidate], times: Sequence[CandidateTime], job: FitJob
-) -> Generator[str, None, tuple[CandidateTime, ...]]:
+) -> Work[tuple[CandidateTime, ...]]:
     """The estimates; candidates that fit but are not on the shortlist have a `left_out`."""
     budget, maybe = job.budget, job.settings.maybe
     ms = {
@@ -391,7 +392,7 @@ def most_promising(
 Graphs = dict[tuple[Any, ...], UntrainedFiles]  # by `network`; the files hold the weights
 
 
-def measured(job: FitJob, candidates: Sequence[Candidate]) -> Generator[str, None, Rows]:
+def measured(job: FitJob, candidates: Sequence[Candidate]) -> Work[Rows]:
     """Measure all candidates, or if there are many a shortlist by estimated times.
 
     With little time the fastest on it, which decides whether anything fits, has one time if it
@@ -483,7 +484,7 @@ def measured_in_turn(
     again: bool = False,
     until: float = math.inf,
     fewest: int = FEWEST_TIMED,
-) -> Generator[str, None, dict[str, Rows]]:
+) -> Work[dict[str, Rows]]:
     """Name -> times, stored or measured, until the time `until` of `time.perf_counter`.
 
     At least `fewest` are measured, in the order of `candidates`, and others if they would end in
