@@ -149,7 +149,7 @@ class CandidateTime:
     candidate: str  # its name
     format: str  # "" if the time is an estimate for a device that is not here
     precision: Precision
-    ms: float | None  # per image; None: it could not be exported or does not run
+    ms: float | None = None  # per image; None: it could not be exported or does not run
     low: float | None = None  # interval of nine in ten networks, or of nine in ten rounds
     high: float | None = None
     measured: bool = True

@@ -290,20 +290,19 @@ def measured(
     again, up to `MEASUREMENTS` times, and keep their shortest times. `times` are the candidates'
     times before training.
     """
-    path, paths = job.folder / SHIP / TIMES, [each.file.path for each in records]
+    path, again = job.folder / SHIP / TIMES, [each.file.path for each in records]
     stored = FILE_TIMES.find(path)
-    if stored is not None and set(stored.times) != set(paths):
-        stored = None
-    again = paths if stored is None else in_doubt(stored, records, times, job.budgets)
-    while again and (stored is None or stored.measurements < MEASUREMENTS):
-        if stored is not None:
+    if stored is None or set(stored.times) != {*again}:
+        stored = FileTimes(times={}, measurements=0, environment={})
+    else:
+        again = in_doubt(stored, records, times, job.budgets)
+    while again and stored.measurements < MEASUREMENTS:
+        if stored.measurements:
             yield "once more, as the budget may have been missed by noise:"
             time.sleep(PAUSE_S)
         yield f"measuring {count_of(len(again), 'file')} in turn, batch {job.budget.batch}"
-        stored = combine(stored, measure_files(job, again))
-        stored = FILE_TIMES.save(path, stored)
+        stored = FILE_TIMES.save(path, measure_files(job, again, stored))
         again = in_doubt(stored, records, times, job.budgets)
-    assert stored is not None
     timed = [
         replace(each, file=replace(each.file, **asdict(stored.times[each.file.path])))
         for each in records
@@ -336,26 +335,20 @@ def in_doubt(
     ]
 
 
-def measure_files(job: FitJob, paths: Sequence[str]) -> FileTimes:
-    """Measure files of the folder in turn, by the online protocol at the budget's batch."""
+def measure_files(job: FitJob, paths: Sequence[str], earlier: FileTimes) -> FileTimes:
+    """Measure files of the folder in turn, by the online protocol at the budget's batch.
+
+    Each file keeps its shortest time, of all measurements.
+    """
     models = {path: open_file(job.folder / path, trust=True) for path in paths}
     protocol = replace(ONLINE, batch=job.budget.batch)
     rows = choose_form.measure_files(models, protocol, target=job.target)
     here = Environment.here(choose_device("auto"))
+    times = {row.name: call_time(row, job.settings.percentile) for row in rows}
     return FileTimes(
-        times={row.name: call_time(row, job.settings.percentile) for row in rows},
-        measurements=1,
+        times=shortest(earlier.times, times),
+        measurements=earlier.measurements + 1,
         environment=asdict(rows[0].environment if job.target is not None else here),
-    )
-
-
-def combine(earlier: FileTimes | None, later: FileTimes) -> FileTimes:
-    if earlier is None:
-        return later
-    return replace(
-        later,
-        times=shortest(earlier.times, later.times),
-        measurements=earlier.measurements + later.measurements,
     )
 
 

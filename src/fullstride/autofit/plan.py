@@ -437,8 +437,9 @@ def choose_rungs(costs: Sequence[TrialCost], epochs: int, how: Means = ALONE) ->
     is_mixed = len({each.is_float for each in costs}) > 1
     last = 1 + (len(families) > 1 or is_mixed)
     times = [each.time for each in costs]
-    all_s = training_seconds((whole_rung(len(costs), epochs),), times, how.devices)
-    forms = [*(probings if how.can_probe else halvings)(len(costs), epochs, min(last, len(costs)))]
+    count = len(costs)
+    all_s = training_seconds(rungs_of((epochs,), (count,)), times, how.devices)
+    forms = [*forms_of_halving(count, epochs, min(last, count), can_probe=how.can_probe)]
     seconds = [training_seconds(form, times, how.devices) for form in forms]
     within = (form for form, each in zip(forms, seconds, strict=True) if each <= MOST_COST * all_s)
     return for_budgets(next(within, forms[seconds.index(min(seconds))]), how.budgets)
@@ -460,43 +461,32 @@ def for_budgets(rungs: tuple[Rung, ...], budgets: int) -> tuple[Rung, ...]:
     return tuple(result)
 
 
-def whole_rung(count: int, epochs: int) -> Rung:
-    return Rung(number=1, epochs=epochs, candidates=count, keep=min(count, FINALISTS))
-
-
-def halvings(count: int, epochs: int, last: int) -> Iterator[tuple[Rung, ...]]:
+def forms_of_halving(
+    count: int, epochs: int, last: int, *, can_probe: bool
+) -> Iterator[tuple[Rung, ...]]:
     """Forms of successive halving of `count` candidates, at least `last` of them to the end.
 
-    Forms with three rungs come first, then two rungs with fewer and fewer survivors.
+    Forms with three rungs come first, then two rungs with fewer and fewer survivors. If
+    `can_probe`, the first rung is a linear probe, and the second of three trains half of the
+    candidates and then fewer and fewer.
     """
-    if count <= FEW or epochs == 1:
-        yield (whole_rung(count, epochs),)
-        return
-    first, second = (max(1, round(epochs * share)) for share in (1 / ETA**2, 1 / ETA))
-    for fraction in (math.ceil, math.floor):
-        middle = max(last, fraction(count / ETA))
-        counts = (count, middle, max(last, fraction(middle / ETA)))
-        if first < second < epochs:
-            yield rungs_of((first, second, epochs), counts)
-    for finalists in range(max(last, math.ceil(count / ETA)), last - 1, -1):
-        yield rungs_of((first, epochs), (count, finalists))
-
-
-def probings(count: int, epochs: int, last: int) -> Iterator[tuple[Rung, ...]]:
-    """Forms of successive halving that begin with a linear probe.
-
-    Forms with three rungs come first, whose second rung trains half of the candidates and then
-    fewer and fewer; then forms with two rungs.
-    """
-    second = max(1, round(epochs / ETA))
-    if count <= FEW:
+    if count <= FEW and can_probe:
         yield rungs_of((0, epochs), (count, max(last, count - 1)))
         return
-    for middle in range(math.ceil(count / 2), last, -1) if second < epochs else ():
-        finalists = max(last, math.ceil(middle / ETA))
-        yield rungs_of((0, second, epochs), (count, middle, finalists))
+    if count <= FEW or (epochs == 1 and not can_probe):
+        yield rungs_of((epochs,), (count,))
+        return
+    first, second = (max(1, round(epochs * share)) for share in (1 / ETA**2, 1 / ETA))
+    if can_probe:
+        first = 0
+        middles = [(middle, math.ceil) for middle in range(math.ceil(count / 2), last, -1)]
+    else:
+        middles = [(max(last, part(count / ETA)), part) for part in (math.ceil, math.floor)]
+    for middle, part in middles if first < second < epochs else ():
+        counts = (count, middle, max(last, part(middle / ETA)))
+        yield rungs_of((first, second, epochs), counts)
     for finalists in range(max(last, math.ceil(count / ETA)), last - 1, -1):
-        yield rungs_of((0, epochs), (count, finalists))
+        yield rungs_of((first, epochs), (count, finalists))
 
 
 def rungs_of(ends: Sequence[int], counts: Sequence[int]) -> tuple[Rung, ...]:

@@ -500,31 +500,18 @@ def data_facts(results: FitResults) -> dict[str, str]:
 def data_problems(results: FitResults) -> list[tuple[str, list[str]]]:
     """Problems that may make a score wrong, with the names of the first images."""
     report = results.data
-    kinds = [
-        (
-            "unreadable",
-            "Unreadable images",
-            [f"{name}: {why}" for name, why in report.unreadable.items()],
-        ),
-        (
-            "across_splits",
-            "Pairs of the same picture in two splits",
-            [
-                f"{each.names[0]} ({each.splits[0]}), {each.names[1]} ({each.splits[1]})"
-                for each in report.across_splits
-            ],
-        ),
-        (
-            "across_classes",
-            "Pairs of the same picture in two classes",
-            [
-                f"{each.names[0]} ({each.classes[0]}), {each.names[1]} ({each.classes[1]})"
-                for each in report.across_classes
-            ],
-        ),
-    ]
+    unreadable = [f"{name}: {why}" for name, why in report.unreadable.items()]
+    problems = {"unreadable": ("Unreadable images", unreadable)}
+    for kind in ("splits", "classes"):
+        names = [
+            ", ".join(
+                f"{name} ({of})" for name, of in zip(pair.names, getattr(pair, kind), strict=True)
+            )
+            for pair in getattr(report, f"across_{kind}")
+        ]
+        problems[f"across_{kind}"] = f"Pairs of the same picture in two {kind}", names
     return [
         (f"{title} ({report.totals.get(kind, len(names)):,})", [*map(printable, names[:MAX_NAMES])])
-        for kind, title, names in kinds
+        for kind, (title, names) in problems.items()
         if names
     ]

@@ -143,7 +143,7 @@ def time_one(
             job.target.clear()
     for (format, precision), reason in failures.items():
         rows[format, precision] = CandidateTime(
-            candidate=candidate.name, format=format, precision=precision, ms=None, failure=reason
+            candidate=candidate.name, format=format, precision=precision, failure=reason
         )
     order = (quick, *(label for label in labels if label != quick))
     return tuple(rows[label] for label in order if label in rows), files
@@ -310,9 +310,7 @@ CANDIDATE_TIMES = Record(
 )
 
 
-def time_candidates(
-    job: FitJob, candidates: Sequence[Candidate]
-) -> Work[tuple[CandidateTime, ...]]:
+def time_candidates(job: FitJob, candidates: Sequence[Candidate]) -> Work[Rows]:
     """The times of candidates at the batch size of the budget; yields lines about the progress.
 
     Without a profile, times are measured: each candidate is exported untrained, its files are timed
@@ -343,9 +341,7 @@ def time_candidates(
     return times
 
 
-def estimated(
-    candidates: Sequence[Candidate], profile: Profile, job: FitJob
-) -> tuple[CandidateTime, ...]:
+def estimated(candidates: Sequence[Candidate], profile: Profile, job: FitJob) -> Rows:
     """Times on the device of `profile`, in its precision."""
     precision, wanted = cast(Precision, profile.precision.split()[0]), job.settings.precisions
     if precision not in get_args(Precision) or (wanted and precision not in wanted):
@@ -355,9 +351,7 @@ def estimated(
         )
 
     def row(name: str, result: Estimate | str) -> CandidateTime:
-        time = CandidateTime(
-            candidate=name, format="", precision=precision, ms=None, measured=False
-        )
+        time = CandidateTime(candidate=name, format="", precision=precision, measured=False)
         if isinstance(result, str):
             return replace(time, failure=result)
         return replace(time, ms=result.ms_per_image, low=result.low, high=result.high)
@@ -368,7 +362,7 @@ def estimated(
 
 def most_promising(
     candidates: Sequence[Candidate], times: Sequence[CandidateTime], job: FitJob
-) -> Work[tuple[CandidateTime, ...]]:
+) -> Work[Rows]:
     """The estimates; candidates that fit but are not on the shortlist have a `left_out`."""
     budget, maybe = job.budget, job.settings.maybe
     ms = {
@@ -466,11 +460,7 @@ def unmeasured(candidate: Candidate, job: FitJob) -> CandidateTime:
     """The row of a candidate without a time."""
     format, precision = probe_label(job.labels)
     return CandidateTime(
-        candidate=candidate.name,
-        format=format,
-        precision=precision,
-        ms=None,
-        measured=False,
+        candidate=candidate.name, format=format, precision=precision, measured=False
     )
 
 

@@ -202,10 +202,8 @@ def rank_figure(rows: Sequence[LayerRank], title: str) -> Figure:
     layer's rank / the rank of Gaussian matrices.
     """
     wide = [row for row in rows if max(row.shape[2:]) > 1] or list(rows)
-    by_name, kinds = (
-        defaultdict[str, list[LayerRank]](list),
-        defaultdict[str, dict[int, float]](dict),
-    )
+    by_name = defaultdict[str, list[LayerRank]](list)
+    kinds = defaultdict[str, dict[int, float]](dict)
     for row in wide:
         by_name[f"{row.stage}, {row.kind}"].append(row)
     for index, row in enumerate(rows):

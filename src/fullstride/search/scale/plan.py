@@ -478,11 +478,8 @@ def make_plan(job: ScaleJob, costs: Sequence[PointCost]) -> ScalePlan:
 
 def misfits(job: ScaleJob, costs: Sequence[PointCost]) -> dict[str, LeftOut]:
     """The points above the budget or the memory, by name."""
-    left_out, memory_bytes, budget_ms = (
-        dict[str, LeftOut](),
-        job.memory_bytes,
-        job.settings.limit_ms,
-    )
+    left_out = dict[str, LeftOut]()
+    memory_bytes, budget_ms = job.memory_bytes, job.settings.limit_ms
     images = min(job.batch, LEAST_PASS if job.on_gpu else len(job.data.train))
     for cost in costs:
         needed = cost.fixed_bytes + images * cost.image_bytes

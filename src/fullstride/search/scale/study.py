@@ -204,12 +204,21 @@ def render(results: ScaleResults) -> str:
 
 
 def analyse_trainings(
-    source: Source, *, budget_ms: float | None = None, target_epochs: float | None = None
+    source: Source,
+    *,
+    budget_ms: float | None = None,
+    target_epochs: float | None = None,
+    candidates: Sequence[analysis.Candidate] | None = None,
+    failures: Mapping[str, str] | None = None,
 ) -> ScaleResults:
-    """The results of finished trainings alone, which also give the candidates."""
+    """The results of finished trainings, which by default also give the candidates."""
     trainings = tuple(source.trainings)
     regimes = analysis.analyse(
-        trainings, budget_ms=budget_ms, target_epochs=target_epochs, by_time=source.by_time
+        trainings,
+        budget_ms=budget_ms,
+        target_epochs=target_epochs,
+        candidates=candidates,
+        by_time=source.by_time,
     )
     return ScaleResults(
         data_name=source.name,
@@ -217,6 +226,7 @@ def analyse_trainings(
         budget_ms=budget_ms,
         trainings=trainings,
         regimes=regimes,
+        failures=failures or {},
     )
 
 
@@ -404,20 +414,12 @@ def analyse_all(job: ScaleJob, done: Results) -> Work[ScaleResults]:
         for cost in (*plan.costs, *plan.beyond)
         if cost.name not in names
     ]
-    regimes = analysis.analyse(
-        trainings,
+    results = analyse_trainings(
+        Source(job.data.name, trainings, settings.target, by_time=len(settings.models) > 1),
         budget_ms=settings.limit_ms,
         target_epochs=settings.target_epochs,
         candidates=candidates,
-        by_time=len(settings.models) > 1,
-    )
-    results = ScaleResults(
-        data_name=job.data.name,
-        device=settings.target,
-        budget_ms=settings.limit_ms,
-        trainings=tuple(trainings),
         failures=failures,
-        regimes=regimes,
     )
     write_results(job.folder, results)
     yield from ()
