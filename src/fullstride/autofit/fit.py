@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fullstride.autofit import halving
 from fullstride.autofit.budget import (
     FRONT,
     CandidateTime,
@@ -17,14 +18,6 @@ from fullstride.autofit.budget import (
 )
 from fullstride.autofit.candidates import Candidate, Pictures, fits_of, list_candidates
 from fullstride.autofit.data_report import DataReport, inspect, report_lines, without_duplicates
-from fullstride.autofit.halving import (
-    Outcome,
-    Teaching,
-    delete_losers,
-    run_halving,
-    teach,
-    with_student,
-)
 from fullstride.autofit.plan import FitPlan, find_front, make_plan, plan_lines
 from fullstride.autofit.results import FitResults, closing_lines, write_results
 from fullstride.autofit.settings import FitSettings
@@ -161,12 +154,12 @@ def teach_best(job: FitJob, done: Results) -> Work:
     assert hours is not None
     spent_s = seconds_of(job.folder, (*BEFORE_PLAN, "plan", "training"))
     left_s = 3600 * hours - spent_s - plan.ship_s
-    return teach(chosen_images(job, done), plan, done["training"], done["budget"], left_s)
+    return halving.teach(chosen_images(job, done), plan, done["training"], done["budget"], left_s)
 
 
-def after_teaching(done: Results) -> tuple[Outcome, CandidateTimes]:
+def after_teaching(done: Results) -> tuple[halving.Outcome, CandidateTimes]:
     if "teaching" in done:
-        return with_student(done["teaching"], done["training"], done["budget"])
+        return halving.with_student(done["teaching"], done["training"], done["budget"])
     return done["training"], done["budget"]
 
 
@@ -189,7 +182,7 @@ def end_fit(job: FitJob, done: Results) -> Work[FitResults]:
         seconds=read_seconds(job.folder),
     )
     write_results(job.folder, job.data, results)
-    if size_mib := delete_losers(job.folder, outcome) / 2**20:
+    if size_mib := halving.delete_losers(job.folder, outcome) / 2**20:
         yield f"deleted {size_mib:,.0f} MiB: checkpoints of those that do not ship"
     return results
 
@@ -211,7 +204,7 @@ def candidates_line(candidates: Sequence[Candidate]) -> list[str]:
     ]
 
 
-def teaching_line(teaching: Teaching) -> list[str]:
+def teaching_line(teaching: halving.Teaching) -> list[str]:
     if teaching.student and teaching.is_better:
         return [f"{teaching.student.name} is better by its teacher {teaching.teacher}"]
     return [f"no student of a larger network: {teaching.reason}"]
@@ -252,13 +245,15 @@ FIT = Study(
         Stage("plan", plan_trainings, FitPlan, plan_lines),
         Stage(
             "training",
-            lambda job, done: run_halving(chosen_images(job, done), done["plan"], done["budget"]),
-            Outcome,
+            lambda job, done: halving.run_halving(
+                chosen_images(job, done), done["plan"], done["budget"]
+            ),
+            halving.Outcome,
         ),
         Stage(
             "teaching",
             teach_best,
-            Teaching,
+            halving.Teaching,
             teaching_line,
             when=lambda job, done: job.settings.limit_hours is not None,
         ),

@@ -18,14 +18,7 @@ from fullstride.data.targets import open_depths
 from fullstride.io.records import NonNegative
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tasks.dense import (
-    DenseOptions,
-    PixelHead,
-    PixelTask,
-    depth_colours,
-    on_picture,
-    resize,
-)
+from fullstride.tasks import dense
 from fullstride.tasks.task import Metric, Score, bootstrap, full_precision, mean_over_processes
 
 # The priors: depths that ignore the picture, for all pixels and for each row.
@@ -199,14 +192,14 @@ class DepthMap:
 
 
 @dataclass(frozen=True)
-class DepthOptions(DenseOptions):
+class DepthOptions(dense.DenseOptions):
     """The options of depth estimation."""
 
     max_depth: Metres = 0.0  # larger true depths, in metres, do not count; 0: all do
 
 
 @dataclass(frozen=True)
-class Depth(DepthOptions, PixelTask):
+class Depth(DepthOptions, dense.PixelTask):
     """Depth estimation by the mean absolute error of log depths; compared by delta1 in percent.
 
     The network's output is the logarithm in training, and its exponential in evaluation, so that
@@ -243,13 +236,17 @@ class Depth(DepthOptions, PixelTask):
         constant, rows = fit_priors(data.train, self.max_depth)
         return replace(self, constant=constant, rows=rows)
 
-    def head(self, net: Backbone) -> PixelHead:
+    def head(self, net: Backbone) -> dense.PixelHead:
         width, start = self.head_width, math.log(self.constant or 1.0)
-        return PixelHead(net.channels, net.strides, 1, width=width, finish=torch.exp, start=start)
+        return dense.PixelHead(
+            net.channels, net.strides, 1, width=width, finish=torch.exp, start=start
+        )
 
     def loss(self, outputs: Tensor, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
         """`outputs`: log of metres (N, 1, h, w), resized to the targets. `targets`: (N, H, W)."""
-        log_depth = resize(full_precision(outputs), (targets.shape[-2], targets.shape[-1]))[:, 0]
+        log_depth = dense.resize(full_precision(outputs), (targets.shape[-2], targets.shape[-1]))[
+            :, 0
+        ]
         valid = valid_pixels(targets, self.max_depth)
         true = torch.where(valid, targets, 1.0).log()
         error = F.l1_loss(log_depth, true, reduction="none").where(valid, 0.0)
@@ -282,7 +279,7 @@ class Depth(DepthOptions, PixelTask):
         self, guesses: tuple[DepthMap, ...], size: Size, pre: Preprocessing
     ) -> tuple[DepthMap, ...]:
         """The depths on the picture's pixels, without the view's padding."""
-        return (DepthMap.of(on_picture(guesses[0].map, size, pre, 0)),)
+        return (DepthMap.of(dense.on_picture(guesses[0].map, size, pre, 0)),)
 
     def truth(self, target: DepthFile, classes: Sequence[str]) -> tuple[DepthMap, ...]:
         return (DepthMap.of(target.read()),)
@@ -291,7 +288,7 @@ class Depth(DepthOptions, PixelTask):
         self, picture: Image.Image, guesses: tuple[DepthMap, ...], classes: Sequence[str]
     ) -> Image.Image:
         """The depths as colours, from light for near to dark for far."""
-        return Image.fromarray(depth_colours(guesses[0].map))
+        return Image.fromarray(dense.depth_colours(guesses[0].map))
 
     def maps(self, guesses: tuple[DepthMap, ...]) -> Image.Image:
         """The depths in millimetres, as a 16-bit image; 0: unknown."""

@@ -22,15 +22,7 @@ from torchvision.ops.poolers import LevelMapper
 
 from fullstride.nets.backbone import Backbone, Masks
 from fullstride.tasks.dense import Pyramid
-from fullstride.tasks.detect.fcos import (
-    ANCHOR,
-    CANDIDATES_OF_IMAGE,
-    detections,
-    locations,
-    rows,
-    suppress,
-    top,
-)
+from fullstride.tasks.detect import fcos
 from fullstride.tasks.task import full_precision
 
 RATIOS = (0.5, 1.0, 2.0)  # height / width of the anchors of a location
@@ -55,8 +47,8 @@ def anchors(maps: Sequence[Tensor]) -> Tensor:
     """(A, 4): x1, y1, x2, y2 of the anchors of `maps`, level by level."""
     levels = []
     for x, stride in zip(maps, Pyramid.strides, strict=True):
-        points = locations([(x.shape[2], x.shape[3])], [stride], x)
-        side, ratios = float(ANCHOR * stride), torch.tensor(RATIOS, device=x.device)
+        points = fcos.locations([(x.shape[2], x.shape[3])], [stride], x)
+        side, ratios = float(fcos.ANCHOR * stride), torch.tensor(RATIOS, device=x.device)
         half_h, half_w = side * ratios.sqrt() / 2, side / ratios.sqrt() / 2
         around = torch.stack((-half_w, -half_h, half_w, half_h), 1)
         levels.append((points.repeat(1, 2)[:, None] + around).reshape(-1, 4))
@@ -88,7 +80,7 @@ class FasterRcnnHead(nn.Module):
         width: int = 256,
         convs: int = 4,
         hidden: int = 1024,
-        candidates: int = CANDIDATES_OF_IMAGE,
+        candidates: int = fcos.CANDIDATES_OF_IMAGE,
     ):
         super().__init__()
         self.candidates = candidates
@@ -156,7 +148,9 @@ class FasterRcnnHead(nn.Module):
         They change smoothly with the layers. Up to `PROPOSALS` anchors at equal distances stand for
         proposals, which would be other boxes after a small change.
         """
-        objectness, deltas = (torch.cat([*map(rows, each)], 1) for each in self.rpn.head(levels))
+        objectness, deltas = (
+            torch.cat([*map(fcos.rows, each)], 1) for each in self.rpn.head(levels)
+        )
         boxes = anchors(levels)
         boxes = boxes[:: math.ceil(len(boxes) / PROPOSALS)].expand(len(objectness), -1, -1)
         roi: Any = self.roi
@@ -179,7 +173,9 @@ class FasterRcnnHead(nn.Module):
         scores_na = torch.where(probability > MIN_SCORE, probability, 0.0).reshape(n, r * k)
         labels_na = torch.arange(k, device=logits.device).repeat(r).expand(n, -1)
         boxes_na4 = boxes.reshape(n, r * k, 4)
-        return detections(boxes_na4, labels_na, scores_na, iou=MAX_IOU, candidates=self.candidates)
+        return fcos.detections(
+            boxes_na4, labels_na, scores_na, iou=MAX_IOU, candidates=self.candidates
+        )
 
     def proposals(self, levels: list[Tensor], h: int, w: int) -> tuple[Tensor, Tensor]:
         """(N, R, 4), the best region proposals, and bool (N, R), which rows have a proposal."""
@@ -189,8 +185,8 @@ class FasterRcnnHead(nn.Module):
         boxes, scores = [], []
         for level, logits_map, deltas_map in zip(levels, objectness, deltas, strict=True):
             count = level.shape[2] * level.shape[3] * len(RATIOS)
-            score_nc, index_nc = top(rows(logits_map).flatten(1), PER_LEVEL_TEST)
-            delta_na4 = rows(deltas_map).reshape(level.shape[0], count, 4)
+            score_nc, index_nc = fcos.top(fcos.rows(logits_map).flatten(1), PER_LEVEL_TEST)
+            delta_na4 = fcos.rows(deltas_map).reshape(level.shape[0], count, 4)
             delta_nc4 = delta_na4.gather(1, index_nc[..., None].expand(-1, -1, 4))
             anchor_nc4 = all_anchors[first : first + count][index_nc]
             decoded = rpn.box_coder.decode_single(delta_nc4.flatten(0, 1), anchor_nc4.flatten(0, 1))
@@ -198,13 +194,13 @@ class FasterRcnnHead(nn.Module):
             sides = box_nc4[..., 2:] - box_nc4[..., :2]
             score_nc = score_nc.sigmoid() * (sides.amin(-1) >= rpn.min_size)
             # boxes without an area come last
-            score_nc, order = top(score_nc, score_nc.shape[1])
+            score_nc, order = fcos.top(score_nc, score_nc.shape[1])
             box_nc4 = box_nc4.gather(1, order[..., None].expand(-1, -1, 4))
-            remain = suppress(box_nc4, torch.zeros_like(order), score_nc, iou=PROPOSAL_IOU)
+            remain = fcos.suppress(box_nc4, torch.zeros_like(order), score_nc, iou=PROPOSAL_IOU)
             boxes.append(box_nc4)
             scores.append(score_nc * remain)
             first += count
-        score_nr, index_nr = top(torch.cat(scores, 1), PROPOSALS)
+        score_nr, index_nr = fcos.top(torch.cat(scores, 1), PROPOSALS)
         box_nr4 = torch.cat(boxes, 1).gather(1, index_nr[..., None].expand(-1, -1, 4))
         return box_nr4, score_nr > 0
 
