@@ -213,7 +213,7 @@ def inspect(data: DataSet, workers: int | None = None) -> Work[DataReport]:
         unreadable=dict(islice(all_images.unreadable.items(), MAX_LISTED)),
         across_splits=as_pairs(all_images, groups, worst_first[:MAX_LISTED]),
         across_classes=as_pairs(all_images, groups, classes[:MAX_LISTED]),
-        notes=(*data.notes, *_notes(data, compared), *_notes_on_alpha(all_images)),
+        notes=(*data.notes, *_notes(all_images, compared)),
         totals={
             "unreadable": len(all_images.unreadable),
             "across_splits": len(splits),
@@ -320,8 +320,8 @@ def _some(names: Iterable[str], count: int) -> str:
     return ", ".join(shown) + more
 
 
-def _notes(data: DataSet, pictures: ComparedImages) -> list[str]:
-    notes = []
+def _notes(all_images: ImageIndex, pictures: ComparedImages) -> list[str]:
+    data, notes = all_images.data, []
     for split in SPLITS:
         missing = data.missing_classes(split) if len(getattr(data, split)) else ()
         if missing:
@@ -338,17 +338,12 @@ def _notes(data: DataSet, pictures: ComparedImages) -> list[str]:
             f"near copies in two classes were not searched for, as {len(pictures):,} images are "
             f"more than {MAX_COMPARED:,}"
         )
+    if count := sum(facts.had_alpha for facts in all_images.facts):
+        notes.append(
+            f"{count_of(count, 'image', 'have')} transparent pixels, which are put on "
+            f"{data.train.background}; --background sets another colour"
+        )
     return notes
-
-
-def _notes_on_alpha(all_images: ImageIndex) -> list[str]:
-    count = sum(facts.had_alpha for facts in all_images.facts)
-    if not count:
-        return []
-    return [
-        f"{count_of(count, 'image', 'have')} transparent pixels, which are put on "
-        f"{all_images.data.train.background}; --background sets another colour"
-    ]
 
 
 def _with_progress(search: Generator[float, None, T]) -> Work[T]:

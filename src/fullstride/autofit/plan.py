@@ -86,8 +86,13 @@ def measure_training(job: FitJob, candidate: Candidate) -> TrainingTime:
     """
     begin = time.perf_counter()
     path, device = _path(job.folder, candidate), job.devices[0]
+    data, options = job.unseen, job.options_of(candidate)
     try:
-        times = _measure(path.with_name(candidate.name), job, candidate)
+        named = candidate_recipe(candidate, data, job.recipe, options)
+        folder = path.with_name(candidate.name)
+        parts = time_training(folder, candidate.model, data, named, options)
+        epochs = epochs_of(named, data)
+        times = TrainingTime(candidate=candidate.name, epochs=epochs, **vars(parts))
     except FAILURES as error:
         times = TrainingTime(candidate=candidate.name, failure=reason(error, device))
     if device.startswith("cuda"):
@@ -100,14 +105,6 @@ def measure_training(job: FitJob, candidate: Candidate) -> TrainingTime:
 
 def _path(folder: Path, candidate: Candidate) -> Path:
     return folder / "training_times" / f"{candidate.name}.json"
-
-
-def _measure(folder: Path, job: FitJob, candidate: Candidate) -> TrainingTime:
-    data, options = job.unseen, job.options_of(candidate)
-    named = candidate_recipe(candidate, data, job.recipe, options)
-    times = time_training(folder, candidate.model, data, named, options)
-    epochs = epochs_of(named, data)
-    return TrainingTime(candidate=candidate.name, epochs=epochs, **vars(times))
 
 
 # Budgets of a fit with hours alone.

@@ -159,9 +159,18 @@ def timed_files(
         own = [each for each in candidate_times.times if each.candidate == name]
         wanted = job.labels if timed_in_first_form(own) else forms(job.settings, job.budget, own)
         records += yield from export_finalist(job, candidate_times.by_name[name], wanted)
+    names = ", ".join(outcome.finalists)
+    if not records:
+        raise ValueError(
+            f"no format and precision is left for {names}: allow more of them, or a larger budget"
+        )
     ready = [each for each in records if not each.file.failure]
     if not ready:
-        raise ValueError(no_file(records, outcome.finalists))
+        first = records[0].file
+        raise ValueError(
+            f"none of the files of {names} could be written; the first, {first.format} "
+            f"{first.precision}: {first.failure}"
+        )
     if job.profile is None:
         timed, environment = yield from measured(job, ready, candidate_times.times)
     else:
@@ -212,20 +221,6 @@ def pick(
     copy_export(folder / file.path, folder / name, file.format)
     score = metric.text(file.val[metric.name])
     return name, f"{file.title}: validation {score}, {file.ms:.3g} ms an image"
-
-
-def no_file(records: Sequence[FileRecord], finalists: Sequence[str]) -> str:
-    """Why nothing ships, in one line."""
-    names = ", ".join(finalists)
-    if not records:
-        return (
-            f"no format and precision is left for {names}: allow more of them, or a larger budget"
-        )
-    first = records[0].file
-    return (
-        f"none of the files of {names} could be written; the first, {first.format} "
-        f"{first.precision}: {first.failure}"
-    )
 
 
 def choose(records: Sequence[FileRecord], metric: Metric) -> int:

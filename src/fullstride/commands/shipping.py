@@ -20,7 +20,6 @@ from fullstride.io.records import PositiveInt, check_bounds, refuse_flags
 from fullstride.nets.preprocessing import LoadOptions
 
 if TYPE_CHECKING:
-    from fullstride.deploy.export import ExportResult
     from fullstride.deploy.exported import Model
     from fullstride.deploy.offline import Summary
     from fullstride.deploy.predict import Prediction
@@ -293,6 +292,7 @@ def export(
         out: The file or folder to write.
     """
     from fullstride.deploy.export_runs import choose_run, export_runs
+    from fullstride.report.console_tables import export_table
 
     push.check(out, settings)
     exported = None
@@ -304,22 +304,16 @@ def export(
                 runs, out, settings, loading=loading, progress=bar.print, watch=bar.watch
             )
     if exported:
-        print_export(exported)
+        console().print(export_table(exported))
+        metadata = exported.metadata
+        if metadata.float_layers:
+            print(f"in float: {', '.join(metadata.float_layers)}")
+        print(
+            f"{exported.path}: {exported.format}, {metadata.precision}, {metadata.input_kind} in, "
+            f"run by {exported.runtime}"
+        )
     if push.push:
         push.commit(bundle, exported and exported.path)
-
-
-def print_export(exported: "ExportResult") -> None:
-    from fullstride.report.console_tables import export_table
-
-    console().print(export_table(exported))
-    metadata = exported.metadata
-    if metadata.float_layers:
-        print(f"in float: {', '.join(metadata.float_layers)}")
-    print(
-        f"{exported.path}: {exported.format}, {metadata.precision}, {metadata.input_kind} in, "
-        f"run by {exported.runtime}"
-    )
 
 
 def report(

@@ -37,16 +37,13 @@ def pack(
         task: The task of the images, by default recognised from the files of the data: with
             multilabel the shards have all labels of an image.
     """
-    from fullstride.data.dataset import SplitRule
     from fullstride.data.pack import Encoding, pack
     from fullstride.train.run import task_for
 
-    images = task_for(data, RunOptions(task=task), {}).open_data(
-        data, SplitRule(group=group, keep_duplicates=keep_duplicates)
-    )
+    splits = SplitFlags(group=group, keep_duplicates=keep_duplicates)
+    images = splits.open(data, task_for(data, RunOptions(task=task), {}))
     encoding = Encoding(jpegs.long_side, jpegs.quality, jpegs.background)
     done, shards = None, 0
-    report_ignored(images.ignored, images.notes)
     for done in pack(images, out, encoding, shard_mib=shard_mib):
         if done.shards > shards:
             done_so_far = count_of(done.images, "image"), count_of(done.shards, "shard")
@@ -96,10 +93,6 @@ def train(
             Face dataset, or digits.
         model: A name listed by `fullstride zoo`, or timm/NAME.
         out: The run folder.
-        recipe: How to train.
-        options: The initial weights, and where to compute.
-        splits: How the images are split.
-        flags: Limits and logs.
     """
     from fullstride.measure.budget import deadline_s
     from fullstride.measure.environment import choose_device
@@ -161,9 +154,7 @@ def validate(
         split: The split of the images; by default the test, or the validation split of data without
             a test. Data other than the run's, without own splits, are scored on all images.
         per_class: Also print the precision, recall and F1 of each class, if the task has classes.
-        views: The views of an image to score.
         out: A JSON file for all scores, scores by class and the confusion matrix.
-        how: How the model is opened.
     """
     from fullstride.deploy.comparison import evaluate
     from fullstride.deploy.predict import check_tta
@@ -212,7 +203,6 @@ def bench_data(
     Args:
         data: As for `train`: a folder of images, a table, shards or digits.
         model: A name listed by `fullstride zoo`, or timm/NAME.
-        recipe: How to train; as for `train`.
         workers: Processes that decode images; 0 decodes in the main process, None chooses by the
             cores, the images and the device.
         seconds: Approximate duration of each measurement.
@@ -231,8 +221,7 @@ def bench_data(
 
     check_output(out, timing.DATA_BENCH)
     purpose = task_for(data, RunOptions(task=task), recipe.changes)
-    images, place = purpose.open_data(data), choose_device(device)
-    report_ignored(images.ignored, images.notes)
+    images, place = SplitFlags().open(data, purpose), choose_device(device)
     numbers = on_device(recipe.resolve(case_of(images, task=purpose)).recipe, place)
     bench = timing.bench_data(
         model, images, numbers, task=purpose, workers=workers, device=place, seconds=seconds

@@ -228,9 +228,18 @@ def find_method(
     giving them with it raises ValueError.
     """
     if target:
+        from fullstride.latency.devices import load_profile
+
         options = {"rounds": rounds is not None, "precision": precision, "layout": layout}
         refuse_flags(options, f"with --target {target}: leave it out, the profile has its own")
-        return estimating_method(target, 64 if batch is None else batch)
+        profile, images = load_profile(target), 64 if batch is None else batch
+        return Method(
+            how="estimated",
+            time=estimated(profile, images),
+            description=f"estimated for {profile.device} by the profile {profile.name}, "
+            f"{profile.precision}, batch {images}",
+            settings={"batch": images, "profile": profile.to_dict()},
+        )
     place = choose_device(device)
     gpu = place.type == "cuda"
     kind, order = find_precision(precision or ("fp16" if gpu else "fp32")), layout or "nchw"
@@ -245,19 +254,6 @@ def find_method(
         description=f"measured on {here.device}, {count_of(here.threads, 'thread')}, "
         f"torch {here.torch}, {short_precision(kind)}, {order}, batch {images}",
         settings={**settings, "environment": here},
-    )
-
-
-def estimating_method(name: str, batch: int) -> Method:
-    from fullstride.latency.devices import load_profile
-
-    profile = load_profile(name)
-    return Method(
-        how="estimated",
-        time=estimated(profile, batch),
-        description=f"estimated for {profile.device} by the profile {profile.name}, "
-        f"{profile.precision}, batch {batch}",
-        settings={"batch": batch, "profile": profile.to_dict()},
     )
 
 

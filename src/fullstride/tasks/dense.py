@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
 from fullstride.data.dataset import Images
@@ -207,7 +206,6 @@ def on_picture(values: np.ndarray, size: Size, pre: Preprocessing, outside: floa
 
 # Colours of classes, and of depths.
 
-OPACITY = 0.6  # of colours over a picture
 GOLDEN = 0.618034  # step of the hue, 0 to 1, from one class to the next
 # Depths from near to far: light yellow, orange, violet, dark blue.
 NEAR_TO_FAR = np.array([(252, 253, 191), (251, 135, 97), (146, 43, 129), (20, 14, 54)])
@@ -219,18 +217,6 @@ def class_colours() -> np.ndarray:
     colours = np.array([[round(255 * x) for x in colorsys.hsv_to_rgb(*hue)] for hue in hues])
     colours[0], colours[IGNORED] = 0, 255
     return colours.astype(np.uint8)
-
-
-def class_picture(classes: np.ndarray) -> Image.Image:
-    """Classes, uint8 (H, W), as an image with a palette; the pixel values are the classes."""
-    image = Image.fromarray(classes)
-    image.putpalette(class_colours().tobytes())
-    return image
-
-
-def blend_over(picture: Image.Image, colours: np.ndarray) -> Image.Image:
-    """`picture` with colours, uint8 (H, W, 3), over it."""
-    return Image.blend(picture.convert("RGB"), Image.fromarray(colours), OPACITY)
 
 
 def depth_colours(metres: np.ndarray) -> np.ndarray:

@@ -467,17 +467,14 @@ class MultiLabel(MultiLabelOptions, Task):
         self, outputs: Tensor, classes: Sequence[str], top: int
     ) -> list[tuple[LabelGuess, ...]]:
         """The labels whose probability reaches the threshold, or else the most probable label."""
-        return [self._guesses(row, classes, top) for row in outputs]
+        thresholds, guesses = self.thresholds or (DEFAULT,) * len(classes), []
+        for probability_k in outputs:
+            values = probability_k.tolist()
+            order = probability_k.argsort(descending=True, stable=True).tolist()
+            predicted = [k for k in order if values[k] >= thresholds[k]]
+            shown = (predicted or order[:1])[:top]
+            guesses.append(tuple(LabelGuess(classes[k], values[k], thresholds[k]) for k in shown))
+        return guesses
 
     def truth(self, target: tuple[int, ...], classes: Sequence[str]) -> tuple[LabelGuess, ...]:
         return tuple(LabelGuess(classes[label], 1.0, DEFAULT) for label in target)
-
-    def _guesses(
-        self, probability_k: Tensor, classes: Sequence[str], top: int
-    ) -> tuple[LabelGuess, ...]:
-        thresholds = self.thresholds or (DEFAULT,) * len(classes)
-        values = probability_k.tolist()
-        order = probability_k.argsort(descending=True, stable=True).tolist()
-        predicted = [k for k in order if values[k] >= thresholds[k]]
-        shown = (predicted or order[:1])[:top]
-        return tuple(LabelGuess(classes[int(k)], values[k], thresholds[k]) for k in shown)

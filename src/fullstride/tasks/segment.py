@@ -101,16 +101,12 @@ class SegmentScore(task.Score):
 
     def by_class(self, names: Sequence[str]) -> list[RegionScore]:
         hits, of_class, union = self.sums()
-        predicted = self.counts_kk.sum(0)
+        columns = (each.tolist() for each in (hits, of_class, self.counts_kk.sum(0), union))
         return [
             RegionScore.of_counts(
-                name,
-                int(hits[k]),
-                int(of_class[k]),
-                int(predicted[k]),
-                iou=100 * float(hits[k] / union[k]) if union[k] else None,
+                name, right, pixels, predicted, iou=100 * (right / union) if union else None
             )
-            for k, name in enumerate(names)
+            for name, right, pixels, predicted, union in zip(names, *columns, strict=True)
         ]
 
 
@@ -119,6 +115,7 @@ def _union(counts_kk: np.ndarray) -> np.ndarray:
     return counts_kk.sum(0) + counts_kk.sum(1) - counts_kk.diagonal()
 
 
+OPACITY = 0.6  # of colours over a picture
 SAME = 0.99  # least share of pixels with the same class in predictions that count as equal
 
 
@@ -225,8 +222,11 @@ class Segment(SegmentOptions, dense.PixelTask):
     def draw(
         self, picture: Image.Image, guesses: tuple[Regions, ...], classes: Sequence[str]
     ) -> Image.Image:
-        return dense.blend_over(picture, dense.class_colours()[guesses[0].map])
+        colours = Image.fromarray(dense.class_colours()[guesses[0].map])
+        return Image.blend(picture.convert("RGB"), colours, OPACITY)
 
     def maps(self, guesses: tuple[Regions, ...]) -> Image.Image:
         """An image with a palette whose values are the classes."""
-        return dense.class_picture(guesses[0].map)
+        image = Image.fromarray(guesses[0].map)
+        image.putpalette(dense.class_colours().tobytes())
+        return image

@@ -74,10 +74,7 @@ def assign(
         candidates.append(first + order[..., :CANDIDATES])
         first += count
     candidate_nmc = torch.cat(candidates, -1)
-    halves = [ANCHOR / 2 * stride for stride in strides]
-    half_a1 = torch.cat(
-        [points_a2.new_full((n, 1), half) for n, half in zip(level_sizes, halves, strict=True)]
-    )
+    half_a1 = ANCHOR / 2 * level_strides(level_sizes, strides, points_a2)[:, None]
     anchors_a4 = torch.cat((points_a2 - half_a1, points_a2 + half_a1), 1)
     iou_nma = box_iou(boxes.flatten(0, 1), anchors_a4).unflatten(0, boxes.shape[:2])
     iou_nmc = iou_nma.gather(-1, candidate_nmc)
@@ -277,14 +274,14 @@ class FcosHead(nn.Module):
 def decode_boxes(predictions: Predictions) -> Tensor:
     """(N, A, 4): x1, y1, x2, y2 in pixels of the input."""
     points = predictions.points_a2
-    strides = level_strides(predictions.level_sizes, points)
+    strides = level_strides(predictions.level_sizes, Pyramid.strides, points)
     distances = predictions.distances_na4 * strides[:, None]
     return torch.cat((points - distances[..., :2], points + distances[..., 2:]), -1)
 
 
-def level_strides(level_sizes: Sequence[int], like: Tensor) -> Tensor:
+def level_strides(level_sizes: Sequence[int], strides: Sequence[int], like: Tensor) -> Tensor:
     """(A,): the stride of each location."""
-    pairs = zip(level_sizes, Pyramid.strides, strict=True)
+    pairs = zip(level_sizes, strides, strict=True)
     return torch.cat([like.new_full((count,), stride) for count, stride in pairs])
 
 
