@@ -1,18 +1,16 @@
 """Reports the content of the data of a fit, and problems that would make scores wrong."""
 
-import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fullstride.autofit.near_copies import (
     MAX_COMPARED,
-    REPORT_S,
     SPLITS,
     ComparedImages,
     ImageIndex,
@@ -147,7 +145,6 @@ def _target(all_images: ImageIndex, image: int) -> Any:
     return None if isinstance(target, Objects) else target
 
 
-T = TypeVar("T")
 MAX_LISTED = 1000  # unreadable images, and pairs of each kind
 MAX_SHOWN = 5  # names in a line for a terminal
 
@@ -190,9 +187,7 @@ def inspect(data: DataSet, workers: int | None = None) -> Work[DataReport]:
     all_images = yield from index_images(data, workers)
     groups = group_by_pixels(all_images)
     compared = all_images.pictures.subset(groups.first)
-    matches = yield from _with_progress(
-        find_matches(compared, groups.in_split >= 0, groups.classes, data.mirror)
-    )
+    matches = yield from find_matches(compared, groups.in_split >= 0, groups.classes, data.mirror)
     splits = links_across_splits(all_images, groups, matches)
     classes = links_across_classes(groups, matches)
     scored = Counter(SPLITS[all_images.splits[image]] for image in {link.b for link in splits})
@@ -344,16 +339,3 @@ def _notes(all_images: ImageIndex, pictures: ComparedImages) -> list[str]:
             f"{data.train.background}; --background sets another colour"
         )
     return notes
-
-
-def _with_progress(search: Generator[float, None, T]) -> Work[T]:
-    """Lines of progress in place of finished shares."""
-    start = last = time.monotonic()
-    while True:
-        try:
-            done = next(search)
-        except StopIteration as stop:
-            return stop.value
-        if (now := time.monotonic()) - last > REPORT_S:
-            last = now
-            yield f"{done:.0%} of the images compared, {(now - start) * (1 / done - 1):,.0f} s left"

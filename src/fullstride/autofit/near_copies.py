@@ -7,7 +7,7 @@ not of pairs.
 import hashlib
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -61,16 +61,13 @@ class ComparedImages:
     """The compared data of N images."""
 
     pooled: np.ndarray  # uint8 (N, side, side, C), with C of 1 or 3
-    hashes: np.ndarray  # uint64 (N,)
-    mirrored_hashes: np.ndarray  # uint64 (N,): of the images flipped left to right
+    hashes: np.ndarray  # uint64 (N, 2): of the images, and of the images flipped left to right
 
     def __len__(self) -> int:
         return len(self.hashes)
 
     def subset(self, indices: np.ndarray) -> "ComparedImages":
-        return ComparedImages(
-            self.pooled[indices], self.hashes[indices], self.mirrored_hashes[indices]
-        )
+        return ComparedImages(self.pooled[indices], self.hashes[indices])
 
     @cached_property
     def contrasted(self) -> np.ndarray:
@@ -161,16 +158,14 @@ def compared(thumbnails: np.ndarray) -> ComparedImages:
     n, side, _, c = thumbnails.shape
     blocks = thumbnails.reshape(n, side // POOL, POOL, side // POOL, POOL, c)
     pooled = np.rint(blocks.mean((2, 4), dtype=np.float32)).astype(np.uint8)
-    return ComparedImages(
-        pooled, perceptual_hashes(thumbnails), perceptual_hashes(thumbnails[:, :, ::-1])
-    )
+    both = (perceptual_hashes(each) for each in (thumbnails, thumbnails[:, :, ::-1]))
+    return ComparedImages(pooled, np.stack([*both], 1))
 
 
 def concatenated(parts: Sequence[ComparedImages]) -> ComparedImages:
     return ComparedImages(
         np.concatenate([part.pooled for part in parts]),
         np.concatenate([part.hashes for part in parts]),
-        np.concatenate([part.mirrored_hashes for part in parts]),
     )
 
 
@@ -244,10 +239,10 @@ class Matches(NamedTuple):
 
 def find_matches(
     pictures: ComparedImages, in_split: np.ndarray, classes: np.ndarray, mirror: bool
-) -> Generator[float, None, Matches]:
+) -> Work[Matches]:
     """The partners of each picture in other splits, and in another class.
 
-    Yields the finished share of the comparisons.
+    Yields lines of progress.
 
     Args:
         pictures: N different pictures.
@@ -268,6 +263,7 @@ def find_matches(
 
     everywhere = n <= MAX_COMPARED
     rows = np.arange(n) if everywhere else np.nonzero(in_split[:, 1:].any(1))[0]
+    begin = last = time.monotonic()
     for start in range(0, len(rows), ROWS):
         for pairs in near_pairs(pictures, rows[start : start + ROWS], everywhere, mirror, concern):
             for each in (pairs, pairs.swapped()):
@@ -275,8 +271,11 @@ def find_matches(
                     partners.update(each.where(in_split[each.b, split] & elsewhere[each.a, split]))
                 a, b = classes[each.a], classes[each.b]
                 matches.by_class.update(each.where((a != b) & (a >= 0) & (b >= 0)))
-        left = max(0.0, 1 - (start + ROWS) / len(rows))
-        yield 1 - left * left if everywhere else 1 - left
+        if (now := time.monotonic()) - last > REPORT_S:
+            last, left = now, max(0.0, 1 - (start + ROWS) / len(rows))
+            done = 1 - left * left if everywhere else 1 - left
+            seconds = (now - begin) * (1 / done - 1)
+            yield f"{done:.0%} of the images compared, {seconds:,.0f} s left"
     return matches
 
 
@@ -291,14 +290,14 @@ def near_pairs(
 
     `concern` maps the indices of pairs to whether they are compared.
     """
-    forms = [(pictures.hashes, False), (pictures.mirrored_hashes, True)][: 1 + mirror]
     (columns,) = np.nonzero(pictures.contrasted)
     columns = columns[columns > rows[0]] if later else columns
     rows = rows[pictures.contrasted[rows]]
     for start in range(0, len(columns), COLUMNS):
         block = columns[start : start + COLUMNS]
-        for hashes, mirrored in forms:
-            bits = np.bitwise_count(pictures.hashes[rows, None] ^ hashes[None, block])
+        for mirrored in (False, True) if mirror else (False,):
+            hashes = pictures.hashes[block, int(mirrored)]
+            bits = np.bitwise_count(pictures.hashes[rows, :1] ^ hashes)
             near = np.flatnonzero(bits <= MAX_BITS)  # in two dimensions it is ten times slower
             i, j = np.divmod(near, len(block))
             a, b = rows[i], block[j]

@@ -89,14 +89,11 @@ class Stack:
         )
 
 
-Ms = Positive
-
-
 @dataclass(frozen=True, kw_only=True)
 class BlockTime(Stack):
-    ms_per_image: Ms
-    ms_low: Ms  # measured: 10 and 90 % of the rounds; estimated: the model's 90 % interval
-    ms_high: Ms
+    ms_per_image: Positive
+    ms_low: Positive  # measured: 10 and 90 % of the rounds; estimated: the model's 90 % interval
+    ms_high: Positive
     params: PositiveInt
     macs: PositiveInt  # multiply-adds; FLOPs are twice this
 

@@ -170,8 +170,6 @@ OUTSIDE = -1.0  # target of pixels of the view outside the picture; 0: no valid 
 MAX_MILLIMETRES = 65535  # the largest value of a 16-bit image
 SAME, SAME_RATIO = 0.99, 1.01  # predictions are equal if this share of pixels has a smaller ratio
 
-Metres = NonNegative
-
 
 @dataclass(frozen=True)
 class DepthMap:
@@ -195,7 +193,7 @@ class DepthMap:
 class DepthOptions(dense.DenseOptions):
     """The options of depth estimation."""
 
-    max_depth: Metres = 0.0  # larger true depths, in metres, do not count; 0: all do
+    max_depth: NonNegative = 0.0  # larger true depths, in metres, do not count; 0: all do
 
 
 @dataclass(frozen=True)
@@ -211,8 +209,8 @@ class Depth(DepthOptions, dense.PixelTask):
     begins at the constant.
     """
 
-    constant: Metres = 0.0  # median of the training depths; 0: unknown
-    rows: tuple[Metres, ...] = ()  # median of each row of training pictures, from the top
+    constant: NonNegative = 0.0  # median of the training depths; 0: unknown
+    rows: tuple[NonNegative, ...] = ()  # median of each row of training pictures, from the top
 
     name: ClassVar[str] = "depth"
     options: ClassVar[type] = DepthOptions

@@ -181,12 +181,8 @@ RECALLS = (1, 5, 10)  # numbers of nearest images
 BLOCK_VALUES = 2**22  # distances at a time: at most 128 MiB with all intermediate results
 
 
-def recall_name(k: int) -> str:
-    return f"recall_at_{k}"
-
-
 METRICS = (
-    *(Metric(recall_name(k), f"recall@{k}", "%", percent_of_images=True) for k in RECALLS),
+    *(Metric(f"recall_at_{k}", f"recall@{k}", "%", percent_of_images=True) for k in RECALLS),
     Metric("map_at_r", "mAP@R", "%"),
 )
 
@@ -246,8 +242,9 @@ def retrieval_scores(
         return {metric.name: nan for metric in METRICS}
     queries, recalled_qk, precision_q = retrieve(embeddings_nd, labels_n, groups_n)
     shares = 100 * recalled_qk.sum(0, dtype=torch.float64) / len(queries)
-    recalls = dict(zip(map(recall_name, RECALLS), shares.tolist(), strict=True))
-    return {**recalls, "map_at_r": 100 * precision_q.double().sum().item() / len(queries)}
+    precision = 100 * precision_q.double().sum().item() / len(queries)
+    names = (metric.name for metric in METRICS)
+    return dict(zip(names, (*shares.tolist(), precision), strict=True))
 
 
 def retrieve(

@@ -14,8 +14,6 @@ from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.task import Count
 
-Pixels = PositiveInt
-
 
 @dataclass(frozen=True)
 class VideoOptions:
@@ -26,7 +24,7 @@ class VideoOptions:
     frame_stride: Count = 0
     # scale jitter, in place of random resized crops: least and most pixels of the shorter side,
     # which is drawn for each clip before a random square is cropped
-    short_side: tuple[Pixels, Pixels] | None = None
+    short_side: tuple[PositiveInt, PositiveInt] | None = None
 
 
 @dataclass(frozen=True)
