@@ -374,10 +374,7 @@ def expected_top1(candidate: Candidate) -> float:
 
 
 def shortlist(
-    candidates: Sequence[Candidate],
-    ms: Mapping[str, float],
-    budget: Budget,
-    most: int = MOST_TRIED,
+    candidates: Sequence[Candidate], ms: Mapping[str, float], budget: Budget, most: int = MOST_TRIED
 ) -> tuple[Candidate, ...]:
     """At most `most` candidates, in the order of `candidates`.
 

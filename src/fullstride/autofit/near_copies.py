@@ -214,9 +214,7 @@ class Partners:
     @staticmethod
     def none(images: int) -> "Partners":
         return Partners(
-            np.full(images, -1),
-            np.full(images, np.inf, np.float32),
-            np.zeros(images, bool),
+            np.full(images, -1), np.full(images, np.inf, np.float32), np.zeros(images, bool)
         )
 
     def update(self, pairs: Pairs) -> None:

@@ -179,10 +179,7 @@ def at_candidate(pre: Preprocessing, candidate: Candidate) -> Preprocessing:
 
 
 def timed(
-    candidate: Candidate,
-    models: Mapping[Label, ExportedModel],
-    job: FitJob,
-    protocol: Protocol,
+    candidate: Candidate, models: Mapping[Label, ExportedModel], job: FitJob, protocol: Protocol
 ) -> dict[Label, CandidateTime]:
     """The times of opened files, measured in turn inside every round; {} without files."""
     if not models:

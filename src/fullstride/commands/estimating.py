@@ -55,11 +55,7 @@ class EstimateFlags:
         return [tasks.find_network(model, self.task, self.classes, self.frames) for model in models]
 
 
-def estimate(
-    models: Models,
-    profile: ProfileFlags,
-    options: EstimateFlags,
-) -> None:
+def estimate(models: Models, profile: ProfileFlags, options: EstimateFlags) -> None:
     """Estimate the time of networks on a device that need not be present, the fastest first.
 
     Example: fullstride measure estimate tresnet_m timm/resnet50 --target rtx4090

@@ -133,12 +133,7 @@ def capacity(
         device=device,
     )
     plan = max_batch.plan(
-        model,
-        how,
-        device=device,
-        compiled=compiled,
-        memory_gib=memory_gib,
-        predict_only=predict,
+        model, how, device=device, compiled=compiled, memory_gib=memory_gib, predict_only=predict
     )
     print(*capacity_lines(model, plan), sep="\n", flush=True)
     if predict:

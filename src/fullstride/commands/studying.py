@@ -98,11 +98,7 @@ class MethodFlags:
     layout: Layout | None = None
 
 
-def bench_blocks(
-    of: StackFlags,
-    how: MethodFlags,
-    out: Path | None = None,
-) -> None:
+def bench_blocks(of: StackFlags, how: MethodFlags, out: Path | None = None) -> None:
     """Measure, or estimate, stacks of one kind of block over width, ratio and resolution.
 
     Example: fullstride study blocks

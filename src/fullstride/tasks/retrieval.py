@@ -88,10 +88,7 @@ def _split_by_class(data: DataSet, splits: list[str]) -> DataSet:
             f"holds whole classes out and needs {needed}; add some, name groups by --group, or "
             "give val/ and test/"
         )
-    shares = {
-        "test": data.rule.test or TEST_SHARE,
-        "val": data.rule.val or VAL_SHARE,
-    }
+    shares = {"test": data.rule.test or TEST_SHARE, "val": data.rule.val or VAL_SHARE}
     split_of: dict[int, str] = {}
     for number, split in enumerate(splits, 1):
         left = [label for label in classes if label not in split_of]

@@ -154,11 +154,7 @@ class PowerLaw:
 
 
 def fit_power_law(
-    sizes: Any,
-    errors: Sequence[float],
-    *,
-    saturating: bool = True,
-    noise: float | None = None,
+    sizes: Any, errors: Sequence[float], *, saturating: bool = True, noise: float | None = None
 ) -> PowerLaw:
     """Fit the law to errors in per cent at `sizes`: (points,) or (points, sizes), all above 0.
 
