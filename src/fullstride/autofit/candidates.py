@@ -376,18 +376,13 @@ def expected_top1(candidate: Candidate) -> float:
 def shortlist(
     candidates: Sequence[Candidate], ms: Mapping[str, float], budget: Budget, most: int = MOST_TRIED
 ) -> tuple[Candidate, ...]:
-    """At most `most` candidates, in the order of `candidates`.
+    """At most `most` candidates, in the order of `candidates`, whose names are distinct.
 
     The fastest candidate is among them, as it decides whether anything fits. Each of `BANDS` gives
     its most promising candidates: by `expected_top1`, then the nearest to the budget. Free places
     go to the most promising within the budget, then to the nearest. A family takes a quarter of the
-    places, or more if other families leave them free.
-
-    Args:
-        candidates: Candidates with distinct names.
-        ms: Known times of an image by name; candidates without a time are left out.
-        budget: The limit of the times.
-        most: Number of places.
+    places, or more if other families leave them free. Candidates without a time in `ms`, by name,
+    are left out.
     """
     if len(candidates) <= most:
         return tuple(candidates)

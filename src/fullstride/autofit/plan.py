@@ -163,9 +163,7 @@ MOST_COST = 1 / 3  # of training all candidates to the end
 FINALISTS = 3  # most exported networks
 FILES = 4  # exported files of a finalist, or fewer by --formats and --precisions
 FILE_S = 10.0  # of an export, with its comparison and its measurement
-# With few hours, training is shortened to SHORT before candidates are left out, and to SHORTEST,
-# or after a linear probe to one epoch, when a single candidate is left. Ours.
-SHORT, SHORTEST = 1 / 3, 1 / 10
+SHORT, SHORTEST = 1 / 3, 1 / 10  # of the epochs, with few hours, see `make_plan`; ours
 MEASURING_SHARE, MEASURING_S = 0.1, 20.0  # for timing steps: of the hours, or without a limit
 LONG_S = 1800.0  # of a plan without a limit, which is offered one
 FEWEST_TRAININGS = 2  # that are timed within hours, with and without initial weights

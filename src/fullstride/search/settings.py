@@ -117,9 +117,8 @@ class SearchSettings(BudgetSettings):
     @property
     def method(self) -> Method:
         """The preset with the fields that were set."""
-        names = {each.name for each in fields(Method)} & {each.name for each in fields(self)}
-        values: dict[str, Any] = {name: getattr(self, name) for name in names}
-        own = {name: value for name, value in values.items() if value is not None}
+        values = {each.name: getattr(self, each.name, None) for each in fields(Method)}
+        own: Any = {name: value for name, value in values.items() if value is not None}
         return replace(PRESETS[self.preset], **own)
 
     def sides(self, own: int) -> tuple[int, ...]:
