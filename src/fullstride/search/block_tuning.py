@@ -32,7 +32,6 @@ from fullstride.train.recipes.recipe import Recipe, saved_recipe
 
 # Super-blocks of a trained network are exchanged, and new ones are fitted to its maps.
 
-
 # A part is the stem, a stage, the head's convolution or the classifier. All parts but the
 # classifier are places of a search, such as `stem`, `stages.2` and `head`; GENet
 # (arXiv:2006.14090) calls them the super-blocks of a MasterNet.
@@ -263,7 +262,6 @@ def adapters_between(
 
 
 # The trials.
-
 
 # In the folder of a trial: the run, the spec of its network, and its initial weights.
 RUN, SPEC, START = "run", "spec.json", "start"

@@ -288,22 +288,15 @@ class MultiLabelScore(Score):
 
     def by_class(self, names: Sequence[str]) -> list[LabelScore]:
         counts = self.counts(self.thresholds)
-        columns = (counts.correct_k, counts.images_k, counts.predicted_k)
-        precisions = self.average_precisions.tolist()
+        columns = (counts.correct_k, counts.images_k, counts.predicted_k, self.average_precisions)
         thresholds = self.thresholds or [DEFAULT] * len(names)
-        return [
-            LabelScore.of_counts(
-                name,
-                correct,
-                images,
-                predicted,
-                average_precision=100 * precision if images else None,
-                threshold=100 * threshold,
-            )
-            for name, correct, images, predicted, precision, threshold in zip(
-                names, *(each.tolist() for each in columns), precisions, thresholds, strict=True
-            )
-        ]
+        rows = zip(names, *(each.tolist() for each in columns), thresholds, strict=True)
+        scores = []
+        for name, correct, images, predicted, precision, threshold in rows:
+            own = {"average_precision": 100 * precision if images else None}
+            own |= {"threshold": 100 * threshold}
+            scores.append(LabelScore.of_counts(name, correct, images, predicted, **own))
+        return scores
 
 
 def _harmonic(a: float, b: float) -> float:

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from fullstride.data.dataset import DataSet
 from fullstride.io.console import count_of
 from fullstride.io.records import Record, read_json
@@ -129,90 +127,60 @@ def times_lines(times: DeviceTimes) -> Parts:
 
 
 def plan_lines(plan: SearchPlan) -> Parts:
-    lines = [f"space    {plan.structures:.3g} structures"]
+    yield f"space    {plan.structures:.3g} structures"
     for name, ms in plan.master_ms.items():
         fastest = f"the fastest structure {three_digits(plan.fastest_ms[name])} ms"
-        lines.append(f"{name:8} the MasterNet takes {three_digits(ms)} ms, {fastest}")
+        yield f"{name:8} the MasterNet takes {three_digits(ms)} ms, {fastest}"
     rows = [[each.stage, str(each.trainings), duration(each.seconds)] for each in plan.trainings]
+    yield table(["stage", "trainings", "time"], rows)
     at_once = f" on {plan.devices} devices" if plan.devices > 1 else ""
-    return [
-        *lines,
-        table(["stage", "trainings", "time"], rows),
-        f"time     about {duration(plan.total_s)} of training{at_once}",
-    ]
+    yield f"time     about {duration(plan.total_s)} of training{at_once}"
 
 
 def regression_lines(regression: Regression) -> Parts:
-    rows = [
-        [
-            each.place,
-            each.term,
-            f"{each.value:+.2f}",
-            "-" if each.standard_error is None else f"{each.standard_error:.2f}",
-        ]
-        for each in regression.slopes
-    ]
+    rows = []
+    for each in regression.slopes:
+        error = "-" if each.standard_error is None else f"{each.standard_error:.2f}"
+        rows.append([each.place, each.term, f"{each.value:+.2f}", error])
+    yield table(["place", "term", "points", "standard error"], rows)
     noise = "unknown" if regression.noise is None else f"{regression.noise:.2f} points"
     failed = f"; without a score: {len(regression.failures)}" if regression.failures else ""
-    return [
-        table(["place", "term", "points", "standard error"], rows),
-        f"MasterNet {regression.reference:.2f} %, noise of a training {noise}{failed}",
-    ]
+    yield f"MasterNet {regression.reference:.2f} %, noise of a training {noise}{failed}"
 
 
 def finalist_lines(finalists: Sequence[Finalist]) -> Parts:
-    rows = [
-        [
-            each.variant.name,
-            each.network,
-            f"{each.predicted:.2f} ({each.low:.2f} to {each.high:.2f})",
-            " ".join(map(three_digits, (each.ms, each.ms_low, each.ms_high))),
-            "measured" if each.measured else each.bound,
-        ]
-        for each in finalists
-    ]
-    lines: list[str | Table] = [
-        table(["", "network", "predicted % (95 %)", "ms, low, high", "time by"], rows)
-    ]
-    first: dict[str, Finalist] = {}
+    rows, first = [], dict[str, Finalist]()
     for each in finalists:
         first.setdefault(each.variant.name, each)
-    lines += [
-        f"{name:8} at the end of a range: {', '.join(each.at_bounds)}"
-        for name, each in first.items()
-        if each.at_bounds
-    ]
-    return lines
+        predicted = f"{each.predicted:.2f} ({each.low:.2f} to {each.high:.2f})"
+        ms = " ".join(map(three_digits, (each.ms, each.ms_low, each.ms_high)))
+        by = "measured" if each.measured else each.bound
+        rows.append([each.variant.name, each.network, predicted, ms, by])
+    yield table(["", "network", "predicted % (95 %)", "ms, low, high", "time by"], rows)
+    for name, each in first.items():
+        if each.at_bounds:
+            yield f"{name:8} at the end of a range: {', '.join(each.at_bounds)}"
 
 
 def winner_lines(winners: Sequence[Winner]) -> Parts:
-    rows = [
-        [
-            each.trial,
-            each.finalist.network,
-            f"{each.finalist.predicted:.2f}",
-            each.failure if each.score is None else f"{each.score:.2f}",
-        ]
-        for each in winners
-    ]
-    return [table(["trial", "network", "predicted %", "validation %"], rows)]
+    rows = []
+    for each in winners:
+        score = each.failure if each.score is None else f"{each.score:.2f}"
+        rows.append([each.trial, each.finalist.network, f"{each.finalist.predicted:.2f}", score])
+    yield table(["trial", "network", "predicted %", "validation %"], rows)
 
 
 def closing_lines(results: SearchResults, folder: Path) -> Parts:
     best = results.best.finalist
     how = "measured" if best.measured else "estimated"
-    lines = [
-        f"network  {best.network} at {best.variant.resolution} pixels",
-        f"time     {three_digits(best.ms)} ms an image, {how}",
-        f"validation  {results.val:.2f} %, the best of several",
-    ]
+    yield f"network  {best.network} at {best.variant.resolution} pixels"
+    yield f"time     {three_digits(best.ms)} ms an image, {how}"
+    yield f"validation  {results.val:.2f} %, the best of several"
     if results.test:
         name, value = next(iter(results.test.items()))
-        lines.append(
-            f"test     {name} {value:.2f} % of {count_of(results.test_images, 'image')}, read once"
-        )
-    lines.append(f"bundle   {folder / results.bundle}; everything is in {folder / RESULTS}")
-    return lines
+        images = count_of(results.test_images, "image")
+        yield f"test     {name} {value:.2f} % of {images}, read once"
+    yield f"bundle   {folder / results.bundle}; everything is in {folder / RESULTS}"
 
 
 SCORES, FINALISTS = tuple[Tuning, ...], tuple[Finalist, ...]

@@ -263,6 +263,7 @@ def select_in(
     specs = [job.spec(row, variant) for row in selection.structures]
     batches = [job.budget.batch] * len(specs)
     times = estimates([*map(operators_of, specs)], profile, batches)
+    numbers = (each.tolist() for each in (scores, reaches, ratio * selection.ms))
     return [
         Finalist(
             structure=tuple(row.tolist()),
@@ -277,14 +278,8 @@ def select_in(
             bound=time.bound,
             at_bounds=job.space.active_bounds(row),
         )
-        for row, spec, score, reach, ms, time in zip(
-            selection.structures,
-            specs,
-            scores.tolist(),
-            reaches.tolist(),
-            (ratio * selection.ms).tolist(),
-            times,
-            strict=True,
+        for row, spec, time, score, reach, ms in zip(
+            selection.structures, specs, times, *numbers, strict=True
         )
     ]
 

@@ -26,7 +26,6 @@ from fullstride.study.scores import mcnemar
 # depth and resolution together. The pure law has no floor: on Table 7 of ResNet-RS,
 # arXiv:2103.07579, it is two points too optimistic (tests/search/scale/test_scale_power_law.py).
 
-
 MOST_EXPONENT = 10.0  # per e-fold of a size; the laws of Table 7 have 0.5 to 0.6
 EXPONENTS = np.geomspace(1e-3, MOST_EXPONENT, 1000)  # grid of the profile likelihood
 STARTS = (0.3, 1.0)  # initial exponents of the fit

@@ -21,7 +21,6 @@ from fullstride.search.structures.space import Place, Space, distinct, values
 # Source: the regression of GENet, arXiv:2006.14090, section 4, which is `fit_paper`; here with a
 # prior, hence a posterior for Thompson sampling and intervals.
 
-
 # Grids of noise and prior: points, and decades below and above the deviation of the scores.
 GRID, DECADES = 40, (-3.0, 1.0)
 # The noise is expected to be this share of the scores' deviation, within a factor of e**SPREAD: one
@@ -232,7 +231,6 @@ def fit_paper(
 # On a published table of trained networks, 40 trainings by one change at a time and then the best
 # predicted end 0.09 points below the best; with a refit after every four it is 0.05
 # (benchmarks/search_table.md).
-
 
 # The best structures within a budget: random ones, improved by a local search. The value of a
 # structure is the sum of its choices' gains; among equal values the shorter time is better.

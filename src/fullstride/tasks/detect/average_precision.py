@@ -20,7 +20,6 @@ from fullstride.tasks.task import ClassScore, Score, best_f1_threshold, bootstra
 # Source: the development kit of VOC2007 (host.robots.ox.ac.uk/pascal/VOC). Boxes have no pixel
 # added to their sides here: they are x1, y1, x2, y2 of edges, not of the first and last pixel.
 
-
 MIN_IOU = 0.5
 POINTS = 11  # recalls 0, 0.1 to 1
 
@@ -211,16 +210,10 @@ def as_coco(scenes: Sequence[Scene], classes: int) -> dict[str, Any]:
 
 def coco_results(scenes: Sequence[Scene]) -> np.ndarray:
     """(detections, 7): image, x, y, width, height, score, class."""
-    parts = [
-        np.column_stack(
-            (
-                np.full(len(scene.detections), image),
-                with_sizes(scene.detections[:, :4]),
-                scene.detections[:, 4:],
-            )
-        )
-        for image, scene in enumerate(scenes, 1)
-    ]
+    parts = []
+    for image, scene in enumerate(scenes, 1):
+        boxes, rest = with_sizes(scene.detections[:, :4]), scene.detections[:, 4:]
+        parts.append(np.column_stack((np.full(len(boxes), image), boxes, rest)))
     return np.concatenate(parts).astype(np.float64)
 
 
