@@ -265,11 +265,8 @@ def run_rung(
         seconds = left_s and left_s * min(1.0, len(job.devices) * time.epoch_s / all_s)
         trials.append(rung_trial(job, plan, each, rung, time, seconds))
     results = yield from job.run(RUNG, trials)
-    failed = {
-        each.name: result.failure
-        for each, result in zip(candidates, results, strict=True)
-        if isinstance(result, Failure)
-    }
+    named = zip(candidates, results, strict=True)
+    failed = {each.name: own.failure for each, own in named if isinstance(own, Failure)}
     if len(failed) == len(candidates):
         for trial in trials:  # so that the next call tries again
             trial.result.unlink()

@@ -421,13 +421,8 @@ def read_thumbnail(images: Images, index: int, channels: int) -> tuple[np.ndarra
             source, channels, whole, oversampling=2, background=images.background
         )
     small = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR, box=crop.box)
-    facts = Facts(
-        min(sizes[0]),
-        max(sizes[0]),
-        pixel_digest(image),
-        image.size != sizes[0],
-        HAD_ALPHA in image.info,
-    )
+    size, digest = sizes[0], pixel_digest(image)
+    facts = Facts(min(size), max(size), digest, image.size != size, HAD_ALPHA in image.info)
     return np.asarray(small).reshape(SIDE, SIDE, channels), facts
 
 

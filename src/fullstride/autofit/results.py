@@ -107,15 +107,11 @@ def shares_of_budget(results: FitResults) -> list[Within]:
         score = last[name]
         return score.epochs, metric.rank(score.scores[metric.name])
 
-    rows = []
+    rows, limits = [], [math.inf if each.upper_ms is None else each.upper_ms for each in files]
     published = {each.name: each.top1 for each in results.candidates if each.top1 is not None}
     for share in (0.5, 1.0, 2.0):
         ms = share * results.budget.ms_per_image
-        ready = [
-            number
-            for number, each in enumerate(files)
-            if (limit := each.upper_ms) is not None and limit <= ms
-        ]
+        ready = [number for number, limit in enumerate(limits) if limit <= ms]
         within = within_budget(results.times, replace(results.budget, ms_per_image=ms))
         names = dict.fromkeys(each.candidate for each in within)
         trained = (name for name in names if name in last)
@@ -363,15 +359,9 @@ def candidate_rows(results: FitResults) -> list[dict[str, Any]]:
     for candidate in results.candidates:
         name = candidate.name
         score, time = last.get(name), fastest.get(name)
-        rows.append(
-            dict(
-                candidate=candidate,
-                time=time,
-                score=score,
-                interval=score_interval(results.metric, score.scores) if score else None,
-                elimination_reason=elimination_reason(name, results),
-            )
-        )
+        interval = score_interval(results.metric, score.scores) if score else None
+        row = dict(candidate=candidate, time=time, score=score, interval=interval)
+        rows.append(row | {"elimination_reason": elimination_reason(name, results)})
 
     def order(row: dict[str, Any]) -> tuple[Any, ...]:
         name, score, time = row["candidate"].name, row["score"], row["time"]

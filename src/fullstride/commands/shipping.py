@@ -252,11 +252,8 @@ class PushFlags:
         elif out is None:
             raise ValueError("nothing to write: give --out FILE, --push USER/NAME, or both")
         if out is None:
-            of_files = {
-                name: getattr(settings, name) != default
-                for name, default in vars(SHIP).items()
-                if name not in CHOOSING
-            }
+            others = [name for name in vars(SHIP) if name not in CHOOSING]
+            of_files = {name: getattr(settings, name) != getattr(SHIP, name) for name in others}
             refuse_flags(of_files, "without --out, the file to write: add it")
 
     def commit(self, bundle: "Bundle", exported: Path | None) -> None:

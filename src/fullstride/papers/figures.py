@@ -186,11 +186,8 @@ def networks() -> set[tuple[str | None, int | None]]:
 
 def scored(scores: Sequence[Published], zoo: str, resolution: int, paper: str) -> Published:
     """The accuracy that the same paper publishes."""
-    return next(
-        row
-        for row in scores
-        if (row.name, row.resolution) == (zoo, resolution) and row.source.startswith(paper)
-    )
+    own = (row for row in scores if row.source.startswith(paper))
+    return next(row for row in own if (row.name, row.resolution) == (zoo, resolution))
 
 
 def height(line: Line, plan: FigurePlan) -> tuple[float, str]:

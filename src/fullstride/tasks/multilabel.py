@@ -49,11 +49,8 @@ def resampled(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
 
     A resample leaves out labels that none of its images has, and is NaN without any label.
     """
-    columns = [
-        _Ranking.of(scores_n, has_n)
-        for scores_n, has_n in zip(scores_nk.T, has_nk.T, strict=True)
-        if has_n.any()
-    ]
+    pairs = zip(scores_nk.T, has_nk.T, strict=True)
+    columns = [_Ranking.of(scores_n, has_n) for scores_n, has_n in pairs if has_n.any()]
 
     def weighted(drawn_nb: np.ndarray) -> np.ndarray:
         sums_b, present_b = np.zeros(drawn_nb.shape[1]), np.zeros(drawn_nb.shape[1], int)

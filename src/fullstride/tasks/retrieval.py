@@ -62,11 +62,8 @@ def hold_out_classes(data: DataSet) -> DataSet:
 
     Raises ValueError for too few classes, and for a split in which nothing can be retrieved.
     """
-    splits = [
-        split
-        for split in ("test", "val")
-        if split not in data.own_splits and len(getattr(data, split))
-    ]
+    missing = (split for split in ("test", "val") if split not in data.own_splits)
+    splits = [split for split in missing if len(getattr(data, split))]
     if splits and not data.rule.group:
         data = _split_by_class(data, splits)
     data = _training_classes_first(data)
@@ -104,12 +101,10 @@ def _divide(data: DataSet, pool: Images, splits: list[str], split_of: dict[int, 
     for index, label in enumerate(pool.targets):
         places[split_of.get(label, "train")].append(index)
     training = {pool.names[index] for index in places["train"]}
-    copies = {
-        name
-        for names in (data.rule.copies or {}).values()
-        if not training.issuperset(names)
-        for name in training.intersection(names)
-    }
+    copies = set[str]()
+    for names in (data.rule.copies or {}).values():
+        if not training.issuperset(names):
+            copies |= training.intersection(names)
     places["train"] = [index for index in places["train"] if pool.names[index] not in copies]
     numbers = Counter(split_of.values())
     notes = [

@@ -409,11 +409,8 @@ def analyse_all(job: ScaleJob, done: Results) -> Work[ScaleResults]:
     plan, settings = done[PLAN], job.settings
     trainings, failures = read_study(job.folder)
     names = {each.name for each in trainings}
-    candidates = [
-        analysis.Candidate(cost.name, cost.point.size, cost.ms)
-        for cost in (*plan.costs, *plan.beyond)
-        if cost.name not in names
-    ]
+    rest = (cost for cost in (*plan.costs, *plan.beyond) if cost.name not in names)
+    candidates = [analysis.Candidate(cost.name, cost.point.size, cost.ms) for cost in rest]
     results = analyse_trainings(
         Source(job.data.name, trainings, settings.target, by_time=len(settings.models) > 1),
         budget_ms=settings.limit_ms,

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
@@ -149,13 +150,11 @@ class NetSpace(Space):
 
     def with_kernel(self, kernel: int) -> "NetSpace":
         """The space with `kernel` in every stage, and the same places, structures and features."""
-        options = [
-            tuple(
-                choice if choice.block == "C" else replace(choice, kernel=kernel) for choice in own
-            )
-            for own in self.options
-        ]
-        return replace(self, options=tuple(options))
+
+        def changed(choice: Choice) -> Choice:
+            return choice if choice.block == "C" else replace(choice, kernel=kernel)
+
+        return replace(self, options=tuple(tuple(map(changed, own)) for own in self.options))
 
     def active_bounds(self, structure: np.ndarray) -> tuple[str, ...]:
         """Places whose depth or width is at the end of its range, and which end."""
@@ -213,12 +212,8 @@ def net_space(
             depths = range(max(own.depth - depth_steps, 1), own.depth + depth_steps + 1)
             each = kernels if per_block_kernels or paper else ()
             types = list(type_choices(own, each, RATIOS if switch_blocks else (own.block,)))
-        choices = tuple(
-            replace(kind, depth=depth, width=width)
-            for kind in types
-            for depth in depths
-            for width in widths
-        )
+        every = product(types, depths, widths)
+        choices = tuple(replace(kind, depth=depth, width=width) for kind, depth, width in every)
         options.append(choices)
         places.append(net_place(name, own, choices, paper))
     return NetSpace(places=tuple(places), master=master, options=tuple(options))

@@ -247,12 +247,9 @@ def visible_detections(detections_d6: np.ndarray, min_score: float) -> np.ndarra
 
 def visible_hits(scenes: Sequence[Scene], min_score: float) -> Hits:
     """The `hits` of the visible detections."""
-    return hits(
-        [
-            scene._replace(detections=visible_detections(scene.detections, min_score))
-            for scene in scenes
-        ]
-    )
+    visible = (visible_detections(scene.detections, min_score) for scene in scenes)
+    pairs = zip(scenes, visible, strict=True)
+    return hits([scene._replace(detections=rows) for scene, rows in pairs])
 
 
 def best_min_score(scenes: Sequence[Scene], classes: int) -> float:

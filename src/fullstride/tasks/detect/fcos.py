@@ -216,10 +216,8 @@ class FcosHead(nn.Module):
         for part in (self.class_tower, self.box_tower, self.classes, self.distances):
             normal_weights(part)
         normal_weights(self.centerness)
-        for conv, bias in (
-            (self.classes, -math.log((1 - PRIOR) / PRIOR)),
-            (self.distances, START_DISTANCE),
-        ):
+        biases = {self.classes: -math.log((1 - PRIOR) / PRIOR), self.distances: START_DISTANCE}
+        for conv, bias in biases.items():
             assert conv.bias is not None
             nn.init.constant_(conv.bias, bias)
 

@@ -299,17 +299,12 @@ class Detect(DetectOptions, Task):
 
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Box, ...]]:
         """Detections (N, D, 6) -> at most `top` visible boxes per image, in pixels of the view."""
-        visible = (
-            average_precision.visible_detections(rows, self.min_score)[:top]
-            for rows in outputs.numpy()
-        )
-        return [
-            tuple(
-                Box(classes[int(label)], probability, (x1, y1, x2, y2))
-                for x1, y1, x2, y2, probability, label in rows.tolist()
-            )
-            for rows in visible
-        ]
+        predictions = []
+        for rows in outputs.numpy():
+            visible = average_precision.visible_detections(rows, self.min_score)[:top].tolist()
+            boxes = (Box(classes[int(k)], p, (x1, y1, x2, y2)) for x1, y1, x2, y2, p, k in visible)
+            predictions.append(tuple(boxes))
+        return predictions
 
     def place(self, guesses: tuple[Box, ...], size: Size, pre: Preprocessing) -> tuple[Box, ...]:
         """The boxes in pixels of the picture, clipped to its `size` (w, h)."""
