@@ -204,12 +204,10 @@ def pick(
     time.
     """
     budget = Budget(ms_per_image=budget_ms)
-    stored = [
-        (file, read_record(folder, file.candidate, file.format, file.precision))
-        for file in shipment.files
-        if not file.failure
-    ]
-    records = [replace(record, file=file) for file, record in stored if record]
+    records = []
+    for file in (each for each in shipment.files if not each.failure):
+        if record := read_record(folder, file.candidate, file.format, file.precision):
+            records.append(replace(record, file=file))
     records = within(records, budget, maybe)
     file = records[choose(records, metric)].file
     if not file.within:

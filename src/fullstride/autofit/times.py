@@ -110,10 +110,9 @@ def time_one(
 
     def promising(same_format: bool) -> list[Label]:
         longest_ms, own = REPORTED * job.budget.ms_per_image, tuple(rows.values())
-        others = [label for label in labels if label != quick]
-        wanted = [label for label in others if (label[0] == quick[0]) is same_format]
-        similar = candidate.model, by_model, longest_ms
-        return [label for label in wanted if is_worth_timing(label, own, *similar)]
+        model, others = candidate.model, (label for label in labels if label != quick)
+        wanted = (label for label in others if (label[0] == quick[0]) is same_format)
+        return [each for each in wanted if is_worth_timing(each, own, model, by_model, longest_ms)]
 
     try:
         files = files_of(candidate, job, earlier)
@@ -426,8 +425,8 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Work[Rows]:
         yield f"{len(left)} of them not tried: the time for measuring is over"
         for each in left:
             times[each.name] = (replace(unmeasured(each, job), left_out="no time to measure it"),)
-    timed = ((each, in_time.get(each.name, ())) for each in chosen)
-    near = [each for each, rows in timed if any(is_near(rows, own) for own in job.budgets)]
+    with_times = ((each, in_time.get(each.name, ())) for each in chosen)
+    near = [each for each, rows in with_times if any(is_near(rows, own) for own in job.budgets)]
     if near:
         them = "it" if len(near) == 1 else "them"
         again = f"{verb_of(len(near), 'are')} measured again, as noise may have slowed {them}"

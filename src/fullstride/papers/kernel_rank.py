@@ -107,11 +107,8 @@ def ranks(net: nn.Module, threshold: float = THRESHOLD) -> list[LayerRank]:
     if not 0 < threshold < 1:
         raise ValueError(f"threshold {threshold:g}: use a number between 0 and 1, as {THRESHOLD}")
     prefix = f"{net.root}." if isinstance(net, Backbone) and net.root else ""
-    convs = {
-        name.removeprefix(prefix): part
-        for name, part in net.named_modules()
-        if isinstance(part, CONVOLUTIONS)
-    }
+    parts = ((name, part) for name, part in net.named_modules() if isinstance(part, CONVOLUTIONS))
+    convs = {name.removeprefix(prefix): part for name, part in parts}
     if not convs:
         raise ValueError(
             "this network has no convolutions, whose kernels have a rank: choose another network"

@@ -521,11 +521,9 @@ def gains_at(
 
     on_front = {each.name for each in front}
     for axis in Size._fields:
-        pairs = [
-            pair
-            for pair in neighbouring_pairs(points, axis)
-            if {each.name for each in pair} & on_front and pair[1].ms >= LEAST_RATIO * pair[0].ms
-        ]
+        every = neighbouring_pairs(points, axis)
+        near = [(small, large) for small, large in every if {small.name, large.name} & on_front]
+        pairs = [(small, large) for small, large in near if large.ms >= LEAST_RATIO * small.ms]
         falls = np.array([small.error - large.error for small, large in pairs])
         doublings = np.array([math.log2(large.ms / small.ms) for small, large in pairs])
         if not pairs:
