@@ -463,7 +463,8 @@ class MultiLabel(MultiLabelOptions, Task):
             order = probability_k.argsort(descending=True, stable=True).tolist()
             predicted = [k for k in order if values[k] >= thresholds[k]]
             shown = (predicted or order[:1])[:top]
-            guesses.append(tuple(LabelGuess(classes[k], values[k], thresholds[k]) for k in shown))
+            rows = (LabelGuess(classes[int(k)], values[k], thresholds[k]) for k in shown)
+            guesses.append(tuple(rows))
         return guesses
 
     def truth(self, target: tuple[int, ...], classes: Sequence[str]) -> tuple[LabelGuess, ...]:
