@@ -134,7 +134,7 @@ class Event:
     @property
     def parts(self) -> Parts:
         """The lines and tables that a command prints."""
-        return [self.line] if self.line else self.render(self.result)
+        return [self.line] if self.line else [*self.render(self.result)]
 
 
 def run_study(
