@@ -16,6 +16,7 @@ from fullstride.data.readers.listing import (
     Below,
     Box,
     BoxCheck,
+    Described,
     FileSizes,
     Listing,
     Objects,
@@ -220,13 +221,12 @@ def read_coco_objects(files: Mapping[str, Path]) -> Listing:
 
     def objects(image: CocoImage, index_of: Mapping[int, int], path: Path) -> Objects:
         size = image.size or (image_size(path) if image.objects else (0, 0))
-        usable = []
-        for each in image.objects:
-            where = f"annotation {each.id!r} of the image {image.name!r}"
-            place = size, where, image.name, each.category
-            if each.box and (box := check.usable(each.box, *place)):
-                usable.append((box, index_of[each.category], each.is_crowd))
-        return Objects(*zip(*usable, strict=True)) if usable else Objects((), (), ())
+        described = []
+        for number, category, box, is_crowd in image.objects:
+            if box:
+                where = f"annotation {number!r} of the image {image.name!r}"
+                described.append(Described(where, box, index_of[category], is_crowd))
+        return check.objects(size, described)
 
     listing = _read(files, objects, with_boxes=True)
     return replace(listing, notes=(*listing.notes, *check.notes()))
