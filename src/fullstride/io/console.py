@@ -387,6 +387,14 @@ def in_order(choices: re.Match[str]) -> str:
     return f": choose from {', '.join(name for name in names if name and name != 'None')}"
 
 
+def reason(error: BaseException, name: str = "") -> str:
+    """Why a file cannot be read, in one line; "it" in place of its `name` in front."""
+    text = getattr(error, "strerror", None) or " ".join(str(error).split())
+    if name and text.startswith(f"{name} "):  # from `open_regular`
+        text = f"it{text.removeprefix(name)}"
+    return (text or type(error).__name__).rstrip(".")
+
+
 def one_line(message: object) -> str:
     if isinstance(message, OSError) and message.strerror:
         where = f": {message.filename}" if message.filename else ""

@@ -3,6 +3,7 @@
 `atomic_write` is the one way in which files reach their paths.
 """
 
+import ctypes
 import errno
 import json
 import os
@@ -386,8 +387,6 @@ def exchange(one: Path, other: Path) -> bool:
     names = os.fsencode(one), os.fsencode(other)
     if function(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
         return True
-    import ctypes
-
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM):  # file systems differ
         return False
@@ -398,8 +397,6 @@ def exchange(one: Path, other: Path) -> bool:
 def _renameat2() -> Callable[..., int] | None:
     if sys.platform != "linux":
         return None
-    import ctypes
-
     return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
-from fullstride.io.console import without_native_lines
+from fullstride.io.console import reason, without_native_lines
 from fullstride.io.writing import open_regular, read_regular
 from fullstride.nets.preprocessing import WHITE
 
@@ -266,8 +266,8 @@ def _opened(source: Path | bytes) -> Iterator[tuple[Image.Image, int]]:
     except UnreadableImage:
         raise
     except Image.DecompressionBombError as error:
-        reason = f"it has too many pixels, and {MAX_MEGAPIXELS:g} megapixels are the limit"
-        raise OversizedImage(_name(source), reason) from error
+        limit = f"{MAX_MEGAPIXELS:g} megapixels are the limit"
+        raise OversizedImage(_name(source), f"it has too many pixels, and {limit}") from error
     except Exception as error:  # Pillow raises a dozen kinds on a broken file
         raise UnreadableImage(_name(source), _reason(source, error)) from error
 
@@ -361,9 +361,4 @@ def _reason(source: Path | bytes, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         empty = not source if isinstance(source, bytes) else source.stat().st_size == 0
         return "it is empty" if empty else "it is not a JPEG, PNG, BMP, GIF, TIFF or WebP image"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = str(error)
-    if text.startswith(f"{source} "):  # from `open_regular`
-        text = f"it{text.removeprefix(str(source))}"
-    return " ".join(text.split()) or type(error).__name__
+    return reason(error, _name(source))

@@ -29,7 +29,7 @@ from fullstride.data.readers.listing import (
     sorted_classes,
 )
 from fullstride.data.readers.splits import SplitRule, Splits
-from fullstride.io.console import count_of, verb_of
+from fullstride.io.console import count_of, reason, verb_of
 from fullstride.io.writing import open_regular
 
 MAX_BYTES = 2**30  # of pixels in a file; MNIST has 47 MB
@@ -141,8 +141,7 @@ def _opened(path: Path, dimensions: int) -> Iterator[tuple[tuple[int, ...], Any]
                 raise ValueError(f"it is cut short, {file_bytes:,} bytes for {size:,} values")
             yield sizes, stream
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ValueError(f"cannot read {str(path)!r} ({reason}): copy it again") from None
+        raise ValueError(f"cannot read {str(path)!r} ({reason(error)}): copy it again") from None
 
 
 def idx_sizes(path: Path, dimensions: int) -> tuple[int, ...]:

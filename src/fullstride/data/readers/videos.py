@@ -17,6 +17,7 @@ from PIL import Image
 
 from fullstride.data.readers.decode import SUFFIXES as PICTURES
 from fullstride.data.readers.decode import Size, UnreadableImage, decode
+from fullstride.io.console import reason
 from fullstride.io.writing import open_regular
 
 if TYPE_CHECKING:
@@ -91,8 +92,9 @@ def _open(file: BinaryIO, name: str) -> tuple["InputContainer", "VideoStream"]:
         container = av.open(file, "r", options=options, **lenient)
     except FFmpegError as error:
         kinds = "an MP4, MOV, MKV, WebM, AVI, MPEG, FLV or WMV video"
-        reason = "it is empty" if not file.seek(0, os.SEEK_END) else f"it is not {kinds}, or broken"
-        raise UnreadableImage(name, reason) from error
+        is_empty = not file.seek(0, os.SEEK_END)
+        problem = "it is empty" if is_empty else f"it is not {kinds}, or broken"
+        raise UnreadableImage(name, problem) from error
     try:
         covers = Disposition.attached_pic
         streams = [each for each in container.streams.video if not each.disposition & covers]
@@ -340,11 +342,7 @@ def unreadable(name: str, before: str = "") -> Iterator[None]:
     except UnreadableImage:
         raise
     except Exception as error:
-        text = getattr(error, "strerror", None) or str(error)
-        if text.startswith(f"{name} "):  # from `open_regular`
-            text = f"it{text.removeprefix(name)}"
-        reason = " ".join(text.split()) or type(error).__name__
-        raise UnreadableImage(name, f"{before}{reason}") from error
+        raise UnreadableImage(name, f"{before}{reason(error, name)}") from error
 
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".flv", ".3gp")

@@ -181,10 +181,8 @@ ROWS_BELOW = 4  # decoded below a crop, as the colours of its last row depend on
 # Bytes of a JPEG, ITU-T T.81
 START, END = b"\xff\xd8\xff", b"\xff\xd9"
 MARKER, SCAN, EXIF = 0xFF, 0xDA, 0xE1
-SEQUENTIAL, OTHER_FRAMES = (
-    (0xC0, 0xC1),
-    (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)),
-)
+SEQUENTIAL = (0xC0, 0xC1)
+OTHER_FRAMES = (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 
 
 class Jpeg(NamedTuple):
