@@ -168,9 +168,7 @@ def metadata(key: StoreKey) -> dict[bytes, bytes]:
 
 
 def write_part(out: Path, part: int, table: "pa.Table", key: StoreKey) -> None:
-    parquet = pyarrow().parquet
-    with atomic_write(part_path(out, part), FILE_OUTPUT) as temporary:
-        parquet.write_table(table.replace_schema_metadata(metadata(key)), temporary)
+    write_file(part_path(out, part), iter([table]), table.schema, key)
 
 
 def write_file(out: Path, tables: Iterator["pa.Table"], schema: "pa.Schema", key: StoreKey) -> None:

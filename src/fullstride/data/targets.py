@@ -1,7 +1,5 @@
 """Data sets of the tasks, with boxes, labels, maps or clips, and the task of a data set."""
 
-import hashlib
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +14,7 @@ from fullstride.data.dataset import (
     Images,
     Source,
     digits,
+    fingerprint,
     from_source,
     open_files,
     open_source,
@@ -94,9 +93,7 @@ def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     pictures in images/. Both may have a folder for each split.
 
     Missing splits are taken by the rules of `fullstride.data.dataset.open_data`, by the rarest
-    class of an image's objects.
-
-    Raises ValueError in one line.
+    class of an image's objects. Raises ValueError in one line.
     """
     boxes = find_boxes(where)
     name = boxes.root.stem if boxes.root.is_file() else boxes.root.name
@@ -154,9 +151,7 @@ def open_clips(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     name the recording by `group`. Copies of files are recognised, copies of folders of frames not.
 
     Classes whose names differ only by "left" and "right" are directions, which a mirror image
-    exchanges: `DataSet.mirror` is then False, and a note says so.
-
-    Raises ValueError in one line.
+    exchanges: `DataSet.mirror` is then False, and a note says so. Raises ValueError in one line.
     """
     source = open_files(where, rule.group, kind=VIDEOS)
     data = from_source(source, rule)
@@ -199,9 +194,7 @@ def open_labels(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
 
     Splits are taken by the rules of `open_data`, where an image counts for its rarest label among
     the images that splits are taken from: frequent labels are in every split anyhow. Images
-    without labels are a class of their own.
-
-    Raises ValueError in one line.
+    without labels are a class of their own. Raises ValueError in one line.
     """
     data = _open_labels(where, rule)
     splits = (data.train, data.val, data.test)
@@ -257,7 +250,6 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
     is 128 0 0 road, and "ignored" is no class. The values of a PNG with a palette are classes.
 
     A folder with JPEGImages, SegmentationClass and ImageSets/Segmentation is one year of VOC.
-
     Raises ValueError in one line.
     """
     folder, written = option_in(where, "colours")
@@ -327,13 +319,9 @@ def _open_maps(
         targets = tuple(target(pairs.files[name].name) for name in images.names)
         return replace(images, targets=targets)
 
-    data = replace(data.map_images(with_maps), fingerprint=_fingerprint(data.fingerprint, pairs))
-    return data.without(rule.left_out)
-
-
-def _fingerprint(of_pictures: str, pairs: PairedListing) -> str:
     maps = sorted((name, *each) for name, each in pairs.files.items())
-    return hashlib.sha256(json.dumps([of_pictures, maps]).encode()).hexdigest()[:16]
+    data = replace(data.map_images(with_maps), fingerprint=fingerprint(data.fingerprint, maps))
+    return data.without(rule.left_out)
 
 
 def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:

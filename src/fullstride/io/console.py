@@ -208,12 +208,8 @@ class Bar:
         self.shown = shown
 
     def __enter__(self) -> "Bar":
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
+        title, counts = TextColumn("{task.description}"), MofNCompleteColumn()
+        columns = title, BarColumn(), counts, TimeRemainingColumn()
         hidden = not (self.shown and sys.stdout.isatty())
         self.progress = Progress(*columns, console=console(), transient=True, disable=hidden)
         return self
@@ -296,9 +292,8 @@ def report_ignored(ignored: Mapping[str, int], notes: Iterable[str] = ()) -> Non
     `notes` are lines on its splits.
     """
     if ignored:
-        print_error(
-            "not used: " + "; ".join(with_reason(count, why) for why, count in ignored.items())
-        )
+        reasons = "; ".join(with_reason(count, why) for why, count in ignored.items())
+        print_error(f"not used: {reasons}")
     for note in notes:
         print_error(note)
 

@@ -344,10 +344,8 @@ def parent_folders(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        file = next(
-            (each for each in path.parents if each.exists() and not each.is_dir()), path.parent
-        )
-        raise _file_for_folder(path, file) from None
+        files = (each for each in path.parents if each.exists() and not each.is_dir())
+        raise _file_for_folder(path, next(files, path.parent)) from None
     try:
         yield
     except BaseException:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path, PurePosixPath
@@ -303,7 +303,11 @@ def read_coco(path: Path, with_boxes: bool = False) -> CocoFile:
             )
     if not images:
         raise ValueError(f"{str(path)!r} lists no images: give a file with some")
-    return CocoFile(path, categories, _one_for_each_file(images.values()))
+    by_name: dict[str, CocoImage] = {}  # entries of one file are joined
+    for image in images.values():
+        if (earlier := by_name.setdefault(image.name, image)) is not image:
+            earlier.objects.extend(image.objects)
+    return CocoFile(path, categories, [*by_name.values()])
 
 
 _KINDS = {"images": "image", "annotations": "annotation", "categories": "category"}
@@ -338,15 +342,6 @@ def _box(entry: Any, where: str) -> Box:
             f"{where} has the bbox {str(values)[:40]!r}: use [left, top, width, height]"
         ) from None
     return left, top, left + width, top + height
-
-
-def _one_for_each_file(images: Iterable[CocoImage]) -> list[CocoImage]:
-    """The images, where entries of the same file are joined into one with all objects."""
-    by_name: dict[str, CocoImage] = {}
-    for image in images:
-        if (earlier := by_name.setdefault(image.name, image)) is not image:
-            earlier.objects.extend(image.objects)
-    return [*by_name.values()]
 
 
 # ---- the files of images

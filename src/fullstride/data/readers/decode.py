@@ -122,8 +122,8 @@ MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # of a pixel in me
 CHANNELS_BY_SAMPLING = {0: 3.0, 1: 2.0, 2: 1.5}  # of the size of the image: 4:4:4, 4:2:2, 4:2:0
 # The sides of a reduced image are rounded up, so that its last pixels are partly outside of the
 # image. EXIF orientation -> the stored side (0: width, 1: height) whose last pixel is at the left
-# or at the top of the upright image.
-LAST_AT_LEFT, LAST_AT_TOP = {2: 0, 3: 0, 6: 1, 7: 1}, {3: 1, 4: 1, 7: 0, 8: 0}
+# of the upright image, and the one whose last pixel is at its top.
+LAST_FIRST = ({2: 0, 3: 0, 6: 1, 7: 1}, {3: 1, 4: 1, 7: 0, 8: 0})
 
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 
@@ -243,10 +243,7 @@ def decode_crop(
         else:
             image.info = {}
         (left, top, right, bottom), size = chosen or crop(image.size)
-        x, y = (
-            -stored[last[turn]] % factor if turn in last else 0
-            for last in (LAST_AT_LEFT, LAST_AT_TOP)
-        )
+        x, y = (-stored[last[turn]] % factor if turn in last else 0 for last in LAST_FIRST)
         box = ((left + x) / factor, (top + y) / factor, (right + x) / factor, (bottom + y) / factor)
         return image, Crop(box, size)
 

@@ -303,13 +303,10 @@ def read_dataset(folder: Path, choice: Mapping[str, str], group: str = "") -> Li
         ]
         for split, each in cells.items()
     }
-    rows = {
-        sample.name: row
-        for row, sample in enumerate(s for split in samples.values() for s in split)
-    }
-    reader = Rows(
-        folder, tuple(file for parts in files.values() for file in parts), columns.image, rows
-    )
+    names = [sample.name for each in samples.values() for sample in each]
+    rows = {name: row for row, name in enumerate(names)}
+    arrow_files = tuple(file for parts in files.values() for file in parts)
+    reader = Rows(folder, arrow_files, columns.image, rows)
     group_of = dict(zip(rows, groups, strict=True)) if columns.group else None
     return Listing(classes, samples, reader, columns=columns.all, groups=group_of)
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fullstride.data.readers.folder import subfolders
 from fullstride.data.readers.listing import (
     Listing,
     Sample,
@@ -69,8 +70,7 @@ class IdxReader:
 
 def holds_idx(folder: Path) -> bool:
     """Whether a folder has a file of training images, and no subfolders."""
-    entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    return "train" in idx_files(folder, "images") and not any(path.is_dir() for path in entries)
+    return "train" in idx_files(folder, "images") and not subfolders(folder)
 
 
 def idx_files(folder: Path, kind: str) -> dict[str, Path]:
@@ -191,10 +191,8 @@ def split_digits(rule: SplitRule) -> Splits:
 
 
 def read_digit(name: str) -> Image.Image:
-    images, _ = _digit_arrays()
-    return Image.fromarray(
-        np.rint(images[int(name.removeprefix("digits/"))] * (255 / 16)).astype(np.uint8)
-    )
+    pixels = _digit_arrays()[0][int(name.removeprefix("digits/"))]
+    return Image.fromarray(np.rint(pixels * (255 / 16)).astype(np.uint8))
 
 
 @cache

@@ -59,9 +59,8 @@ class BoxCheck:
         """
         usable: dict[tuple[Box, Any], bool] = {}
         for where, box, label, difficult in described:
-            left, top, right, bottom = (
-                min(max(edge, 0.0), side) for edge, side in zip(box, 2 * size, strict=True)
-            )
+            edges = zip(box, 2 * size, strict=True)
+            left, top, right, bottom = (min(max(edge, 0.0), side) for edge, side in edges)
             inside = left, top, right, bottom
             if not all(map(math.isfinite, box)):
                 self._note("{have} no finite edges and {are} left out", where)
@@ -384,10 +383,8 @@ def join_copies(listing: Listing, copies: Copies | None = None) -> tuple[Listing
             splits[split].append(sample._replace(target=target))
         joined += len(written)
     if joined:
-        notes = (
-            *notes,
-            f"{count_of(joined, 'image')} in several classes {verb_of(joined, 'have')} all labels",
-        )
+        images, have = count_of(joined, "image"), verb_of(joined, "have")
+        notes = (*notes, f"{images} in several classes {have} all labels")
     return replace(listing, splits=splits, notes=notes), copies
 
 

@@ -24,7 +24,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fullstride.data.readers.decode import UnreadableImage
-from fullstride.data.readers.folder import IMAGES, FileKind, why_unused
+from fullstride.data.readers.folder import (
+    IMAGES,
+    FileKind,
+    entries_of,
+    subfolders,
+    why_unused,
+)
 from fullstride.data.readers.listing import (
     SPLITS,
     Listing,
@@ -342,9 +348,7 @@ def holds_shards(folder: Path) -> bool:
     index = (folder / INDEX).is_file()
     if names and index:
         return True
-    return bool(names or index) and not any(
-        p.is_dir() and not p.name.startswith(".") for p in folder.iterdir()
-    )
+    return bool(names or index) and not subfolders(folder)
 
 
 def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[Index, Listing]:
@@ -375,11 +379,11 @@ def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[In
             "lack: remove them"
         )
     target_of = {label: _target(targets, label) for label in labels}
-    samples = {
-        split: [Sample(m.name, target_of[m.label], m.size) for m in each]
-        for split, each in members.items()
+    splits = {
+        split: [Sample(m.name, target_of[m.label], m.size) for m in members[split]]
+        for split in ("train", "val", "test")
+        if split in members
     }
-    splits = {name: samples[name] for name in ("train", "val", "test") if name in samples}
     reader, val_name = _reader(folder, shards), groups.get("val", [""])[0]
     return index or Index(classes, 3, True, shards), Listing(classes, splits, reader, val_name)
 
@@ -440,11 +444,7 @@ def _by_split(names: list[str]) -> dict[str, list[str]]:
 
 
 def _tar_names(folder: Path) -> list[str]:
-    return sorted(
-        p.name
-        for p in folder.iterdir()
-        if p.suffix.lower() == ".tar" and not p.name.startswith(".")
-    )
+    return [each.name for each in entries_of(folder) if each.name.lower().endswith(".tar")]
 
 
 def _matching_names(folder: Path, pattern: str, index: Index | None) -> list[str]:

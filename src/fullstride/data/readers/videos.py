@@ -174,9 +174,8 @@ class _Ends:
     def check(self, name: str) -> None:
         length = (self.container.duration or 0) / MICROSECONDS
         streams = self.container.streams
-        end = max(
-            (float(at * (streams[n].time_base or 0)) for n, at in self.last.items()), default=0.0
-        )
+        ends = (float(at * (streams[n].time_base or 0)) for n, at in self.last.items())
+        end = max(ends, default=0.0)
         if end - (self.container.start_time or 0) / MICROSECONDS < 0.9 * length - 1:
             raise UnreadableImage(name, f"it is cut short after {end:.1f} of {length:.1f} s")
 
@@ -438,16 +437,12 @@ class MiddleFrame:
 def frame_names(folder: Path) -> list[str]:
     """The pictures in a folder, in natural order: img2.jpg before img10.jpg."""
     with os.scandir(folder) as entries:
-        names = [
-            each.name
-            for each in entries
-            if each.name.lower().endswith(PICTURES) and not each.name.startswith(".")
-        ]
+        shown = [each.name for each in entries if not each.name.startswith(".")]
+        names = [name for name in shown if name.lower().endswith(PICTURES)]
 
     def natural(name: str) -> list[tuple[int, str]]:
-        return [
-            (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
-        ]
+        parts = re.split(r"(\d+)", name)
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
     return sorted(names, key=lambda name: (natural(name), name))
 

@@ -117,12 +117,10 @@ def read_lists(lists: Path, unlisted: Iterable[Path]) -> dict[str, Listed]:
     Without train.txt the training images are the images of trainval.txt that val.txt lacks. Without
     any list all files `unlisted` are for training. Raises ValueError.
     """
-    paths = {name: lists / f"{name}.txt" for name in ("train", "val", "trainval", "test")}
-    splits = {
-        name: dict.fromkeys(read_names(path), path)
-        for name, path in paths.items()
-        if path.is_file()
-    }
+    splits: dict[str, Listed] = {}
+    for name in ("train", "val", "trainval", "test"):
+        if (path := lists / f"{name}.txt").is_file():
+            splits[name] = dict.fromkeys(read_names(path), path)
     if not splits:
         return {"train": {path.stem: path for path in sorted(unlisted, key=lambda path: path.stem)}}
     both, val = splits.pop("trainval", {}), splits.get("val", {})
@@ -133,10 +131,8 @@ def read_lists(lists: Path, unlisted: Iterable[Path]) -> dict[str, Listed]:
 
 def _joined(splits: dict[str, Listed]) -> dict[str, Listed]:
     """The splits with the images of val in train."""
-    joined = {
-        "train": splits.get("train", {}) | splits.get("val", {}),
-        "test": splits.get("test", {}),
-    }
+    train = splits.get("train", {}) | splits.get("val", {})
+    joined = {"train": train, "test": splits.get("test", {})}
     return {split: each for split, each in joined.items() if each}
 
 

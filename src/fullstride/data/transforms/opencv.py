@@ -129,11 +129,8 @@ def _affine(pixels: np.ndarray, matrix: tuple[float, ...], sampling: Sampling) -
     a, b, c, d, e, f = matrix
     if (a, b, d, e) != (1, 0, 0, 1) or c != int(c) or f != int(f):
         # Pillow's coordinates are of pixel corners
-        return _moved(
-            pixels,
-            np.array([[a, b, c + (a - 1) / 2 + b / 2], [d, e, f + d / 2 + (e - 1) / 2]]),
-            sampling,
-        )
+        centred = np.array([[a, b, c + (a - 1) / 2 + b / 2], [d, e, f + d / 2 + (e - 1) / 2]])
+        return _moved(pixels, centred, sampling)
     h, w = pixels.shape[:2]
     x, y = min(max(int(c), -w), w), min(max(int(f), -h), h)
     shifted = np.full_like(pixels, _color(pixels, sampling))
