@@ -74,7 +74,7 @@ class BoxCheck:
                 usable[inside, label] = difficult
                 if max(abs(a - b) for a, b in zip(box, inside, strict=True)) > CLIPPED:
                     self._note("{reach} beyond the image and {are} clipped", where)
-        boxes, labels = (tuple(each[index] for each in usable) for index in (0, 1))
+        boxes, labels = tuple(box for box, _ in usable), tuple(label for _, label in usable)
         return Objects(boxes, labels, tuple(usable.values()))
 
     def _note(self, problem: str, where: str) -> None:
@@ -363,25 +363,17 @@ def join_copies(listing: Listing, copies: Copies | None = None) -> tuple[Listing
     splits: dict[str, list[Sample]] = {}
     joined = 0
     for split, samples in listing.splits.items():
-        labels: dict[str, set[int]] = {}
+        labels: dict[str, set[int]] = {}  # by content, or by name without copies
         for sample in samples:
-            key = content.get(sample.name)
-            if key is not None:
-                labels.setdefault(key, set()).update(_labels(sample))
-        several = {key for key, each in labels.items() if len(each) > 1}
-        written: set[str] = set()
-        splits[split] = []
+            key = content.get(sample.name, sample.name)
+            labels.setdefault(key, set()).update(_labels(sample))
+        joined += sum(len(labels.get(key, ())) > 1 for key in copies or ())
+        splits[split], written = [], set()
         for sample in samples:
-            key = content.get(sample.name)
-            if key in several:
-                if key in written:
-                    continue
+            key = content.get(sample.name, sample.name)
+            if len(labels[key]) < 2 or key not in written:
                 written.add(key)
-                target = tuple(sorted(labels[key]))
-            else:
-                target = _labels(sample)
-            splits[split].append(sample._replace(target=target))
-        joined += len(written)
+                splits[split].append(sample._replace(target=tuple(sorted(labels[key]))))
     if joined:
         images, have = count_of(joined, "image"), verb_of(joined, "have")
         notes = (*notes, f"{images} in several classes {have} all labels")

@@ -24,13 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fullstride.data.readers.decode import UnreadableImage
-from fullstride.data.readers.folder import (
-    IMAGES,
-    FileKind,
-    entries_of,
-    subfolders,
-    why_unused,
-)
+from fullstride.data.readers.folder import IMAGES, FileKind, entries_of, subfolders, why_unused
 from fullstride.data.readers.listing import (
     SPLITS,
     Listing,
