@@ -93,7 +93,9 @@ def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     pictures in images/. Both may have a folder for each split.
 
     Missing splits are taken by the rules of `fullstride.data.dataset.open_data`, by the rarest
-    class of an image's objects. Raises ValueError in one line.
+    class of an image's objects.
+
+    Raises ValueError in one line.
     """
     boxes = find_boxes(where)
     name = boxes.root.stem if boxes.root.is_file() else boxes.root.name
@@ -151,7 +153,9 @@ def open_clips(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     name the recording by `group`. Copies of files are recognised, copies of folders of frames not.
 
     Classes whose names differ only by "left" and "right" are directions, which a mirror image
-    exchanges: `DataSet.mirror` is then False, and a note says so. Raises ValueError in one line.
+    exchanges: `DataSet.mirror` is then False, and a note says so.
+
+    Raises ValueError in one line.
     """
     source = open_files(where, rule.group, kind=VIDEOS)
     data = from_source(source, rule)
@@ -194,7 +198,9 @@ def open_labels(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
 
     Splits are taken by the rules of `open_data`, where an image counts for its rarest label among
     the images that splits are taken from: frequent labels are in every split anyhow. Images
-    without labels are a class of their own. Raises ValueError in one line.
+    without labels are a class of their own.
+
+    Raises ValueError in one line.
     """
     data = _open_labels(where, rule)
     splits = (data.train, data.val, data.test)
@@ -250,6 +256,7 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
     is 128 0 0 road, and "ignored" is no class. The values of a PNG with a palette are classes.
 
     A folder with JPEGImages, SegmentationClass and ImageSets/Segmentation is one year of VOC.
+
     Raises ValueError in one line.
     """
     folder, written = option_in(where, "colours")
