@@ -100,8 +100,6 @@ def check_store(out: Path) -> None:
             raise ValueError(
                 f"{out} is a folder with other files in it, such as {files[0]}: give another --out"
             )
-    elif out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: give a folder, or a file that ends in .parquet")
 
 
 def create_or_resume(out: Path, key: StoreKey) -> None:
