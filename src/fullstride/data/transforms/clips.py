@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from PIL import Image
@@ -27,7 +27,6 @@ from fullstride.data.transforms.crop import (
     view_offset,
 )
 from fullstride.data.transforms.image_ops import KERNELS
-from fullstride.io.records import PositiveInt, check_bounds
 from fullstride.nets.preprocessing import Preprocessing
 
 ClipSource = Path | bytes | np.ndarray  # a file, its bytes, or decoded frames
@@ -111,13 +110,17 @@ class ViewsOfVideo(OfClips):
     that is taller than wide, with the shorter side resized as in `test_view`.
     """
 
-    clips: PositiveInt = 10
+    clips: int = 10
     crops: Literal[1, 3] = 3
     starts: Starts = "inclusive"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bounds(self)
+        if self.clips < 1 or self.crops not in (1, 3) or self.starts not in get_args(Starts):
+            raise ValueError(
+                f"{self.clips} clips, {self.crops} crops and starts {self.starts!r}: use 1 clip or "
+                f"more, 1 or 3 crops, and {' or '.join(get_args(Starts))}"
+            )
         if self.crops > 1 and self.pre.fit != "crop":
             raise ValueError(f"{self.crops} crops of frames that are no crops: use 1")
 
