@@ -27,7 +27,7 @@ from fullstride.data.readers.idx import (
 )
 from fullstride.data.readers.listing import Listing, Objects, check_class_count
 from fullstride.data.readers.shards import holds_shards, read_shards
-from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule, Splits, take_splits
+from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule, TakenSplits, take_splits
 from fullstride.nets.preprocessing import WHITE
 
 __all__ = ["DEFAULT_RULE", "DIGITS", "DataSet", "Images", "SplitRule", "UnreadableImage", "decode"]
@@ -286,10 +286,25 @@ def from_source(source: Source, rule: SplitRule) -> DataSet:
     """The images split by `rule`, including the images in `rule.left_out`."""
     listing = source.listing
     check_class_count(repr(source.where), len(listing.classes), len(listing.samples))
-    taken = take_splits(listing, rule)
+    return _data_set(source, take_splits(listing, rule))
+
+
+def digits(rule: SplitRule) -> DataSet:
+    """The digits of the package."""
+    splits = split_digits(rule)
+    listing = Listing(DIGIT_CLASSES, splits._asdict(), Path)
+    source = Source(DIGITS, DIGITS, listing, channels=1, mirror=False, read=read_digit)
+    return _data_set(source, TakenSplits(splits, rule, own=("val", "test"), notes=()))
+
+
+def _data_set(source: Source, taken: TakenSplits) -> DataSet:
+    listing = source.listing
     file = None if source.read else listing.file
     read = source.read or Decoded(listing.file, source.channels)
-    train, val, test = _images(taken.splits, read, file)
+    train, val, test = (
+        Images(tuple(s.name for s in samples), tuple(s.target for s in samples), read, file)
+        for samples in taken.splits
+    )
     return DataSet(
         source.name,
         source.where,
@@ -299,7 +314,7 @@ def from_source(source: Source, rule: SplitRule) -> DataSet:
         test,
         source.channels,
         source.mirror,
-        _fingerprint(listing.classes, taken.splits),
+        fingerprint(listing.classes, taken.splits),
         replace(taken.rule, left_out=()),
         taken.own,
         (*listing.notes, *taken.notes),
@@ -307,18 +322,9 @@ def from_source(source: Source, rule: SplitRule) -> DataSet:
     )
 
 
-def _images(
-    splits: Splits,
-    read: Callable[[str], Image.Image],
-    file: Callable[[str], Path | bytes] | None = None,
-) -> Iterator[Images]:
-    for samples in splits:
-        names, targets = tuple(s.name for s in samples), tuple(s.target for s in samples)
-        yield Images(names, targets, read, file)
-
-
-def _fingerprint(classes: tuple[str, ...], splits: Splits) -> str:
-    return hashlib.sha256(json.dumps([classes, splits]).encode()).hexdigest()[:16]
+def fingerprint(*parts: Any) -> str:
+    """A hash of parts that have a form in JSON."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -334,12 +340,3 @@ class Decoded:
             return decode(self.file(name), self.channels, background=self.background)
         except UnreadableImage as error:
             raise UnreadableImage(name, error.reason) from error
-
-
-def digits(rule: SplitRule) -> DataSet:
-    """The digits of the package."""
-    splits = split_digits(rule)
-    train, val, test = _images(splits, read_digit)
-    mark, rule = _fingerprint(DIGIT_CLASSES, splits), replace(rule, left_out=())
-    own = ("val", "test")
-    return DataSet(DIGITS, DIGITS, DIGIT_CLASSES, train, val, test, 1, False, mark, rule, own)

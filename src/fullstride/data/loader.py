@@ -54,7 +54,7 @@ class LoaderOptions:
 
     With `balance`, the length of an epoch stays, and the share of a class is proportional to its
     size to the power of 1 - `balance`: with 1 each class is drawn equally often. A class cycles
-    through its images in random order.
+    through its images in random order, so that each is drawn almost equally often.
 
     With `repeats`, the length of an epoch stays, but each image drawn occurs `repeats` times in a
     row, with different views (arXiv:1902.05509).
@@ -149,10 +149,7 @@ def check_groups(labels: Sequence[int], options: LoaderOptions) -> None:
 def _balanced(
     labels: Sequence[int], images: int, balance: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Indices of `images` images, a class as often as its size to the power of 1 - `balance`.
-
-    A class cycles through its images in random order, so that each is drawn almost equally often.
-    """
+    """Indices of `images` images, a class as often as its size to the power of 1 - `balance`."""
     members, sizes = _members(labels)
     shares = sizes ** (1 - balance)
     counts = _round(images * shares / shares.sum(), rng)
@@ -183,9 +180,7 @@ def _by_class(
     """Indices of an epoch's images: in each batch `per_class` of each of `per_batch` classes."""
     members, sizes = _members(labels)
     groups_left = _round(_batches_per_class(sizes, batches, per_batch), rng)
-    images = [
-        _cycle(*of_class, per_class, rng) for of_class in zip(members, groups_left, strict=True)
-    ]
+    images = [_cycle(*each, per_class, rng) for each in zip(members, groups_left, strict=True)]
     order = []
     for batches_left in range(batches, 0, -1):
         # random, but likelier with more groups left, and certain if needed in every batch left

@@ -108,14 +108,12 @@ def pack(
                 continue
             images = _encoded(getattr(data, split), data.channels, encoding, progress.skipped)
             for number in count():
-                name = f"{split}-{number:06}.tar"
-                shard, bytes_in = _fill(
-                    folder / name, images, data.classes, progress.images, shard_mib * MIB
-                )
+                path, limit = folder / f"{split}-{number:06}.tar", shard_mib * MIB
+                shard, bytes_in = _fill(path, images, data.classes, progress.images, limit)
                 if not shard.members:
-                    (folder / name).unlink()
+                    path.unlink()
                     break
-                shards[name] = shard
+                shards[path.name] = shard
                 progress = Progress(
                     progress.images + len(shard.members),
                     len(shards),
@@ -144,14 +142,12 @@ def _fill(
             for number, image in enumerate(images, first):
                 offset = file.tell() + BLOCK  # after the header: one block, since names are short
                 _add(tar, f"{number:06}{image.suffix}", image.data)
-                label: str | tuple[str, ...]
                 if isinstance(image.target, tuple):
-                    labels = json.dumps({"labels": image.target})
-                    _add(tar, f"{number:06}.json", labels.encode())
+                    suffix, text = ".json", json.dumps({"labels": image.target})
                     label = tuple(classes[target] for target in image.target)
                 else:
-                    _add(tar, f"{number:06}.cls", str(image.target).encode())
-                    label = classes[image.target]
+                    suffix, text, label = ".cls", str(image.target), classes[image.target]
+                _add(tar, f"{number:06}{suffix}", text.encode())
                 members.append(Member(image.name, label, offset, len(image.data)))
                 bytes_in += image.bytes_in
                 if file.tell() >= limit:
@@ -188,7 +184,7 @@ def _encode(images: Images, index: int, channels: int, encoding: Encoding) -> En
         if side:
             suffix, data = _jpeg(picture, _shrunk(picture.size, side), quality)
         else:
-            suffix, data = _png(picture)
+            suffix, data = ".png", _encoded_as("PNG", picture)
         return EncodedImage(name, target, suffix, data, picture.width * picture.height * channels)
     file = file_bytes(images.file(name))
     if side:
@@ -216,15 +212,13 @@ def _jpeg(picture: Image.Image, crop: Crop, quality: int) -> tuple[str, bytes]:
     if crop.size != picture.size:
         # antialiased: Pillow widens its window
         picture = picture.resize(crop.size, Image.Resampling.LANCZOS, crop.box)
-    buffer = BytesIO()
-    picture.save(buffer, "JPEG", quality=quality)
-    return ".jpg", buffer.getvalue()
+    return ".jpg", _encoded_as("JPEG", picture, quality=quality)
 
 
-def _png(picture: Image.Image) -> tuple[str, bytes]:
+def _encoded_as(kind: str, picture: Image.Image, **options: int) -> bytes:
     buffer = BytesIO()
-    picture.save(buffer, "PNG")
-    return ".png", buffer.getvalue()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
 
 
 def _suffix(name: str, file: bytes) -> str:

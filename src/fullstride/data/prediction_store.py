@@ -11,16 +11,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fullstride.data.readers.hugging_face import reason
 from fullstride.io import records
-from fullstride.io.console import count_of
-from fullstride.io.writing import Output, atomic_write, begins_with, check_output, open_regular
+from fullstride.io.console import count_of, reason
+from fullstride.io.writing import Output, atomic_write, check_output, open_regular
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 METADATA = b"fullstride"
-FORMAT: Literal["fullstride predictions 1"] = "fullstride predictions 1"
 # In the folder of a store. Readers of folders, such as pandas', skip names that begin like that.
 KEY = "_predictions.json"
 PART = re.compile(r"part-(\d{6,12})\.parquet")
@@ -31,7 +29,7 @@ MAX_HEADER_BYTES = 2**26  # of Parquet's metadata in a file
 class StoreKey:
     """What determines the content of a store."""
 
-    format: Literal["fullstride predictions 1"] = FORMAT
+    format: Literal["fullstride predictions 1"] = "fullstride predictions 1"
     kind: Literal["predictions", "pseudo_labels"]
     model: str  # name
     fingerprint: str  # of the model's weights and preprocessing
@@ -75,10 +73,8 @@ def pyarrow() -> Any:
 
 def is_store_file(path: Path) -> bool:
     """Whether a file has predictions of fullstride."""
-    if not begins_with(b"PAR1")(path):
-        return False
     try:
-        read_file_key(path)
+        read_key(path)
     except ValueError:
         return False
     return True
@@ -104,8 +100,6 @@ def check_store(out: Path) -> None:
             raise ValueError(
                 f"{out} is a folder with other files in it, such as {files[0]}: give another --out"
             )
-    elif out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: give a folder, or a file that ends in .parquet")
 
 
 def create_or_resume(out: Path, key: StoreKey) -> None:
@@ -135,10 +129,8 @@ def refuse_other(path: Path, there: StoreKey, now: StoreKey) -> None:
 
 def read_key(path: Path) -> StoreKey:
     """The key of a folder or a file. Raises ValueError, in one line, for anything else."""
-    return KEY_RECORD.load(path / KEY) if path.is_dir() else read_file_key(path)
-
-
-def read_file_key(path: Path) -> StoreKey:
+    if path.is_dir():
+        return KEY_RECORD.load(path / KEY)
     with _opened(path) as file:
         return _key_of(file)
 
@@ -174,9 +166,7 @@ def metadata(key: StoreKey) -> dict[bytes, bytes]:
 
 
 def write_part(out: Path, part: int, table: "pa.Table", key: StoreKey) -> None:
-    parquet = pyarrow().parquet
-    with atomic_write(part_path(out, part), FILE_OUTPUT) as temporary:
-        parquet.write_table(table.replace_schema_metadata(metadata(key)), temporary)
+    write_file(part_path(out, part), iter([table]), table.schema, key)
 
 
 def write_file(out: Path, tables: Iterator["pa.Table"], schema: "pa.Schema", key: StoreKey) -> None:
@@ -248,9 +238,8 @@ def _opened(path: Path) -> Iterator[Any]:
     """Open a Parquet file. Every error about it becomes a ValueError in one line."""
     pa = pyarrow()
     try:
-        limits = dict.fromkeys(
-            ("thrift_string_size_limit", "thrift_container_size_limit"), MAX_HEADER_BYTES
-        )
+        names = ("thrift_string_size_limit", "thrift_container_size_limit")
+        limits = dict.fromkeys(names, MAX_HEADER_BYTES)
         with open_regular(path) as stream, pa.parquet.ParquetFile(stream, **limits) as file:
             yield file
     except (pa.ArrowException, ValueError, OSError, OverflowError) as error:

@@ -1,7 +1,5 @@
 """Data sets of the tasks, with boxes, labels, maps or clips, and the task of a data set."""
 
-import hashlib
-import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +14,7 @@ from fullstride.data.dataset import (
     Images,
     Source,
     digits,
+    fingerprint,
     from_source,
     open_files,
     open_source,
@@ -327,13 +326,9 @@ def _open_maps(
         targets = tuple(target(pairs.files[name].name) for name in images.names)
         return replace(images, targets=targets)
 
-    data = replace(data.map_images(with_maps), fingerprint=_fingerprint(data.fingerprint, pairs))
-    return data.without(rule.left_out)
-
-
-def _fingerprint(of_pictures: str, pairs: PairedListing) -> str:
     maps = sorted((name, *each) for name, each in pairs.files.items())
-    return hashlib.sha256(json.dumps([of_pictures, maps]).encode()).hexdigest()[:16]
+    data = replace(data.map_images(with_maps), fingerprint=fingerprint(data.fingerprint, maps))
+    return data.without(rule.left_out)
 
 
 def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:

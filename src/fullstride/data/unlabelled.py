@@ -99,12 +99,11 @@ def _folder_class(name: str) -> str:
 
 
 def _of_shards(folder: Path, pattern: str) -> Unlabelled:
-    members, reader = list_shards(folder, pattern)
+    reader = list_shards(folder, pattern)
+    labels = ((name, member.label) for name, (_, member) in reader.members.items())
     entries = (
-        Sample(
-            each.name, label if isinstance(label := each.label, str) else ";".join(label), UNKNOWN
-        )
-        for each in members
+        Sample(name, label if isinstance(label, str) else ";".join(label), UNKNOWN)
+        for name, label in labels
     )
     return _unlabelled(str(folder / pattern), entries, reader)
 

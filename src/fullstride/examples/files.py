@@ -22,12 +22,11 @@ from fullstride.examples.scenes import (
     split_clip,
     split_scene,
 )
-from fullstride.io.writing import Output, atomic_write, has_keys, read_regular
+from fullstride.io.writing import MAX_JSON_BYTES, Output, atomic_write, has_keys, read_regular
 
 COUNTS = {"train": 1000, "val": 200, "test": 500}
 SIDES = (24, 4096)  # pixels
 DESCRIPTION = "scenes of fullstride"
-MAX_JSON_BYTES = 256 * 2**20
 
 
 def _is_ours(folder: Path) -> bool:

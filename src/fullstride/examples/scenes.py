@@ -128,9 +128,7 @@ def flat_scene(
         colour = np.full(3, 255) if look.is_plain else rng.integers(0, 256, 3)
         return Sprite(resized(digits.images[index], size), colour, int(digits.labels[index]), box)
 
-    sprites = _place(rng, look.most, place, background)
-    image, mask = compose(background, sprites)
-    return _scene(image, mask, sprites)
+    return _scene(background, _place(rng, look.most, place, background))
 
 
 def floor_scene(
@@ -158,10 +156,9 @@ def floor_scene(
         return Sprite(alpha, colour, int(digits.labels[index]), box, int(floor[bottom]))
 
     sprites = _place(rng, look.most, place, background)
-    image, mask = compose(background, sprites)
+    scene = _scene(background, sprites)
     depths = np.array([0, *(each.depth for each in sprites)], np.uint16)
-    depth = np.where(mask > 0, depths[mask], floor[:, None])
-    return _scene(image, mask, sprites, depth)
+    return scene._replace(depth=np.where(scene.mask > 0, depths[scene.mask], floor[:, None]))
 
 
 def floor_depths(horizon: float, side: int) -> np.ndarray:
@@ -249,17 +246,13 @@ def resized(digit: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(picture.resize((size, size), Image.Resampling.BICUBIC)) / 255
 
 
-def _scene(
-    image: np.ndarray,
-    mask: np.ndarray,
-    sprites: Sequence[Sprite],
-    depth: np.ndarray | None = None,
-) -> Scene:
+def _scene(background: np.ndarray, sprites: Sequence[Sprite]) -> Scene:
+    image, mask = compose(background, sprites)
     places = find_objects(mask.astype(int), len(sprites)) if sprites else []
     boxes = [(across.start, down.start, across.stop, down.stop) for down, across in places]
     boxes = np.reshape(boxes, (len(sprites), 4)).astype(int)
     labels = np.array([each.label for each in sprites], int)
-    return Scene(image.astype(np.uint8), boxes, labels, mask, depth)
+    return Scene(image.astype(np.uint8), boxes, labels, mask)
 
 
 # ---- clips of four directions of motion that no frame tells apart

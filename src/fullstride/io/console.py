@@ -208,12 +208,8 @@ class Bar:
         self.shown = shown
 
     def __enter__(self) -> "Bar":
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
+        title, counts = TextColumn("{task.description}"), MofNCompleteColumn()
+        columns = title, BarColumn(), counts, TimeRemainingColumn()
         hidden = not (self.shown and sys.stdout.isatty())
         self.progress = Progress(*columns, console=console(), transient=True, disable=hidden)
         return self
@@ -296,9 +292,8 @@ def report_ignored(ignored: Mapping[str, int], notes: Iterable[str] = ()) -> Non
     `notes` are lines on its splits.
     """
     if ignored:
-        print_error(
-            "not used: " + "; ".join(with_reason(count, why) for why, count in ignored.items())
-        )
+        reasons = "; ".join(with_reason(count, why) for why, count in ignored.items())
+        print_error(f"not used: {reasons}")
     for note in notes:
         print_error(note)
 
@@ -385,6 +380,14 @@ def in_order(choices: re.Match[str]) -> str:
     """The values of a choice, sorted: the parser has a set, with None for a missing flag."""
     names = sorted(name.strip(" '") for name in choices[1].split(","))
     return f": choose from {', '.join(name for name in names if name and name != 'None')}"
+
+
+def reason(error: BaseException, name: str = "") -> str:
+    """Why a file cannot be read, in one line; "it" in place of its `name` in front."""
+    text = getattr(error, "strerror", None) or " ".join(str(error).split())
+    if name and text.startswith(f"{name} "):  # from `open_regular`
+        text = f"it{text.removeprefix(name)}"
+    return (text or type(error).__name__).rstrip(".")
 
 
 def one_line(message: object) -> str:

@@ -261,7 +261,10 @@ def _reader(hint: Any) -> _Reader:
         bounds = [each for each in kinds[1:] if isinstance(each, Bounds)]
         return _bounded(kinds[0], bounds[0]) if bounds else _reader(kinds[0])
     if origin is Literal:
-        return _one_of(kinds)
+        return _checked(
+            lambda value: any(type(value) is type(each) and value == each for each in kinds),
+            " or ".join(map(repr, kinds)),
+        )
     if origin in (Union, UnionType):
         return _optional(kinds)
     if origin is tuple:
@@ -273,7 +276,10 @@ def _reader(hint: Any) -> _Reader:
     if is_dataclass(hint):
         return _dataclass(hint)
     assert isinstance(hint, type), f"{hint} has no form in JSON"
-    return _bounded(hint) if hint in _NOUNS else _instance(hint)
+    if hint in _NOUNS:
+        return _bounded(hint)
+    # an object of a class that JSON lacks, such as a tensor in a checkpoint
+    return _checked(lambda value: isinstance(value, hint), f"a {hint.__name__}")
 
 
 def _bounded(kind: type, bounds: Bounds | None = None) -> _Reader:
@@ -299,22 +305,13 @@ def _bounded(kind: type, bounds: Bounds | None = None) -> _Reader:
     return {int: integer, float: real}.get(kind, exact)
 
 
-def _instance(kind: type) -> _Reader:
-    """Reads objects of a class that JSON lacks, such as tensors in a checkpoint."""
+def _checked(is_fit: Callable[[Any], bool], fits: str) -> _Reader:
+    """Reads values as they are if `is_fit`; `fits` describes these for an error."""
 
     def read(value: Any, registry: Mapping[str, Any]) -> Any:
-        if not isinstance(value, kind):
-            raise _misfit(value, f"a {kind.__name__}")
+        if not is_fit(value):
+            raise _misfit(value, fits)
         return value
-
-    return read
-
-
-def _one_of(choices: tuple[Any, ...]) -> _Reader:
-    def read(value: Any, registry: Mapping[str, Any]) -> Any:
-        if any(type(value) is type(choice) and value == choice for choice in choices):
-            return value
-        raise _misfit(value, " or ".join(map(repr, choices)))
 
     return read
 

@@ -3,6 +3,7 @@
 `atomic_write` is the one way in which files reach their paths.
 """
 
+import ctypes
 import errno
 import json
 import os
@@ -343,10 +344,8 @@ def parent_folders(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        file = next(
-            (each for each in path.parents if each.exists() and not each.is_dir()), path.parent
-        )
-        raise _file_for_folder(path, file) from None
+        files = (each for each in path.parents if each.exists() and not each.is_dir())
+        raise _file_for_folder(path, next(files, path.parent)) from None
     try:
         yield
     except BaseException:
@@ -386,8 +385,6 @@ def exchange(one: Path, other: Path) -> bool:
     names = os.fsencode(one), os.fsencode(other)
     if function(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
         return True
-    import ctypes
-
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM):  # file systems differ
         return False
@@ -398,8 +395,6 @@ def exchange(one: Path, other: Path) -> bool:
 def _renameat2() -> Callable[..., int] | None:
     if sys.platform != "linux":
         return None
-    import ctypes
-
     return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 

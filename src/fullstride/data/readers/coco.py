@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path, PurePosixPath
@@ -16,6 +16,7 @@ from fullstride.data.readers.listing import (
     Below,
     Box,
     BoxCheck,
+    Described,
     FileSizes,
     Listing,
     Objects,
@@ -220,13 +221,12 @@ def read_coco_objects(files: Mapping[str, Path]) -> Listing:
 
     def objects(image: CocoImage, index_of: Mapping[int, int], path: Path) -> Objects:
         size = image.size or (image_size(path) if image.objects else (0, 0))
-        usable = []
-        for each in image.objects:
-            where = f"annotation {each.id!r} of the image {image.name!r}"
-            place = size, where, image.name, each.category
-            if each.box and (box := check.usable(each.box, *place)):
-                usable.append((box, index_of[each.category], each.is_crowd))
-        return Objects(*zip(*usable, strict=True)) if usable else Objects((), (), ())
+        described = []
+        for number, category, box, is_crowd in image.objects:
+            if box:
+                where = f"annotation {number!r} of the image {image.name!r}"
+                described.append(Described(where, box, index_of[category], is_crowd))
+        return check.objects(size, described)
 
     listing = _read(files, objects, with_boxes=True)
     return replace(listing, notes=(*listing.notes, *check.notes()))
@@ -303,7 +303,11 @@ def read_coco(path: Path, with_boxes: bool = False) -> CocoFile:
             )
     if not images:
         raise ValueError(f"{str(path)!r} lists no images: give a file with some")
-    return CocoFile(path, categories, _one_for_each_file(images.values()))
+    by_name: dict[str, CocoImage] = {}  # entries of one file are joined
+    for image in images.values():
+        if (earlier := by_name.setdefault(image.name, image)) is not image:
+            earlier.objects.extend(image.objects)
+    return CocoFile(path, categories, [*by_name.values()])
 
 
 _KINDS = {"images": "image", "annotations": "annotation", "categories": "category"}
@@ -338,15 +342,6 @@ def _box(entry: Any, where: str) -> Box:
             f"{where} has the bbox {str(values)[:40]!r}: use [left, top, width, height]"
         ) from None
     return left, top, left + width, top + height
-
-
-def _one_for_each_file(images: Iterable[CocoImage]) -> list[CocoImage]:
-    """The images, where entries of the same file are joined into one with all objects."""
-    by_name: dict[str, CocoImage] = {}
-    for image in images:
-        if (earlier := by_name.setdefault(image.name, image)) is not image:
-            earlier.objects.extend(image.objects)
-    return [*by_name.values()]
 
 
 # ---- the files of images

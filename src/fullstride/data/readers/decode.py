@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
-from fullstride.io.console import without_native_lines
+from fullstride.io.console import reason, without_native_lines
 from fullstride.io.writing import open_regular, read_regular
 from fullstride.nets.preprocessing import WHITE
 
@@ -122,8 +122,8 @@ MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2}  # of a pixel in me
 CHANNELS_BY_SAMPLING = {0: 3.0, 1: 2.0, 2: 1.5}  # of the size of the image: 4:4:4, 4:2:2, 4:2:0
 # The sides of a reduced image are rounded up, so that its last pixels are partly outside of the
 # image. EXIF orientation -> the stored side (0: width, 1: height) whose last pixel is at the left
-# or at the top of the upright image.
-LAST_AT_LEFT, LAST_AT_TOP = {2: 0, 3: 0, 6: 1, 7: 1}, {3: 1, 4: 1, 7: 0, 8: 0}
+# of the upright image, and the one whose last pixel is at its top.
+LAST_FIRST = ({2: 0, 3: 0, 6: 1, 7: 1}, {3: 1, 4: 1, 7: 0, 8: 0})
 
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that exchange width and height
 
@@ -243,10 +243,7 @@ def decode_crop(
         else:
             image.info = {}
         (left, top, right, bottom), size = chosen or crop(image.size)
-        x, y = (
-            -stored[last[turn]] % factor if turn in last else 0
-            for last in (LAST_AT_LEFT, LAST_AT_TOP)
-        )
+        x, y = (-stored[last[turn]] % factor if turn in last else 0 for last in LAST_FIRST)
         box = ((left + x) / factor, (top + y) / factor, (right + x) / factor, (bottom + y) / factor)
         return image, Crop(box, size)
 
@@ -266,8 +263,8 @@ def _opened(source: Path | bytes) -> Iterator[tuple[Image.Image, int]]:
     except UnreadableImage:
         raise
     except Image.DecompressionBombError as error:
-        reason = f"it has too many pixels, and {MAX_MEGAPIXELS:g} megapixels are the limit"
-        raise OversizedImage(_name(source), reason) from error
+        limit = f"{MAX_MEGAPIXELS:g} megapixels are the limit"
+        raise OversizedImage(_name(source), f"it has too many pixels, and {limit}") from error
     except Exception as error:  # Pillow raises a dozen kinds on a broken file
         raise UnreadableImage(_name(source), _reason(source, error)) from error
 
@@ -361,9 +358,4 @@ def _reason(source: Path | bytes, error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         empty = not source if isinstance(source, bytes) else source.stat().st_size == 0
         return "it is empty" if empty else "it is not a JPEG, PNG, BMP, GIF, TIFF or WebP image"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = str(error)
-    if text.startswith(f"{source} "):  # from `open_regular`
-        text = f"it{text.removeprefix(str(source))}"
-    return " ".join(text.split()) or type(error).__name__
+    return reason(error, _name(source))

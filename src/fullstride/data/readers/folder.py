@@ -85,7 +85,7 @@ def count_unused(root: Path, used: Collection[str], kind: FileKind = IMAGES) -> 
                 continue
             elif is_folder(entry):
                 folders.append((folder / entry.name, f"{name}/"))
-            elif not is_file(entry):
+            elif not os.path.isfile(entry):  # noqa: PTH113  False also for a circular link
                 counts["neither file nor folder"] += 1
             elif entry.name.lower().endswith(kind.suffixes):
                 counts[f"{kind.name} outside of the class folders"] += 1
@@ -103,13 +103,6 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:  # a circular link
-        return False
-
-
-def is_file(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:
         return False
 
 
@@ -165,10 +158,8 @@ def entries_of(folder: Path) -> list[os.DirEntry[str]]:
     """The entries that are not hidden, sorted by name."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(
-                (each for each in entries if not each.name.startswith(".")),
-                key=lambda each: each.name,
-            )
+            shown = [each for each in entries if not each.name.startswith(".")]
+            return sorted(shown, key=lambda each: each.name)
     except OSError as error:
         raise ValueError(
             f"cannot list {str(folder)!r}: {error.strerror}; check its permissions"
@@ -207,11 +198,8 @@ def _samples(root: Path, split: Path, names: tuple[str, ...], kind: FileKind) ->
     for label, name in enumerate(names):
         folder = split / name
         below = folder.relative_to(root).as_posix()
-        files = [
-            Sample(f"{below}/{file}", label, size)
-            for file, size in find_files(folder, kind, (root, split))
-        ]
-        samples += files
+        files = [*find_files(folder, kind, (root, split))]
+        samples += [Sample(f"{below}/{file}", label, size) for file, size in files]
         if not files:
             empty.append(name)
     if empty:
@@ -236,10 +224,8 @@ def _held_out(root: Path, split: Path, classes: tuple[str, ...], kind: FileKind)
             f"{str(split)!r} has {quote_names(unknown)}, which the training images lack: add or "
             "remove it"
         )
-    return [
-        s._replace(target=classes.index(names[s.target]))
-        for s in _samples(root, split, tuple(names), kind)
-    ]
+    samples = _samples(root, split, tuple(names), kind)
+    return [each._replace(target=classes.index(names[each.target])) for each in samples]
 
 
 def find_files(
@@ -257,9 +243,8 @@ def find_files(
             if size := frames_size(path) if kind.frames else 0:
                 yield entry.name, size
             else:
-                yield from (
-                    (f"{entry.name}/{file}", size) for file, size in find_files(path, kind, parents)
-                )
+                for file, size in find_files(path, kind, parents):
+                    yield f"{entry.name}/{file}", size
         elif entry.name.lower().endswith(kind.suffixes):
             try:
                 status = entry.stat()

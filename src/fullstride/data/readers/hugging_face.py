@@ -28,7 +28,7 @@ from fullstride.data.readers.listing import (
     quote_names,
     sorted_classes,
 )
-from fullstride.io.console import count_of
+from fullstride.io.console import count_of, reason
 from fullstride.io.records import read_json
 from fullstride.io.writing import open_regular
 
@@ -164,8 +164,18 @@ def open_arrow(files: tuple[str, ...], *columns: str) -> Any:
 @contextmanager
 def library_errors(path: Path) -> Iterator[None]:
     """Run without progress bars, log lines or network; errors become ValueError in one line."""
+    import datasets
+    from datasets import config
+    from datasets.utils import logging as log
+
+    bars, level = not datasets.are_progress_bars_disabled(), log.get_verbosity()
+    offline = config.HF_HUB_OFFLINE
     try:
-        with _quiet_and_offline():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            datasets.disable_progress_bars()
+            log.set_verbosity(logging.CRITICAL)  # errors are reported once, as ValueError
+            config.HF_HUB_OFFLINE = True
             yield
     except Exception as error:  # a dozen kinds on a broken file, some of which wrap the first
         first: BaseException = error
@@ -174,28 +184,11 @@ def library_errors(path: Path) -> Iterator[None]:
         raise ValueError(
             f"cannot read {str(path)!r} ({reason(first)}): copy or save it again"
         ) from error
-
-
-@contextmanager
-def _quiet_and_offline() -> Iterator[None]:
-    import datasets
-    from datasets import config
-    from datasets.utils import logging as log
-
-    bars, level = not datasets.are_progress_bars_disabled(), log.get_verbosity()
-    offline = config.HF_HUB_OFFLINE
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        datasets.disable_progress_bars()
-        log.set_verbosity(logging.CRITICAL)  # errors are reported once, as ValueError
-        config.HF_HUB_OFFLINE = True
-        try:
-            yield
-        finally:
-            config.HF_HUB_OFFLINE = offline
-            log.set_verbosity(level)
-            if bars:
-                datasets.enable_progress_bars()
+    finally:
+        config.HF_HUB_OFFLINE = offline
+        log.set_verbosity(level)
+        if bars:
+            datasets.enable_progress_bars()
 
 
 def sizes_and_paths(column: Any) -> list[tuple[int, str | None]]:
@@ -211,11 +204,6 @@ def sizes_and_paths(column: Any) -> list[tuple[int, str | None]]:
             paths = compute.struct_field(column, "path").to_pylist()
     sizes = compute.binary_length(data).to_pylist()
     return [(-1 if size is None else size, path) for size, path in zip(sizes, paths, strict=True)]
-
-
-def reason(error: BaseException) -> str:
-    strerror = getattr(error, "strerror", None)
-    return strerror or (" ".join(str(error).split()) or type(error).__name__).rstrip(".")
 
 
 IMAGES, LABELS = ("image", "img"), ("label", "labels", "fine_label", "target", "class")
@@ -315,13 +303,10 @@ def read_dataset(folder: Path, choice: Mapping[str, str], group: str = "") -> Li
         ]
         for split, each in cells.items()
     }
-    rows = {
-        sample.name: row
-        for row, sample in enumerate(s for split in samples.values() for s in split)
-    }
-    reader = Rows(
-        folder, tuple(file for parts in files.values() for file in parts), columns.image, rows
-    )
+    names = [sample.name for each in samples.values() for sample in each]
+    rows = {name: row for row, name in enumerate(names)}
+    arrow_files = tuple(file for parts in files.values() for file in parts)
+    reader = Rows(folder, arrow_files, columns.image, rows)
     group_of = dict(zip(rows, groups, strict=True)) if columns.group else None
     return Listing(classes, samples, reader, columns=columns.all, groups=group_of)
 
@@ -363,12 +348,10 @@ def _columns(folder: Path, features: Any, choice: Mapping[str, str], group: str)
     import pyarrow as pa
 
     kinds = {name: features.arrow_schema.field(name).type for name in features}
-    image_columns = [
-        name for name, feature in features.items() if isinstance(feature, datasets.Image)
-    ]
-    label_columns = [
-        name for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)
-    ]
+    image_columns, label_columns = (
+        [name for name, feature in features.items() if isinstance(feature, kind)]
+        for kind in (datasets.Image, datasets.ClassLabel)
+    )
 
     def holds_bytes(kind: Any) -> bool:
         if pa.types.is_struct(kind):

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from fullstride.data.readers.folder import subfolders
 from fullstride.data.readers.listing import (
     Listing,
     Sample,
@@ -29,7 +30,7 @@ from fullstride.data.readers.listing import (
     sorted_classes,
 )
 from fullstride.data.readers.splits import SplitRule, Splits
-from fullstride.io.console import count_of, verb_of
+from fullstride.io.console import count_of, reason, verb_of
 from fullstride.io.writing import open_regular
 
 MAX_BYTES = 2**30  # of pixels in a file; MNIST has 47 MB
@@ -69,8 +70,7 @@ class IdxReader:
 
 def holds_idx(folder: Path) -> bool:
     """Whether a folder has a file of training images, and no subfolders."""
-    entries = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    return "train" in idx_files(folder, "images") and not any(path.is_dir() for path in entries)
+    return "train" in idx_files(folder, "images") and not subfolders(folder)
 
 
 def idx_files(folder: Path, kind: str) -> dict[str, Path]:
@@ -141,8 +141,7 @@ def _opened(path: Path, dimensions: int) -> Iterator[tuple[tuple[int, ...], Any]
                 raise ValueError(f"it is cut short, {file_bytes:,} bytes for {size:,} values")
             yield sizes, stream
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ValueError(f"cannot read {str(path)!r} ({reason}): copy it again") from None
+        raise ValueError(f"cannot read {str(path)!r} ({reason(error)}): copy it again") from None
 
 
 def idx_sizes(path: Path, dimensions: int) -> tuple[int, ...]:
@@ -192,10 +191,8 @@ def split_digits(rule: SplitRule) -> Splits:
 
 
 def read_digit(name: str) -> Image.Image:
-    images, _ = _digit_arrays()
-    return Image.fromarray(
-        np.rint(images[int(name.removeprefix("digits/"))] * (255 / 16)).astype(np.uint8)
-    )
+    pixels = _digit_arrays()[0][int(name.removeprefix("digits/"))]
+    return Image.fromarray(np.rint(pixels * (255 / 16)).astype(np.uint8))
 
 
 @cache

@@ -33,44 +33,49 @@ class Objects(NamedTuple):
     difficult: tuple[bool, ...]
 
 
+NO_OBJECTS = Objects((), (), ())
+
+
+class Described(NamedTuple):
+    """An object as a file of annotations has it."""
+
+    where: str  # the file and the entry, for messages
+    box: Box
+    label: Any  # the name or the index of its class
+    difficult: bool = False
+
+
 class BoxCheck:
     """Clips boxes to their images, and counts clipped and unusable boxes."""
 
     def __init__(self) -> None:
         self.problems: Counter[str] = Counter()
         self.first: dict[str, str] = {}  # problem -> place of the first box that has it
-        self.image = ""  # of the last box
-        self.boxes: set[tuple[Box, object]] = set()  # of this image so far, with classes
 
-    def usable(
-        self, box: Box, size: tuple[int, int], where: str, image: str, label: object
-    ) -> Box | None:
-        """`box` clipped to an image of `size` (width, height); None if no area is left.
+    def objects(self, size: tuple[int, int], described: Iterable[Described]) -> Objects:
+        """The objects of an image of `size` (width, height), with boxes clipped to it.
 
-        Also None for a repeated box of the same image and class; the boxes of an image must follow
-        each other. `where` names the file and the entry.
+        An object is left out if its box has no area there, or repeats another one of its class.
         """
-        if image != self.image:
-            self.image, self.boxes = image, set()
-        left, top, right, bottom = box
-        inside = (
-            min(max(left, 0.0), size[0]),
-            min(max(top, 0.0), size[1]),
-            min(max(right, 0.0), size[0]),
-            min(max(bottom, 0.0), size[1]),
-        )
-        if not all(map(math.isfinite, box)):
-            return self._note("{have} no finite edges and {are} left out", where)
-        if right <= left or bottom <= top:
-            return self._note("{have} no area and {are} left out", where)
-        if inside[2] <= inside[0] or inside[3] <= inside[1]:
-            return self._note("{are} outside of the image and {are} left out", where)
-        if (inside, label) in self.boxes:
-            return self._note("{stand} in an image twice and {count} once", where)
-        self.boxes.add((inside, label))
-        if max(abs(a - b) for a, b in zip(box, inside, strict=True)) > CLIPPED:
-            self._note("{reach} beyond the image and {are} clipped", where)
-        return inside
+        usable: dict[tuple[Box, Any], bool] = {}
+        for where, box, label, difficult in described:
+            edges = zip(box, 2 * size, strict=True)
+            left, top, right, bottom = (min(max(edge, 0.0), side) for edge, side in edges)
+            inside = left, top, right, bottom
+            if not all(map(math.isfinite, box)):
+                self._note("{have} no finite edges and {are} left out", where)
+            elif box[2] <= box[0] or box[3] <= box[1]:
+                self._note("{have} no area and {are} left out", where)
+            elif right <= left or bottom <= top:
+                self._note("{are} outside of the image and {are} left out", where)
+            elif (inside, label) in usable:
+                self._note("{stand} in an image twice and {count} once", where)
+            else:
+                usable[inside, label] = difficult
+                if max(abs(a - b) for a, b in zip(box, inside, strict=True)) > CLIPPED:
+                    self._note("{reach} beyond the image and {are} clipped", where)
+        boxes, labels = tuple(box for box, _ in usable), tuple(label for _, label in usable)
+        return Objects(boxes, labels, tuple(usable.values()))
 
     def _note(self, problem: str, where: str) -> None:
         self.problems[problem] += 1
@@ -358,30 +363,20 @@ def join_copies(listing: Listing, copies: Copies | None = None) -> tuple[Listing
     splits: dict[str, list[Sample]] = {}
     joined = 0
     for split, samples in listing.splits.items():
-        labels: dict[str, set[int]] = {}
+        labels: dict[str, set[int]] = {}  # by content, or by name without copies
         for sample in samples:
-            key = content.get(sample.name)
-            if key is not None:
-                labels.setdefault(key, set()).update(_labels(sample))
-        several = {key for key, each in labels.items() if len(each) > 1}
-        written: set[str] = set()
-        splits[split] = []
+            key = content.get(sample.name, sample.name)
+            labels.setdefault(key, set()).update(_labels(sample))
+        joined += sum(len(labels.get(key, ())) > 1 for key in copies or ())
+        splits[split], written = [], set()
         for sample in samples:
-            key = content.get(sample.name)
-            if key in several:
-                if key in written:
-                    continue
+            key = content.get(sample.name, sample.name)
+            if len(labels[key]) < 2 or key not in written:
                 written.add(key)
-                target = tuple(sorted(labels[key]))
-            else:
-                target = _labels(sample)
-            splits[split].append(sample._replace(target=target))
-        joined += len(written)
+                splits[split].append(sample._replace(target=tuple(sorted(labels[key]))))
     if joined:
-        notes = (
-            *notes,
-            f"{count_of(joined, 'image')} in several classes {verb_of(joined, 'have')} all labels",
-        )
+        images, have = count_of(joined, "image"), verb_of(joined, "have")
+        notes = (*notes, f"{images} in several classes {have} all labels")
     return replace(listing, splits=splits, notes=notes), copies
 
 

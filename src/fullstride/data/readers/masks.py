@@ -292,11 +292,14 @@ def find_colours(root: Path, folder: Path, chosen: str) -> ColourTable | None:
                 f"each class, or {VOC_PALETTE} for Pascal VOC's palette"
             )
         return read_colours(path)
-    for place in (folder, folder.parent, root):
-        for name in COLOUR_TABLES:
-            if (place / name).is_file():
-                return read_colours(place / name)
+    if table := _beside_masks(root, folder, COLOUR_TABLES):
+        return read_colours(table)
     return voc_colours() if folder.name == "SegmentationClass" else None
+
+
+def _beside_masks(root: Path, folder: Path, names: Sequence[str]) -> Path | None:
+    paths = (place / name for place in (folder, folder.parent, root) for name in names)
+    return next(filter(Path.is_file, paths), None)
 
 
 def class_names(root: Path, folder: Path) -> tuple[str, ...]:
@@ -304,11 +307,10 @@ def class_names(root: Path, folder: Path) -> tuple[str, ...]:
 
     Values named `LEFT_OUT` are no class. `folder` has the training maps.
     """
-    for place in (folder, folder.parent, root):
-        if (path := place / CLASS_NAMES).is_file():
-            names = tuple(line.strip() for line in read_text(path).splitlines())
-            _check_names(path, names)
-            return names
+    if path := _beside_masks(root, folder, (CLASS_NAMES,)):
+        names = tuple(line.strip() for line in read_text(path).splitlines())
+        _check_names(path, names)
+        return names
     if (root / ADE_NAMES).is_file():
         return (LEFT_OUT, *_ade_names(root / ADE_NAMES))
     return VOC_CLASSES if folder.name == "SegmentationClass" else ()

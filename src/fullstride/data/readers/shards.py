@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fullstride.data.readers.decode import UnreadableImage
-from fullstride.data.readers.folder import IMAGES, FileKind, why_unused
+from fullstride.data.readers.folder import IMAGES, FileKind, entries_of, subfolders, why_unused
 from fullstride.data.readers.listing import (
     SPLITS,
     Listing,
@@ -154,16 +154,17 @@ def _files(file: "_HeaderFile", path: Path) -> Iterator[tuple[str, int, int]]:
                 if member.size < 0:
                     raise _NegativeSizeError
                 if end > file.size:
-                    raise _cut_short(
-                        path, f"{member.name!r} ends {end - file.size:,} bytes behind its end"
-                    )
+                    behind = f"{end - file.size:,} bytes behind its end"
+                    raise _cut_short(path, f"{member.name!r} ends {behind}")
                 if member.isreg():
                     yield member.name, member.offset_data, member.size
                 offset = tar.offset
     except ShardError:
         raise
     except _NegativeSizeError:
-        raise _below_zero(path, offset) from None
+        raise ShardError(
+            f"{str(path)!r} is damaged at byte {offset:,}, a size below 0: copy it again"
+        ) from None
     except Exception:  # on a damaged header, tarfile raises almost anything
         raise _damaged(file, path, offset) from None
     if any(os.pread(file.fileno(), BLOCK, offset)) or file.size < offset + BLOCK:
@@ -176,10 +177,6 @@ def _damaged(file: "_HeaderFile", path: Path, offset: int) -> ShardError:
     return ShardError(
         f"{str(path)!r} is damaged at byte {offset:,}, or no plain tar: give an uncompressed one"
     )
-
-
-def _below_zero(path: Path, offset: int) -> ShardError:
-    return ShardError(f"{str(path)!r} is damaged at byte {offset:,}, a size below 0: copy it again")
 
 
 def _cut_short(path: Path, reason: str) -> ShardError:
@@ -295,12 +292,6 @@ class Index:
     several_labels: bool = False  # whether images have any number of labels
 
 
-class Location(NamedTuple):
-    shard: str  # file name
-    offset: int
-    size: int
-
-
 @dataclass(frozen=True)
 class ShardReader:
     """Maps an image's name to its bytes.
@@ -309,23 +300,23 @@ class ShardReader:
     """
 
     folder: Path
-    locations: Mapping[str, Location] = field(repr=False)
+    members: Mapping[str, tuple[str, Member]] = field(repr=False)  # name -> shard and image
     _open: dict[str, "_Descriptor"] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, name: str) -> bytes:
-        location = self.locations[name]
+        shard, member = self.members[name]
         try:
-            file = self._open.get(location.shard) or self._opened(location.shard)
+            file = self._open.get(shard) or self._opened(shard)
             # pread has no file position, which threads and forked processes would share
-            data = os.pread(file.number, location.size, location.offset)
+            data = os.pread(file.number, member.size, member.offset)
         except OSError as error:
-            raise UnreadableImage(name, f"{location.shard}: {error.strerror}") from error
-        if len(data) < location.size:
-            raise UnreadableImage(name, f"{location.shard} is cut short")
+            raise UnreadableImage(name, f"{shard}: {error.strerror}") from error
+        if len(data) < member.size:
+            raise UnreadableImage(name, f"{shard} is cut short")
         return data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ShardReader, (self.folder, self.locations)
+        return ShardReader, (self.folder, self.members)
 
     def _opened(self, shard: str) -> "_Descriptor":
         while len(self._open) >= MAX_OPEN_SHARDS:
@@ -351,9 +342,7 @@ def holds_shards(folder: Path) -> bool:
     index = (folder / INDEX).is_file()
     if names and index:
         return True
-    return bool(names or index) and not any(
-        p.is_dir() and not p.name.startswith(".") for p in folder.iterdir()
-    )
+    return bool(names or index) and not subfolders(folder)
 
 
 def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[Index, Listing]:
@@ -384,23 +373,21 @@ def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[In
             "lack: remove them"
         )
     target_of = {label: _target(targets, label) for label in labels}
-    samples = {
-        split: [Sample(m.name, target_of[m.label], m.size) for m in each]
-        for split, each in members.items()
+    splits = {
+        split: [Sample(m.name, target_of[m.label], m.size) for m in members[split]]
+        for split in ("train", "val", "test")
+        if split in members
     }
-    splits = {name: samples[name] for name in ("train", "val", "test") if name in samples}
     reader, val_name = _reader(folder, shards), groups.get("val", [""])[0]
     return index or Index(classes, 3, True, shards), Listing(classes, splits, reader, val_name)
 
 
-def list_shards(folder: Path, pattern: str) -> tuple[list[Member], ShardReader]:
+def list_shards(folder: Path, pattern: str) -> ShardReader:
     """The images of all splits in the order of the shards, with or without labels.
 
     `folder` and `pattern` are as for `read_shards`.
     """
-    _, shards = _open_shards(folder, pattern, labelled=False)
-    members = [member for shard in shards.values() for member in shard.members]
-    return members, _reader(folder, shards)
+    return _reader(folder, _open_shards(folder, pattern, labelled=False)[1])
 
 
 def _open_shards(
@@ -417,12 +404,8 @@ def _open_shards(
 
 
 def _reader(folder: Path, shards: Mapping[str, Shard]) -> ShardReader:
-    locations = {
-        member.name: Location(name, member.offset, member.size)
-        for name, shard in shards.items()
-        for member in shard.members
-    }
-    return ShardReader(folder, locations)
+    members = {each.name: (name, each) for name, shard in shards.items() for each in shard.members}
+    return ShardReader(folder, members)
 
 
 def _target(targets: Mapping[str, int], label: str | tuple[str, ...]) -> int | tuple[int, ...]:
@@ -455,11 +438,7 @@ def _by_split(names: list[str]) -> dict[str, list[str]]:
 
 
 def _tar_names(folder: Path) -> list[str]:
-    return sorted(
-        p.name
-        for p in folder.iterdir()
-        if p.suffix.lower() == ".tar" and not p.name.startswith(".")
-    )
+    return [each.name for each in entries_of(folder) if each.name.lower().endswith(".tar")]
 
 
 def _matching_names(folder: Path, pattern: str, index: Index | None) -> list[str]:

@@ -170,20 +170,15 @@ def join_units(
     return [Unit(fraction(key_of(members)), members) for members in sets.values()]
 
 
-def take_groups(units: Sequence[Unit], share: float, leave: int) -> tuple[list[Unit], list[Unit]]:
-    """Take units with about the `share` of each class's images; returns (the others, the taken).
+def take_groups(ordered: Sequence[Unit], share: float, leave: int) -> set[Unit]:
+    """Units with about the `share` of each class's images.
 
-    In the order of their fractions, a unit is taken if the shares of its classes come closer to
-    `share`. `leave` units of each class are left for other splits; at least one unit is taken of a
-    class with ENOUGH more.
-
-    Raises ValueError if taking any unit would leave a class without training images.
+    In their order, a unit is taken if the shares of its classes come closer to `share`. `leave`
+    units of each class are left for other splits; at least one unit is taken of a class with ENOUGH
+    more. Raises ValueError if taking any unit would leave a class without training images.
     """
-    ordered = sorted(units, key=lambda unit: unit.fraction)
     counts = {unit: unit.images for unit in ordered}
-    images: Counter[int] = Counter()
-    for count in counts.values():
-        images.update(count)
+    images = Counter(label for count in counts.values() for label in count.elements())
     wanted = {target: share * count for target, count in images.items()}
     total = Counter(target for count in counts.values() for target in count)
     left = total.copy()
@@ -218,11 +213,11 @@ def take_groups(units: Sequence[Unit], share: float, leave: int) -> tuple[list[U
         spare = next(filter(None, tries), None)
         if not spare:
             raise ValueError(
-                f"too few groups, or too large ones, to hold one of {len(units)} out and train on "
-                "all classes: use smaller groups, or --val 0 or --test 0"
+                f"too few groups, or too large ones, to hold one of {len(ordered)} out and train "
+                "on all classes: use smaller groups, or --val 0 or --test 0"
             )
         take(min(spare, key=change))
-    return [u for u in units if u not in taken], [u for u in units if u in taken]
+    return taken
 
 
 TEST_SHARE = 0.1
@@ -451,15 +446,15 @@ def _take(
     `start` is the lowest fraction in the pool. `leave` units of each class are left for other
     splits. At least one unit is taken, and never all.
     """
+    ordered = sorted(units, key=lambda unit: unit.fraction)
     if rule.group:
-        return take_groups(units, share, leave)
-    if len(units) < 2:
+        taken = take_groups(ordered, share, leave)
+    elif len(units) < 2:
         raise ValueError(
             "too few images to keep one each for validation and test: add more, at least 3 in all"
         )
-    below = start + (1 - start) * share
-    ordered = sorted(units, key=lambda unit: unit.fraction)
-    taken = _take_by_class(ordered, below, leave)
+    else:
+        taken = _take_by_class(ordered, start + (1 - start) * share, leave)
     return [u for u in units if u not in taken], [u for u in units if u in taken]
 
 

@@ -17,6 +17,7 @@ from PIL import Image
 
 from fullstride.data.readers.decode import SUFFIXES as PICTURES
 from fullstride.data.readers.decode import Size, UnreadableImage, decode
+from fullstride.io.console import reason
 from fullstride.io.writing import open_regular
 
 if TYPE_CHECKING:
@@ -91,8 +92,9 @@ def _open(file: BinaryIO, name: str) -> tuple["InputContainer", "VideoStream"]:
         container = av.open(file, "r", options=options, **lenient)
     except FFmpegError as error:
         kinds = "an MP4, MOV, MKV, WebM, AVI, MPEG, FLV or WMV video"
-        reason = "it is empty" if not file.seek(0, os.SEEK_END) else f"it is not {kinds}, or broken"
-        raise UnreadableImage(name, reason) from error
+        is_empty = not file.seek(0, os.SEEK_END)
+        problem = "it is empty" if is_empty else f"it is not {kinds}, or broken"
+        raise UnreadableImage(name, problem) from error
     try:
         covers = Disposition.attached_pic
         streams = [each for each in container.streams.video if not each.disposition & covers]
@@ -172,9 +174,8 @@ class _Ends:
     def check(self, name: str) -> None:
         length = (self.container.duration or 0) / MICROSECONDS
         streams = self.container.streams
-        end = max(
-            (float(at * (streams[n].time_base or 0)) for n, at in self.last.items()), default=0.0
-        )
+        ends = (float(at * (streams[n].time_base or 0)) for n, at in self.last.items())
+        end = max(ends, default=0.0)
         if end - (self.container.start_time or 0) / MICROSECONDS < 0.9 * length - 1:
             raise UnreadableImage(name, f"it is cut short after {end:.1f} of {length:.1f} s")
 
@@ -340,11 +341,7 @@ def unreadable(name: str, before: str = "") -> Iterator[None]:
     except UnreadableImage:
         raise
     except Exception as error:
-        text = getattr(error, "strerror", None) or str(error)
-        if text.startswith(f"{name} "):  # from `open_regular`
-            text = f"it{text.removeprefix(name)}"
-        reason = " ".join(text.split()) or type(error).__name__
-        raise UnreadableImage(name, f"{before}{reason}") from error
+        raise UnreadableImage(name, f"{before}{reason(error, name)}") from error
 
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".flv", ".3gp")
@@ -440,16 +437,12 @@ class MiddleFrame:
 def frame_names(folder: Path) -> list[str]:
     """The pictures in a folder, in natural order: img2.jpg before img10.jpg."""
     with os.scandir(folder) as entries:
-        names = [
-            each.name
-            for each in entries
-            if each.name.lower().endswith(PICTURES) and not each.name.startswith(".")
-        ]
+        shown = [each.name for each in entries if not each.name.startswith(".")]
+        names = [name for name in shown if name.lower().endswith(PICTURES)]
 
     def natural(name: str) -> list[tuple[int, str]]:
-        return [
-            (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
-        ]
+        parts = re.split(r"(\d+)", name)
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
     return sorted(names, key=lambda name: (natural(name), name))
 

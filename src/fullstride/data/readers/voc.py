@@ -13,11 +13,10 @@ from fullstride.data.readers.decode import SUFFIXES, image_size
 from fullstride.data.readers.folder import FileKind, PairKind, read_pairs
 from fullstride.data.readers.listing import (
     Below,
-    Box,
     BoxCheck,
+    Described,
     FileSizes,
     Listing,
-    Objects,
     Sample,
     check_once,
     read_names,
@@ -35,19 +34,9 @@ XML_FILES = PairKind(
 MAX_XML_BYTES = 2**23
 
 
-class VocObject(NamedTuple):
-    label: str
-    box: Box
-    difficult: bool
-
-
 class VocImage(NamedTuple):
-    """An image with the content of its annotation."""
-
-    name: str  # below the root
-    size: int  # bytes
+    sample: Sample  # labels are names of classes
     annotation: Path
-    objects: tuple[VocObject, ...]
 
 
 def voc_folders(where: Path) -> list[Path]:
@@ -106,7 +95,7 @@ def _listing(root: Path, images: Mapping[str, Sequence[VocImage]], check: BoxChe
     train = images.get("train")
     if not train:
         raise ValueError(f"{str(root)!r} has no list of training images: add {LISTS}/train.txt")
-    classes = sorted_classes(each.label for image in train for each in image.objects)
+    classes = sorted_classes(name for image in train for name in image.sample.target.labels)
     if not classes:
         raise ValueError(f"{str(train[0].annotation.parent)!r} has no object: add some")
     indices = {name: index for index, name in enumerate(classes)}
@@ -128,12 +117,10 @@ def read_lists(lists: Path, unlisted: Iterable[Path]) -> dict[str, Listed]:
     Without train.txt the training images are the images of trainval.txt that val.txt lacks. Without
     any list all files `unlisted` are for training. Raises ValueError.
     """
-    paths = {name: lists / f"{name}.txt" for name in ("train", "val", "trainval", "test")}
-    splits = {
-        name: dict.fromkeys(read_names(path), path)
-        for name, path in paths.items()
-        if path.is_file()
-    }
+    splits: dict[str, Listed] = {}
+    for name in ("train", "val", "trainval", "test"):
+        if (path := lists / f"{name}.txt").is_file():
+            splits[name] = dict.fromkeys(read_names(path), path)
     if not splits:
         return {"train": {path.stem: path for path in sorted(unlisted, key=lambda path: path.stem)}}
     both, val = splits.pop("trainval", {}), splits.get("val", {})
@@ -144,10 +131,8 @@ def read_lists(lists: Path, unlisted: Iterable[Path]) -> dict[str, Listed]:
 
 def _joined(splits: dict[str, Listed]) -> dict[str, Listed]:
     """The splits with the images of val in train."""
-    joined = {
-        "train": splits.get("train", {}) | splits.get("val", {}),
-        "test": splits.get("test", {}),
-    }
+    train = splits.get("train", {}) | splits.get("val", {})
+    joined = {"train": train, "test": splits.get("test", {})}
     return {split: each for split, each in joined.items() if each}
 
 
@@ -166,27 +151,19 @@ def _image(root: Path, folder: Path, name: str, sizes: FileSizes, check: BoxChec
 def _described(root: Path, name: str, bytes_in: int, annotation: Path, check: BoxCheck) -> VocImage:
     """The image `name` with the objects of its annotation that are inside the image."""
     size, described = read_annotation(annotation)
-    size = size or image_size(root / name)
-    objects = []
-    for number, each in enumerate(described, 1):
-        where = f"object {number} of {str(annotation)!r}"
-        if box := check.usable(each.box, size, where, name, each.label):
-            objects.append(each._replace(box=box))
-    return VocImage(name, bytes_in, annotation, tuple(objects))
+    objects = check.objects(size or image_size(root / name), described)
+    return VocImage(Sample(name, objects, bytes_in), annotation)
 
 
 def _sample(image: VocImage, indices: dict[str, int]) -> Sample:
-    if others := [each.label for each in image.objects if each.label not in indices]:
+    objects = image.sample.target
+    if others := [name for name in objects.labels if name not in indices]:
         raise ValueError(
             f"{str(image.annotation)!r} has the class {others[0]!r}, which no training image has: "
             "add or remove it"
         )
-    target = Objects(
-        tuple(each.box for each in image.objects),
-        tuple(indices[each.label] for each in image.objects),
-        tuple(each.difficult for each in image.objects),
-    )
-    return Sample(image.name, target, image.size)
+    labels = tuple(indices[name] for name in objects.labels)
+    return image.sample._replace(target=objects._replace(labels=labels))
 
 
 # ---- annotations
@@ -199,7 +176,7 @@ class _NoDoctype(ElementTree.TreeBuilder):
         raise ValueError("it has a DOCTYPE")
 
 
-def read_annotation(path: Path) -> tuple[tuple[int, int] | None, Iterator[VocObject]]:
+def read_annotation(path: Path) -> tuple[tuple[int, int] | None, Iterator[Described]]:
     """The size (width, height) of the image, if the file has one, and its objects.
 
     VOC counts pixels from 1 and includes the last one: its box 1, 1, 1, 1 is the first pixel,
@@ -217,9 +194,9 @@ def read_annotation(path: Path) -> tuple[tuple[int, int] | None, Iterator[VocObj
     return whole, _objects(path, tree.iterfind("object"))
 
 
-def _objects(path: Path, elements: Iterable[Any]) -> Iterator[VocObject]:
+def _objects(path: Path, elements: Iterable[Any]) -> Iterator[Described]:
     for number, element in enumerate(elements, 1):
-        where = f"{str(path)!r}: object {number}"
+        where = f"object {number} of {str(path)!r}"
         label = (element.findtext("name") or "").strip()
         if not label:
             raise ValueError(f"{where} has no name: add one")
@@ -228,7 +205,7 @@ def _objects(path: Path, elements: Iterable[Any]) -> Iterator[VocObject]:
             raise ValueError(f"{where}, {label!r}, has no bndbox of four numbers: add or remove it")
         left, top, right, bottom = (edge for edge in edges if edge is not None)
         difficult = _number(element, "difficult") == 1
-        yield VocObject(label, (left - 1, top - 1, right, bottom), difficult)
+        yield Described(where, (left - 1, top - 1, right, bottom), label, difficult)
 
 
 def _number(element: Any, name: str) -> float | None:

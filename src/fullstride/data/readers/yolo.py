@@ -22,8 +22,9 @@ from fullstride.data.readers.folder import (
     split_folders,
 )
 from fullstride.data.readers.listing import (
-    Box,
+    NO_OBJECTS,
     BoxCheck,
+    Described,
     Listing,
     Objects,
     Sample,
@@ -84,7 +85,7 @@ def read_yolo(where: Path, root: Path) -> Listing:
         splits[split] = []
         for sample in counted(samples, "text files"):
             text = pairs.files.get(sample.name)
-            target = _objects(root, sample.name, text.name, check) if text else Objects((), (), ())
+            target = _objects(root, sample.name, text.name, check) if text else NO_OBJECTS
             if target.labels:
                 largest = max(largest, *target.labels)
             if names and target.labels and max(target.labels) >= len(names):
@@ -104,25 +105,20 @@ def read_yolo(where: Path, root: Path) -> Listing:
 
 
 def _objects(root: Path, picture: str, text: str, check: BoxCheck) -> Objects:
-    path, size = root / text, None
-    boxes: list[Box] = []
-    labels: list[int] = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not (words := line.split()):
-            continue
-        where = f"{str(path)!r} line {number}"
-        if size is None:
-            try:
-                size = image_size(root / picture)
-            except UnreadableImage:  # it is left out and counted where it is decoded
-                return Objects((), (), ())
-        label, shares = _numbers(words, where)
-        edges = [share * size[index % 2] for index, share in enumerate(shares)]
-        box = min(edges[::2]), min(edges[1::2]), max(edges[::2]), max(edges[1::2])
-        if box := check.usable(box, size, where, picture, label):
-            boxes.append(box)
-            labels.append(label)
-    return Objects(tuple(boxes), tuple(labels), (False,) * len(boxes))
+    path, described = root / text, []
+    lines = [line.split() for line in read_text(path).splitlines()]
+    try:
+        size = image_size(root / picture) if any(lines) else (0, 0)
+    except UnreadableImage:  # it is left out and counted where it is decoded
+        return NO_OBJECTS
+    for number, words in enumerate(lines, 1):
+        if words:
+            where = f"{str(path)!r} line {number}"
+            label, shares = _numbers(words, where)
+            edges = [share * size[index % 2] for index, share in enumerate(shares)]
+            box = min(edges[::2]), min(edges[1::2]), max(edges[::2]), max(edges[1::2])
+            described.append(Described(where, box, label))
+    return check.objects(size, described)
 
 
 def _numbers(words: list[str], where: str) -> tuple[int, list[float]]:

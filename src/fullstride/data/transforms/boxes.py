@@ -252,8 +252,5 @@ def render(
 def _distorted(image: Image.Image) -> Image.Image:
     from torchvision.transforms import v2
 
-    pixels = np.array(image)
-    x = torch.from_numpy(pixels if pixels.ndim == 3 else pixels[:, :, None]).permute(2, 0, 1)
-    x = v2.RandomPhotometricDistort()(x)
-    x = x[0] if len(x) == 1 else x.permute(1, 2, 0).contiguous()
-    return Image.fromarray(x.numpy())
+    x = v2.functional.pil_to_tensor(image)
+    return v2.functional.to_pil_image(v2.RandomPhotometricDistort()(x))

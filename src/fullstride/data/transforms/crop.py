@@ -281,12 +281,9 @@ def _reduced(image: Image.Image, box: Box) -> tuple[Image.Image, Box]:
     x, y = max(0, math.floor(left)), max(0, math.floor(top))
     inside = (x, y, min(image.width, math.ceil(right)), min(image.height, math.ceil(bottom)))
     small = image.crop(inside).reduce(factor)
-    return small, (
-        (left - x) / factor,
-        (top - y) / factor,
-        (right - x) / factor,
-        (bottom - y) / factor,
-    )
+    left, right = (left - x) / factor, (right - x) / factor
+    top, bottom = (top - y) / factor, (bottom - y) / factor
+    return small, (left, top, right, bottom)
 
 
 def pad_to(

@@ -129,11 +129,8 @@ def _affine(pixels: np.ndarray, matrix: tuple[float, ...], sampling: Sampling) -
     a, b, c, d, e, f = matrix
     if (a, b, d, e) != (1, 0, 0, 1) or c != int(c) or f != int(f):
         # Pillow's coordinates are of pixel corners
-        return _moved(
-            pixels,
-            np.array([[a, b, c + (a - 1) / 2 + b / 2], [d, e, f + d / 2 + (e - 1) / 2]]),
-            sampling,
-        )
+        centred = np.array([[a, b, c + (a - 1) / 2 + b / 2], [d, e, f + d / 2 + (e - 1) / 2]])
+        return _moved(pixels, centred, sampling)
     h, w = pixels.shape[:2]
     x, y = min(max(int(c), -w), w), min(max(int(f), -h), h)
     shifted = np.full_like(pixels, _color(pixels, sampling))
@@ -181,10 +178,8 @@ ROWS_BELOW = 4  # decoded below a crop, as the colours of its last row depend on
 # Bytes of a JPEG, ITU-T T.81
 START, END = b"\xff\xd8\xff", b"\xff\xd9"
 MARKER, SCAN, EXIF = 0xFF, 0xDA, 0xE1
-SEQUENTIAL, OTHER_FRAMES = (
-    (0xC0, 0xC1),
-    (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)),
-)
+SEQUENTIAL = (0xC0, 0xC1)
+OTHER_FRAMES = (0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0))
 
 
 class Jpeg(NamedTuple):
