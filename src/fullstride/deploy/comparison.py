@@ -122,10 +122,7 @@ class Comparison:
 
 
 def compare(
-    outputs: np.ndarray,
-    expected: np.ndarray,
-    labels: Sequence[Any] = (),
-    task: Task | None = None,
+    outputs: np.ndarray, expected: np.ndarray, labels: Sequence[Any] = (), task: Task | None = None
 ) -> Comparison:
     """Compare a file's `outputs` with PyTorch's `expected`, (N, ...).
 
@@ -233,11 +230,7 @@ class ModelScores:
 
 
 def score_model(
-    model: Model,
-    images: Images,
-    *,
-    views: Sequence[Sample] | None = None,
-    mistakes: int = 0,
+    model: Model, images: Images, *, views: Sequence[Sample] | None = None, mistakes: int = 0
 ) -> ModelScores:
     """Score `model` on `images`, whose targets belong to the model's task and classes.
 

@@ -32,13 +32,7 @@ from fullstride.latency.select import MeasuredTimes, Option, Place, Selection
 from fullstride.measure import bench_by_name
 from fullstride.measure.bench_by_name import noise, quieter
 from fullstride.measure.budget import UNLIMITED_MS, Budget
-from fullstride.measure.protocols import (
-    MEDIANS,
-    Measurement,
-    Protocol,
-    call_time,
-    spread_of_rounds,
-)
+from fullstride.measure.protocols import MEDIANS, Measurement, Protocol, call_time, spread_of_rounds
 from fullstride.measure.settings import BenchSettings
 from fullstride.measure.tracer import traced
 from fullstride.nets import zoo

@@ -10,13 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from fullstride.deploy.comparison import (
-    Comparison,
-    ComparisonImages,
-    check,
-    compare,
-    tolerances,
-)
+from fullstride.deploy.comparison import Comparison, ComparisonImages, check, compare, tolerances
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import FORMATS, output

@@ -213,13 +213,7 @@ def export_runs(
         )
     write = partial(fastest, budget=budget) if auto else export
     return bundle, write(
-        bundle,
-        out,
-        images,
-        options,
-        calibration=calibration,
-        finetune=finetune,
-        progress=progress,
+        bundle, out, images, options, calibration=calibration, finetune=finetune, progress=progress
     )
 
 

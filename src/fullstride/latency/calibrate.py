@@ -170,11 +170,7 @@ def measure(plan: Plan, networks: Sequence[Microbenchmark] | None = None) -> Ite
 
 
 def time_in_turn(
-    group: Sequence[Microbenchmark],
-    plan: Plan,
-    runtime: Runtime,
-    batch: int,
-    end: float = math.inf,
+    group: Sequence[Microbenchmark], plan: Plan, runtime: Runtime, batch: int, end: float = math.inf
 ) -> list[tuple[Microbenchmark, list[Round]]]:
     """Time the networks in turn in every round; return the rounds of each network.
 

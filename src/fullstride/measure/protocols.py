@@ -214,9 +214,7 @@ class Measurement:
 
 
 MEASUREMENTS = records.Record(
-    tuple[Measurement, ...],
-    "a file of measurements",
-    ("protocol", "images_per_s", "environment"),
+    tuple[Measurement, ...], "a file of measurements", ("protocol", "images_per_s", "environment")
 )
 
 

@@ -11,12 +11,7 @@ from fullstride.latency.select import Option, Selection, options_tie
 from fullstride.measure.protocols import Measurement
 from fullstride.report import plots
 from fullstride.report.console_lines import left_out_line, selection_lines
-from fullstride.report.console_tables import (
-    measurement_notes,
-    ms,
-    protocol_cells,
-    three_digits,
-)
+from fullstride.report.console_tables import measurement_notes, ms, protocol_cells, three_digits
 from fullstride.report.page import render_template
 from fullstride.report.scatter import TimeRow, choice_figure, measured_figure
 
