@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from fullstride.io.console import printable
 from fullstride.latency.select import Choice, Option
 from fullstride.measure.budget import Budget
+from fullstride.measure.protocols import Measurement
 from fullstride.report.console_tables import ms as ms_text
 from fullstride.report.plots import (
     COLOURS,
@@ -219,47 +222,40 @@ def budget_figure(rows: Sequence[TimedCandidate], budget: Budget) -> Figure:
     return figure
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimeRow:
-    """A measured network in `measured_figure`."""
-
-    network: str
-    kind: str  # protocol, work and batch
-    ms: float  # per image, the median
-    samples: Sequence[float]  # ms per image of each call or round
-
-
-def measured_figure(rows: Sequence[TimeRow]) -> Figure:
+def measured_figure(rows: Sequence[Measurement]) -> Figure:
     """Plot a row for each measurement, in order from the top: the median, and 80 % of the samples.
 
-    A colour and a marker are a protocol. Raises ValueError without rows.
+    A colour and a marker are a protocol, work and batch. Raises ValueError without rows.
     """
     if not rows:
         raise ValueError("no time to plot: measure at least one network")
-    kinds = list(dict.fromkeys(row.kind for row in rows))
+    kinds = dict.fromkeys(map(kind_of, rows))
+    looks = dict(zip(kinds, zip(cycle(COLOURS), cycle(MARKERS), strict=True), strict=False))
     with drawing(9.2, 1.4 + ROW_HEIGHT * len(rows)) as (figure, axes):
-        ends = [np.percentile(row.samples, (10, 90)).tolist() for row in rows]
-        scale_latency(
-            axes, [ms for row, span in zip(rows, ends, strict=True) for ms in (row.ms, *span)]
-        )
+        every_ms = [1e3 / row.images_per_s for row in rows]
+        ends = [np.percentile(row.ms_per_image_samples, (10, 90)).tolist() for row in rows]
+        scale_latency(axes, [*every_ms, *chain(*ends)])
         axes.set_xlabel("time of a call / its images (ms)")
-        for place, (row, span) in enumerate(zip(rows, ends, strict=True)):
-            number = kinds.index(row.kind)
-            look: Any = dict(
-                colour=COLOURS[number % len(COLOURS)], shape=MARKERS[number % len(MARKERS)]
-            )
-            Mark(at=(row.ms, place), across=span, **look).draw(axes)
-        axes.set_yticks(
-            range(len(rows)), [row.network for row in rows], parse_math=False, fontsize=9
-        )
+        for place, (row, ms, span) in enumerate(zip(rows, every_ms, ends, strict=True)):
+            colour, shape = looks[kind_of(row)]
+            Mark(at=(ms, place), colour=colour, shape=shape, across=span).draw(axes)
+        names = [name_of(row) for row in rows]
+        axes.set_yticks(range(len(rows)), names, parse_math=False, fontsize=9)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
-        for number, kind in enumerate(kinds):
-            shape = MARKERS[number % len(MARKERS)]
-            axes.plot([], [], shape, color=COLOURS[number % len(COLOURS)], ms=7, label=kind)
+        for kind, (colour, shape) in looks.items():
+            axes.plot([], [], shape, color=colour, ms=7, label=kind)
         axes.plot([], [], color=INK, alpha=0.4, lw=2.5, label="80 % of calls or rounds")
         draw_legend(figure, loc="outside upper center", ncols=2)
     return figure
+
+
+def kind_of(row: Measurement) -> str:
+    return f"{row.protocol.name}, {row.protocol.work}, batch {row.protocol.batch}"
+
+
+def name_of(row: Measurement) -> str:
+    return printable(Path(row.name).name)
 
 
 # Error against time: one panel per length of training, with front and law.
