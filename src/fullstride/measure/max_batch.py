@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -70,12 +70,11 @@ def check_fits(net: nn.Module, image: Tensor, batch: int) -> None:
         nonlocal largest
         largest = max(largest, size_bytes(inputs[0]) + size_bytes(out))
 
-    handles = [
-        layer.register_forward_hook(hook) for layer in net.modules() if isinstance(layer, COUNTED)
-    ]
-    net(image)
-    for handle in handles:
-        handle.remove()
+    with ExitStack() as hooks:
+        for layer in net.modules():
+            if isinstance(layer, COUNTED):
+                hooks.enter_context(layer.register_forward_hook(hook))
+        net(image)
     if batch * (size_bytes(image) + 3 * largest) > available_bytes():
         raise MemoryError
 

@@ -79,12 +79,16 @@ def with_checked_sizes(model: ExportedModel) -> ExportedModel:
     return model
 
 
-def unreadable_file(path: Path, error: Exception) -> ValueError:
-    """The error for a file that its runtime cannot read."""
-    return ValueError(
-        f"{path} cannot be read, it may be incomplete or come from another program: "
-        f"{last_line(error)}"
-    )
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn any error of a runtime that reads a file, of many types, into a ValueError of a line."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read, it may be incomplete or come from another program: "
+            f"{last_line(error)}"
+        ) from None
 
 
 def last_line(error: Exception) -> str:
