@@ -55,11 +55,9 @@ class LazyImages(Sequence[Image.Image | np.ndarray]):
     def readable(self) -> Iterator[int]:
         """The indices whose image can be read."""
         for index in self.indices:
-            try:
+            with suppress(UnreadableImage):
                 self._at(index)
-            except UnreadableImage:
-                continue
-            yield index
+                yield index
 
     def _at(self, index: int) -> Image.Image | np.ndarray:
         if self.view is None:

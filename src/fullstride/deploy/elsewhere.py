@@ -93,10 +93,8 @@ class FilesThere:
             tasks.task_of(tasks.load(name)) if has_weights else tasks.find_task(task or "classify")
         )
         pre = replace(zoo.family_preprocessing(named.spec), resolution=resolution)
-        count = named.spec.classes
-        return self.write(
-            named.build(), name, pre, count, kind.for_classes([*map(str, range(count))])
-        )
+        names = [*map(str, range(named.spec.classes))]
+        return self.write(named.build(), name, pre, len(names), kind.for_classes(names))
 
     def stored(self, network: str, resolution: int) -> Rows:
         """The times of a network from earlier calls, by form."""

@@ -103,11 +103,8 @@ def outputs(
 
 def int8_outputs(net: nn.Module, images: Tensor, limits: Mapping[str, Range]) -> list[Tensor]:
     """`outputs` with weights and inputs of the layers in `limits` rounded to int8."""
-    weights = {
-        f"{path}.weight": net.get_submodule(path).get_parameter("weight").detach()
-        for path in limits
-    }
-    rounded = {name: Int8Weight()(weight) for name, weight in weights.items()}
+    weights = {path: net.get_submodule(path).get_parameter("weight").detach() for path in limits}
+    rounded = {f"{path}.weight": Int8Weight()(weight) for path, weight in weights.items()}
     with int8_inputs(net, limits):
         return outputs(net, images, rounded)
 

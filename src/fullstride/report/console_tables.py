@@ -107,10 +107,9 @@ def pseudo_label_table(selection: "LabelSelection") -> Table:
     rows = selection.by_class
     if len(rows) > MOST_CLASSES:
         rows = sorted(rows, key=lambda row: row.used)[:MOST_CLASSES]
-    columns = ["class", "predicted", "confident", "used", "repeated"]
-    numbers = ((row.predicted, row.confident, row.used, row.repeated) for row in rows)
-    cells = ([f"{number:,}" for number in each] for each in numbers)
-    return table(columns, [[row.name, *each] for row, each in zip(rows, cells, strict=True)])
+    numbers = ("predicted", "confident", "used", "repeated")
+    cells = [[row.name, *(f"{getattr(row, name):,}" for name in numbers)] for row in rows]
+    return table(["class", *numbers], cells)
 
 
 def latency_and_throughput_table(

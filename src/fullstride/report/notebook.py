@@ -13,12 +13,7 @@ from fullstride.io.console import UNLIMITED_WIDTH, print_parts, printable
 from fullstride.latency.select import Choice, options_tie
 from fullstride.measure.protocols import Measurement
 from fullstride.nets.bundle import Bundle
-from fullstride.report.console_tables import (
-    measurement_notes,
-    protocol_table,
-    selection_table,
-    table,
-)
+from fullstride.report import console_tables
 from fullstride.report.training_progress import epoch_line
 from fullstride.tasks import TASKS, common_metric, find_task
 
@@ -118,12 +113,13 @@ def _(shown: Mapping) -> Parts:
 
 @parts_of.register
 def _(shown: Measurement) -> Parts:
-    return [protocol_table([[shown]]), *measurement_notes([shown])]
+    return [console_tables.protocol_table([[shown]]), *console_tables.measurement_notes([shown])]
 
 
 @parts_of.register
 def _(shown: Choice) -> Parts:
-    return [f"within {shown.budget}: {shown.best.label}", selection_table(shown, options_tie)]
+    table = console_tables.selection_table(shown, options_tie)
+    return [f"within {shown.budget}: {shown.best.label}", table]
 
 
 @parts_of.register
@@ -138,4 +134,4 @@ def _(shown: Bundle) -> Parts:
         ("weights", shown.source),
         ("licence", shown.licence or "unknown"),
     ]
-    return [table([shown.name, shown.task], rows)]
+    return [console_tables.table([shown.name, shown.task], rows)]

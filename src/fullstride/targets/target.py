@@ -437,19 +437,19 @@ def runner_text() -> bytes:
     return b"".join(texts).replace(b"from fullstride.targets.sessions import OPEN, PACKAGES\n", b"")
 
 
+# Words of an error -> how to mend it.
+ADVICE = {
+    "Host key verification failed": "connect once by ssh, and accept its key",
+    "Permission denied": "no password is asked for: add your key to its authorized_keys",
+    "not found": "name its Python: ssh://HOST/PATH/OF/PYTHON",
+    "No such file": "name its Python: ssh://HOST/PATH/OF/PYTHON",
+    "No module named": "install it there: pip install numpy onnxruntime, or name a Python that has "
+    "it: ssh://HOST/PATH/OF/PYTHON",
+}
+
+
 def advice(line: str) -> str:
-    if "Host key verification failed" in line:
-        return " (connect once by ssh, and accept its key)"
-    if "Permission denied" in line:
-        return " (no password is asked for: add your key to its authorized_keys)"
-    if "not found" in line or "No such file" in line:
-        return " (name its Python: ssh://HOST/PATH/OF/PYTHON)"
-    if "No module named" in line:
-        return (
-            " (install it there: pip install numpy onnxruntime, or name a Python that has it: "
-            "ssh://HOST/PATH/OF/PYTHON)"
-        )
-    return ""
+    return next((f" ({what})" for words, what in ADVICE.items() if words in line), "")
 
 
 def environment_of(

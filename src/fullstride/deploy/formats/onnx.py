@@ -258,12 +258,7 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
     """
     try:
         import onnx
-        from onnxruntime.quantization import (
-            CalibrationMethod,
-            QuantFormat,
-            QuantType,
-            quantize_static,
-        )
+        from onnxruntime import quantization
     except ImportError as error:
         raise base.missing_package(str(error.name), extra="") from None
     in_float = layer_nodes(model, job.metadata.float_layers)
@@ -276,19 +271,20 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
     if symmetric:
         options |= {"ActivationSymmetric": True, "QuantizeBias": False}
     reader: Any = Reader(model.graph.input[0].name, job.calibration)
+    types_of = quantization.QuantType
     with TemporaryDirectory() as scratch, base.quiet(""):  # it logs to the root logger
         before, after = Path(scratch, "float.onnx"), Path(scratch, "int8.onnx")
         onnx.save(means_to_pools(model), before)
-        quantize_static(
+        quantization.quantize_static(
             before,
             after,
             reader,
-            quant_format=QuantFormat.QDQ,
+            quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=types,
             per_channel=job.per_channel,
-            activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            calibrate_method=CalibrationMethod.MinMax,
+            activation_type=types_of.QInt8 if symmetric else types_of.QUInt8,
+            weight_type=types_of.QInt8,
+            calibrate_method=quantization.CalibrationMethod.MinMax,
             nodes_to_exclude=[*in_float, *outside_network(model)],
             extra_options=options,
         )
