@@ -88,10 +88,9 @@ class FilesThere:
     ) -> Files:
         """`write` a network by its name or path, with the head of its task."""
         named = tasks.find_network(name, task, classes)
-        has_weights = zoo.names_weights(name)
-        kind = (
-            tasks.task_of(tasks.load(name)) if has_weights else tasks.find_task(task or "classify")
-        )
+        kind = tasks.find_task(task or "classify")
+        if zoo.names_weights(name):
+            kind = tasks.task_of(tasks.load(name))
         pre = replace(zoo.family_preprocessing(named.spec), resolution=resolution)
         names = [*map(str, range(named.spec.classes))]
         return self.write(named.build(), name, pre, len(names), kind.for_classes(names))

@@ -225,9 +225,8 @@ def check_arguments(
     if any_size and pictures:
         raise ValueError("a file that resizes takes pictures of any size: leave --any-size out")
     side = bundle.preprocessing.resolution
-    if any_size and (
-        side % STRIDE or side == STRIDE
-    ):  # blur-pool pads a map of 1 pixel differently
+    # blur-pool pads a map of 1 pixel differently
+    if any_size and (side % STRIDE or side == STRIDE):
         sides = ", ".join(str(STRIDE * factor) for factor in (2, 3, 4))
         raise ValueError(
             f"--any-size for a network of {side} pixels: it works for resolutions of {sides}, ..."

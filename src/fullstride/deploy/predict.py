@@ -189,7 +189,7 @@ def _readable(
 
 
 def _view(model: Model, picture: Picture) -> tuple[list[Image.Image | np.ndarray], Size]:
-    """The size of a file, which is opened again, is only read for predictions with places."""
+    """The view and size of a picture; a file's size is only read if predictions have places."""
     if not isinstance(picture, (str, os.PathLike)):
         image = _plain(picture, model.preprocessing)
         return [image], image.size
@@ -261,12 +261,8 @@ def _plain(picture: Picture, pre: Preprocessing) -> Image.Image:
             "array"
         )
     depth = picture.shape[2:]
-    if (
-        picture.dtype != np.uint8
-        or picture.ndim not in (2, 3)
-        or depth not in ((), (1,), (3,), (4,))
-        or not picture.size
-    ):
+    is_shape = picture.ndim in (2, 3) and depth in ((), (1,), (3,), (4,))
+    if picture.dtype != np.uint8 or not is_shape or not picture.size:
         raise ValueError(
             f"a picture of {picture.dtype} {picture.shape}: use uint8 (H, W) or (H, W, C) with 1, "
             "3 or 4 channels"

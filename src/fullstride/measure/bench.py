@@ -16,7 +16,7 @@ from torch import nn
 from fullstride.measure import max_batch, protocols, workload
 from fullstride.measure.environment import Environment, find_device, has_bf16
 from fullstride.measure.protocols import Measurement, Protocol, timed_calls, timed_each, warm_up
-from fullstride.measure.workload import Step, StepOptions
+from fullstride.measure.workload import Layout, Precision, Step, StepOptions
 from fullstride.nets.efficiency import Efficiency, is_compiled
 
 
@@ -25,8 +25,8 @@ class BenchOptions:
     """How networks are measured, by any protocol. The keys of mappings are network names."""
 
     in_channels: int = 3
-    precision: workload.Precision = "float32"  # true float32: TF32, PyTorch's default, is off
-    layout: workload.Layout = "nchw"
+    precision: Precision = "float32"  # true float32: TF32, PyTorch's default, is off
+    layout: Layout = "nchw"
     compiled: bool = False
     efficiency: Mapping[str, Efficiency] = field(default_factory=dict)  # training only; else plain
     # Pixels a side where they differ from the protocol's; only for protocols with a given batch.

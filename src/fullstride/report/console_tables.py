@@ -251,9 +251,8 @@ def export_table(exported: "ExportResult") -> Table:
     score = f"{check.metric.label} {check.metric.unit}".rstrip()
     columns = ["images", "difference", "cosine", "same prediction"]
     columns += [f"{score} PyTorch", f"{score} file"]
-    scores = (
-        "-" if value is None else f"{value:.2f}" for value in (check.accuracy, check.file_accuracy)
-    )
+    both = check.accuracy, check.file_accuracy
+    scores = ("-" if value is None else f"{value:.2f}" for value in both)
     differences = f"{check.relative_difference:.1e}", f"{check.cosine:.6f}"
     same = f"{check.same_class} of {check.images}"
     return table(columns, [[str(check.images), *differences, same, *scores]])

@@ -88,11 +88,8 @@ def text(parts: Parts) -> str:
 def table_html(source: Table) -> str:
     head = "".join(f"<th>{escape(str(column.header))}</th>" for column in source.columns)
     rows = zip(*(column.cells for column in source.columns), strict=True)
-    body = (
-        "".join(f"<td>{escape(str(cell))}</td>" for cell in row)
-        for row in rows
-        if any(map(str, row))
-    )
+    full = (row for row in rows if any(map(str, row)))
+    body = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in full)
     lines = "".join(f"<tr>{row}</tr>" for row in (head, *body))
     return f"<table>{lines}</table>"
 

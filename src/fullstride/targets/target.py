@@ -239,9 +239,8 @@ class Target:
 
         answer = self._again(work)
         ms = self._read_answer(dict[str, tuple[Milliseconds, ...]], answer.get("ms"))
-        if ms.keys() != names.keys() or any(
-            len(each) < rounds or len(each) % rounds for each in ms.values()
-        ):
+        is_uneven = any(len(each) < rounds or len(each) % rounds for each in ms.values())
+        if ms.keys() != names.keys() or is_uneven:
             raise ConnectionError(f"{self.where} answers with times of other files or rounds")
         before, after = (
             self._read_answer(State, {name: each.get(name) for name in STATE})
@@ -418,12 +417,8 @@ def command_of(where: str) -> list[str]:
     except ValueError:
         host, port, parts = None, None, urlsplit("")
     # ssh would take a name that begins with a hyphen as an option.
-    if (
-        not host
-        or parts.query
-        or parts.password
-        or any((each or "").startswith("-") for each in (parts.username, host))
-    ):
+    is_option = any((each or "").startswith("-") for each in (parts.username, host))
+    if not host or parts.query or parts.password or is_option:
         raise ValueError(f"target {where!r}: use ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON]")
     words = [*SSH, *(["-l", parts.username] if parts.username else [])]
     words += ["-p", str(port)] if port else []

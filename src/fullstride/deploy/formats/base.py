@@ -81,7 +81,7 @@ def with_checked_sizes(model: ExportedModel) -> ExportedModel:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn any error of a runtime that reads a file, of many types, into a ValueError of a line."""
+    """Turn errors of a runtime that reads a file, of many types, into a ValueError of one line."""
     try:
         yield
     except Exception as error:
@@ -93,10 +93,8 @@ def reading(path: Path) -> Iterator[None]:
 
 def last_line(error: Exception) -> str:
     """The last line of a message by a runtime or compiler, which may have pages."""
-    lines = str(error).split("\n")
-    return next(
-        (line.strip()[:200] for line in reversed(lines) if line.strip()), type(error).__name__
-    )
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
 
 
 @contextmanager

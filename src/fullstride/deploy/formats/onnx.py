@@ -145,10 +145,8 @@ def name_layers(model: Any) -> None:
     """Name each node after its layer, "net.head.fc"; later calls get "/2", "/3", ..."""
     calls = Counter[str]()
     for node in model.graph.node:
-        path = next(
-            (name.removesuffix(".weight") for name in node.input[1:2] if name.endswith(".weight")),
-            "",
-        )
+        weights = (name for name in node.input[1:2] if name.endswith(".weight"))
+        path = next(weights, "").removesuffix(".weight")
         if path.startswith("net."):
             calls[path] += 1
             node.name = path if calls[path] == 1 else f"{path}/{calls[path]}"
@@ -258,7 +256,12 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
     """
     try:
         import onnx
-        from onnxruntime import quantization
+        from onnxruntime.quantization import (
+            CalibrationMethod,
+            QuantFormat,
+            QuantType,
+            quantize_static,
+        )
     except ImportError as error:
         raise base.missing_package(str(error.name), extra="") from None
     in_float = layer_nodes(model, job.metadata.float_layers)
@@ -271,20 +274,19 @@ def quantize(model: Any, job: ExportJob, *, symmetric: bool = False) -> Any:
     if symmetric:
         options |= {"ActivationSymmetric": True, "QuantizeBias": False}
     reader: Any = Reader(model.graph.input[0].name, job.calibration)
-    types_of = quantization.QuantType
     with TemporaryDirectory() as scratch, base.quiet(""):  # it logs to the root logger
         before, after = Path(scratch, "float.onnx"), Path(scratch, "int8.onnx")
         onnx.save(means_to_pools(model), before)
-        quantization.quantize_static(
+        quantize_static(
             before,
             after,
             reader,
-            quant_format=quantization.QuantFormat.QDQ,
+            quant_format=QuantFormat.QDQ,
             op_types_to_quantize=types,
             per_channel=job.per_channel,
-            activation_type=types_of.QInt8 if symmetric else types_of.QUInt8,
-            weight_type=types_of.QInt8,
-            calibrate_method=quantization.CalibrationMethod.MinMax,
+            activation_type=QuantType.QInt8 if symmetric else QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod.MinMax,
             nodes_to_exclude=[*in_float, *outside_network(model)],
             extra_options=options,
         )
