@@ -203,7 +203,7 @@ def test_a_path_that_is_missing_is_not_a_network():
 
 
 def test_memory_that_a_cpu_does_not_have_is_refused_before_a_measurement(monkeypatch):
-    monkeypatch.setattr(batch_sizes, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(batch_sizes.max_batch, "available_bytes", lambda: 2**20)
     part = replace(THROUGHPUT, work="training", resolution=64)
     with pytest.raises(MemoryError):
         batch_sizes.check_room(zoo.create("genet_tiny"), part, torch.device("cpu"), 3, EAGER)

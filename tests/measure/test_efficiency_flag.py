@@ -12,7 +12,6 @@ from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 
 from fullstride import cli
-from fullstride.measure import bench as batch_sizes
 from fullstride.measure import max_batch
 from fullstride.measure.bench import BenchOptions, bench, find_batches
 from fullstride.measure.compiled_bytes import compiled_bytes
@@ -81,7 +80,7 @@ def test_the_search_for_a_batch_runs_steps_of_the_efficiency(monkeypatch):
         return Probe(batch=batch, outcome="fits")
 
     monkeypatch.setattr(Trial, "probe", probe)
-    monkeypatch.setattr(batch_sizes, "budget_bytes", lambda *_: 2**30)
+    monkeypatch.setattr(max_batch, "budget_bytes", lambda *_: 2**30)
     part = replace(RESNET_RS, resolution=32)
     options = BenchOptions(efficiency={"b": "plain_compiled"})
     sizes = find_batches({"a": tiny(), "b": tiny()}, part, CPU, options)

@@ -12,27 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from fullstride.deploy import export as exporting
+from fullstride.deploy import exported
 from fullstride.deploy.comparison import ComparisonImages
-from fullstride.deploy.export import (
-    DEFAULTS,
-    ExportResult,
-    Finetune,
-    Progress,
-    check_free,
-    export,
-    find_format,
-    make_reference,
-    output_sizes,
-    write,
-)
-from fullstride.deploy.exported import (
-    ExportedModel,
-    ExportedModule,
-    InputKind,
-    Metadata,
-    Precision,
-    one_input,
-)
+from fullstride.deploy.export import DEFAULTS, ExportResult, Finetune, Progress, export
+from fullstride.deploy.exported import ExportedModel, InputKind, Precision
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import (
     FORMATS,
@@ -48,19 +32,12 @@ from fullstride.deploy.job import ExportJob
 from fullstride.deploy.settings import ExportOptions
 from fullstride.io.console import count_of, print_note
 from fullstride.io.writing import atomic_write, scratch_folder
+from fullstride.measure import protocols
 from fullstride.measure.bench import DEFAULTS as BENCH_DEFAULTS
 from fullstride.measure.bench import BenchOptions, Series, bench, measurement
 from fullstride.measure.budget import HERE, Budget, conditions, is_elsewhere, ties, within
 from fullstride.measure.environment import cpu_name
-from fullstride.measure.protocols import (
-    ONLINE,
-    Measurement,
-    Protocol,
-    by_network,
-    call_time,
-    location,
-    read_measurements,
-)
+from fullstride.measure.protocols import ONLINE, Measurement, Protocol, call_time
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tables.class_names import permutation
@@ -161,10 +138,11 @@ def earlier_times(path: Path, bundles: Mapping[str, Bundle], batch: int = 1) -> 
     Raises ValueError, in one line, for a bundle that is missing, or measured at another resolution
     or batch.
     """
-    rows = by_network(read_measurements(path))
+    rows = protocols.by_network(protocols.read_measurements(path))
     times: dict[str, float] = {}
     for word, bundle in bundles.items():
-        row, side = rows.get(location(word), {}).get("online"), bundle.preprocessing.resolution
+        side = bundle.preprocessing.resolution
+        row = rows.get(protocols.location(word), {}).get("online")
         if row is None or (row.protocol.batch, row.protocol.resolution) != (batch, side):
             raise ValueError(
                 f"{path} has no time of {word} by the protocol online at batch {batch} and {side} "
@@ -203,8 +181,8 @@ def fastest(
     if target is not None:
         candidates = [*supported_by(target, candidates)]
     for kind in {FORMATS[name].suffix: FORMATS[name] for name, _ in candidates}.values():
-        check_free(with_suffix(out, kind.suffix), kind, options.force)
-    reference = make_reference(bundle, images, options.input_kind)
+        exporting.check_free(with_suffix(out, kind.suffix), kind, options.force)
+    reference = exporting.make_reference(bundle, images, options.input_kind)
     finetune = cache(finetune) if finetune else None
     batch = budget.batch if budget else 1
     results: dict[str, ExportResult] = {}
@@ -281,7 +259,7 @@ def runnable(
     or precision that does not exist or cannot run here, and if nothing is left.
     """
     for name in formats:
-        find_format(name, FORMATS[name].precisions[0] if name in FORMATS else "")
+        exporting.find_format(name, FORMATS[name].precisions[0] if name in FORMATS else "")
         check_timed(name)
     if "tensorrt" in formats and (reason := tensorrt.engine_missing()):
         raise ValueError(reason)
@@ -366,7 +344,7 @@ def measure_files(
     if target is not None:
         return measure_there(models, protocol, target)
     channels = next(iter(models.values())).preprocessing.channels
-    modules = {label: ExportedModule(model) for label, model in models.items()}
+    modules = {label: exported.ExportedModule(model) for label, model in models.items()}
     sides = {label: model.preprocessing.resolution for label, model in models.items()}
     options = BenchOptions(in_channels=channels, resolutions=sides)
     return bench(modules, protocol, options=options)
@@ -479,7 +457,7 @@ class UntrainedFiles:
         attempts = len([*folder.iterdir()])
         path = folder / f"{attempts}_{format}_{precision}{kind.suffix}"
         job = replace(self.job, metadata=replace(self.job.metadata, precision=precision))
-        write(kind, job, path)
+        exporting.write(kind, job, path)
         model = open_file(path, threads=threads, trust=True)
         model.run(np.resize(job.example, (batch, *job.example.shape[1:])))
         return model
@@ -498,18 +476,18 @@ def untrained_files(
     `name` goes into the metadata, `pre` has the input's resolution and channels, and `classes` is
     the number of classes. `task` is the task of the head, classification if None.
     """
-    images, task = torch.randn(IMAGES, *one_input(pre, "normalised")), task or find_task()
+    images, task = torch.randn(IMAGES, *exported.one_input(pre, "normalised")), task or find_task()
     with_typical_statistics(net, images)
     with torch.inference_mode():
         shape = tuple(net(images).shape[1:])
-    metadata = Metadata(
+    metadata = exported.Metadata(
         name=name,
         classes=tuple(map(str, range(classes))),
         preprocessing=pre,
         scores={},
         task=task.name,
         task_state=task.state(),
-        outputs=output_sizes(shape, classes),
+        outputs=exporting.output_sizes(shape, classes),
         input_kind=input_kind,
     )
     inputs = example(pre, input_kind)
@@ -544,7 +522,7 @@ def with_typical_statistics(net: nn.Module, images: Tensor) -> None:
 
 def example(pre: Preprocessing, input_kind: InputKind) -> np.ndarray:
     """Random inputs for a file."""
-    random, shape = np.random.default_rng(0), (IMAGES, *one_input(pre, input_kind))
+    random, shape = np.random.default_rng(0), (IMAGES, *exported.one_input(pre, input_kind))
     if input_kind == "normalised":
         return random.standard_normal(shape, np.float32)
     return random.integers(256, size=shape, dtype=np.uint8)

@@ -55,11 +55,9 @@ class LazyImages(Sequence[Image.Image | np.ndarray]):
     def readable(self) -> Iterator[int]:
         """The indices whose image can be read."""
         for index in self.indices:
-            try:
+            with suppress(UnreadableImage):
                 self._at(index)
-            except UnreadableImage:
-                continue
-            yield index
+                yield index
 
     def _at(self, index: int) -> Image.Image | np.ndarray:
         if self.view is None:
@@ -122,10 +120,7 @@ class Comparison:
 
 
 def compare(
-    outputs: np.ndarray,
-    expected: np.ndarray,
-    labels: Sequence[Any] = (),
-    task: Task | None = None,
+    outputs: np.ndarray, expected: np.ndarray, labels: Sequence[Any] = (), task: Task | None = None
 ) -> Comparison:
     """Compare a file's `outputs` with PyTorch's `expected`, (N, ...).
 
@@ -233,11 +228,7 @@ class ModelScores:
 
 
 def score_model(
-    model: Model,
-    images: Images,
-    *,
-    views: Sequence[Sample] | None = None,
-    mistakes: int = 0,
+    model: Model, images: Images, *, views: Sequence[Sample] | None = None, mistakes: int = 0
 ) -> ModelScores:
     """Score `model` on `images`, whose targets belong to the model's task and classes.
 

@@ -32,13 +32,7 @@ from fullstride.latency.select import MeasuredTimes, Option, Place, Selection
 from fullstride.measure import bench_by_name
 from fullstride.measure.bench_by_name import noise, quieter
 from fullstride.measure.budget import UNLIMITED_MS, Budget
-from fullstride.measure.protocols import (
-    MEDIANS,
-    Measurement,
-    Protocol,
-    call_time,
-    spread_of_rounds,
-)
+from fullstride.measure.protocols import MEDIANS, Measurement, Protocol, call_time, spread_of_rounds
 from fullstride.measure.settings import BenchSettings
 from fullstride.measure.tracer import traced
 from fullstride.nets import zoo
@@ -94,15 +88,12 @@ class FilesThere:
     ) -> Files:
         """`write` a network by its name or path, with the head of its task."""
         named = tasks.find_network(name, task, classes)
-        has_weights = zoo.names_weights(name)
-        kind = (
-            tasks.task_of(tasks.load(name)) if has_weights else tasks.find_task(task or "classify")
-        )
+        kind = tasks.find_task(task or "classify")
+        if zoo.names_weights(name):
+            kind = tasks.task_of(tasks.load(name))
         pre = replace(zoo.family_preprocessing(named.spec), resolution=resolution)
-        count = named.spec.classes
-        return self.write(
-            named.build(), name, pre, count, kind.for_classes([*map(str, range(count))])
-        )
+        names = [*map(str, range(named.spec.classes))]
+        return self.write(named.build(), name, pre, len(names), kind.for_classes(names))
 
     def stored(self, network: str, resolution: int) -> Rows:
         """The times of a network from earlier calls, by form."""

@@ -10,13 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from fullstride.deploy.comparison import (
-    Comparison,
-    ComparisonImages,
-    check,
-    compare,
-    tolerances,
-)
+from fullstride.deploy.comparison import Comparison, ComparisonImages, check, compare, tolerances
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.fold_batch_norm import fold_batch_norm
 from fullstride.deploy.formats import FORMATS, output
@@ -123,7 +117,7 @@ def export(
         job = export_job(bundle, expected, options, calibration)
         job = replace(job, progress=progress)
         if precision == "int8":
-            search = Int8Search(attempt, job, max_drop, progress)
+            search = Int8Search(attempt, job, max_drop)
             search.run(finetune, calibration)
             (model, comparison), tried = search.last, tuple(search.tried)
         else:
@@ -169,16 +163,15 @@ class Int8Search:
     write: Callable[[ExportJob], tuple[ExportedModel, Comparison]]
     job: ExportJob
     max_drop: float
-    progress: Progress
     tried: list[tuple[int, float]] = field(default_factory=list)  # see `ExportResult`
 
     def attempt(self, float_layers: Sequence[str] = ()) -> float:
         """Write the file with these layers in float; return the points lost."""
         metadata = replace(self.job.metadata, float_layers=tuple(float_layers))
         self.last = self.write(replace(self.job, metadata=metadata))
-        drop = self.last[1].drop
-        label = self.last[1].metric.label
-        self.progress(f"layers in float: {len(float_layers)}, points of {label} lost: {drop:.2f}")
+        drop, label = self.last[1].drop, self.last[1].metric.label
+        count = len(float_layers)
+        self.job.progress(f"layers in float: {count}, points of {label} lost: {drop:.2f}")
         return drop
 
     def run(
@@ -191,10 +184,10 @@ class Int8Search:
                 self.job = replace(self.job, net=finetune(self.job.net), graphs={})
                 drop = self.attempt()
             except FloatingPointError as error:
-                self.progress(f"fine-tuning for int8 failed: {error}")
+                self.job.progress(f"fine-tuning for int8 failed: {error}")
         self.tried = [(0, drop)]
         if drop > self.max_drop:
-            self.progress(
+            self.job.progress(
                 "measuring the sensitivity of each layer; the most sensitive stay in float"
             )
             batches = inputs("normalised", self.job.metadata.preprocessing, calibration)
@@ -232,9 +225,8 @@ def check_arguments(
     if any_size and pictures:
         raise ValueError("a file that resizes takes pictures of any size: leave --any-size out")
     side = bundle.preprocessing.resolution
-    if any_size and (
-        side % STRIDE or side == STRIDE
-    ):  # blur-pool pads a map of 1 pixel differently
+    # blur-pool pads a map of 1 pixel differently
+    if any_size and (side % STRIDE or side == STRIDE):
         sides = ", ".join(str(STRIDE * factor) for factor in (2, 3, 4))
         raise ValueError(
             f"--any-size for a network of {side} pixels: it works for resolutions of {sides}, ..."
@@ -276,10 +268,7 @@ def output_sizes(shape: tuple[int, ...], classes: int) -> tuple[int, ...]:
 def input_batches(
     input_kind: InputKind, pre: Preprocessing, pictures: Sequence[Image.Image | np.ndarray]
 ) -> Sequence[np.ndarray]:
-    """Repeatable `inputs`.
-
-    Full-size pictures and clips are decoded each time.
-    """
+    """Repeatable `inputs`; full-size pictures and clips are decoded each time."""
     if input_kind == "pictures" or pre.frames:
         return LazyInputs(input_kind, pre, pictures)
     return list(inputs(input_kind, pre, pictures))

@@ -12,16 +12,10 @@ from torch import nn
 from fullstride import tasks
 from fullstride.data.dataset import DataSet, Images
 from fullstride.data.loader import Batches, View
+from fullstride.deploy import export as exporting
 from fullstride.deploy.choose_form import earlier_times, fastest, most_accurate
 from fullstride.deploy.comparison import ComparisonImages, LazyImages, readable
-from fullstride.deploy.export import (
-    ExportResult,
-    Finetune,
-    Progress,
-    check_free,
-    export,
-    find_format,
-)
+from fullstride.deploy.export import ExportResult, Finetune, Progress, export
 from fullstride.deploy.exported import one_input
 from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
 from fullstride.deploy.predict import inputs, logits
@@ -62,11 +56,8 @@ def images_to_compare(
     labels = [val.targets[index] for index in images.indices]
     if not find_task(bundle.task).single_label:
         samples = readable(bundle, val.subset(images.indices))
-        numbers, labels = [], []
-        for sample in samples:
-            numbers.append(images.indices[sample.number])
-            labels.append(sample.target)
-        images = replace(images, indices=numbers)
+        targets = {images.indices[sample.number]: sample.target for sample in samples}
+        images, labels = replace(images, indices=[*targets]), [*targets.values()]
     if not images:
         raise ValueError("none of the images to compare on could be read: give others by --data")
     return ComparisonImages(images, labels)
@@ -188,7 +179,9 @@ def export_runs(
             "--format auto"
         )
     if not auto:  # before slow work
-        check_free(out, find_format(options.format, precision or "fp32"), options.force)
+        exporting.check_free(
+            out, exporting.find_format(options.format, precision or "fp32"), options.force
+        )
     int8 = precision == "int8" or (auto and precision is None)
     for flag in ("calibration", "finetune_epochs"):
         if (value := getattr(settings, flag)) and not int8:
@@ -213,13 +206,7 @@ def export_runs(
         )
     write = partial(fastest, budget=budget) if auto else export
     return bundle, write(
-        bundle,
-        out,
-        images,
-        options,
-        calibration=calibration,
-        finetune=finetune,
-        progress=progress,
+        bundle, out, images, options, calibration=calibration, finetune=finetune, progress=progress
     )
 
 

@@ -169,10 +169,8 @@ class Trace(TorchDispatchMode):
         conv, output = self.source[norm]
         if self.calls[conv] != 1:
             return f"the layer before it is called {self.calls[conv]} times"
-        if (
-            addresses([output]) & self.read
-            or sum(conv is other for other, _ in self.source.values()) > 1
-        ):
+        readers = sum(conv is other for other, _ in self.source.values())
+        if addresses([output]) & self.read or readers > 1:
             return "its input is used elsewhere too"
         if addresses((*parameters_and_buffers(conv), *parameters_and_buffers(norm))) & self.read:
             return "its weights, or the weights of the layer before it, are used elsewhere too"

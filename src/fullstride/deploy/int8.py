@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -85,13 +85,10 @@ def input_ranges(net: nn.Module, images: Tensor) -> dict[str, Range]:
     def observe(path: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         limits[path] = limits.get(path, Range()).including(inputs[0])
 
-    layers = quantizable_layers(net).items()
-    hooks = [layer.register_forward_pre_hook(partial(observe, path)) for path, layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for path, layer in quantizable_layers(net).items():
+            hooks.enter_context(layer.register_forward_pre_hook(partial(observe, path)))
         outputs(net, images)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return limits
 
 
@@ -106,11 +103,8 @@ def outputs(
 
 def int8_outputs(net: nn.Module, images: Tensor, limits: Mapping[str, Range]) -> list[Tensor]:
     """`outputs` with weights and inputs of the layers in `limits` rounded to int8."""
-    weights = {
-        f"{path}.weight": net.get_submodule(path).get_parameter("weight").detach()
-        for path in limits
-    }
-    rounded = {name: Int8Weight()(weight) for name, weight in weights.items()}
+    weights = {path: net.get_submodule(path).get_parameter("weight").detach() for path in limits}
+    rounded = {f"{path}.weight": Int8Weight()(weight) for path, weight in weights.items()}
     with int8_inputs(net, limits):
         return outputs(net, images, rounded)
 
@@ -142,13 +136,11 @@ def int8_inputs(net: nn.Module, limits: Mapping[str, Range]) -> Iterator[None]:
     def hook(path: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
         return fake_quantize(inputs[0], limits[path])
 
-    layers = ((path, net.get_submodule(path)) for path in limits)
-    hooks = [layer.register_forward_pre_hook(partial(hook, path)) for path, layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for path in limits:
+            layer = net.get_submodule(path)
+            hooks.enter_context(layer.register_forward_pre_hook(partial(hook, path)))
         yield
-    finally:
-        for each in hooks:
-            each.remove()
 
 
 def sensitivity(net: nn.Module, images: Tensor) -> list[tuple[str, float]]:

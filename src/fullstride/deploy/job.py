@@ -70,10 +70,8 @@ def new_sizes(height: Tensor, width: Tensor, pre: Preprocessing) -> tuple[Tensor
         return side, side
     if pre.fit == "pad":
         longest = torch.maximum(height, width)
-        rows, columns = (
-            (pre.resolution * each / longest + 0.5).floor().clamp(min=1) for each in (height, width)
-        )
-        return rows, columns
+        rows, columns = (pre.resolution * each / longest + 0.5 for each in (height, width))
+        return rows.floor().clamp(min=1), columns.floor().clamp(min=1)
     shorter = math.floor(pre.resolution / pre.crop)
     least = torch.minimum(height, width)
     return (shorter * height / least).floor(), (shorter * width / least).floor()

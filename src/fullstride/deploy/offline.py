@@ -19,20 +19,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fullstride.data import prediction_store as store
 from fullstride.data.dataset import Images
 from fullstride.data.loader import Batches, LoaderOptions, TestView
-from fullstride.data.prediction_store import (
-    StoreKey,
-    column_names,
-    create_or_resume,
-    finished_parts,
-    is_file,
-    pyarrow,
-    read_batches,
-    read_key,
-    write_file,
-    write_part,
-)
+from fullstride.data.prediction_store import StoreKey, pyarrow
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.crop import to_input
 from fullstride.data.unlabelled import Unlabelled, of_files, open_unlabelled
@@ -237,23 +227,23 @@ class PredictionJob:
         """Write all rows to a file, or this process's missing parts to a folder."""
         key, summary = self.key, self.summary
         rank, ranks = self.how.share
-        if is_file(out):
+        if store.is_file(out):
             if ranks > 1:
                 raise ValueError(f"{out} is written by one process: give a folder for {ranks}")
             summary.images, summary.parts = key.images, key.parts
             empty = schema(self.model, self.columns, self.how.device)
             first = with_names(empty, [], [], self.data.has_labels)
-            write_file(out, self.tables(range(key.parts)), first.schema, key)
+            store.write_file(out, self.tables(range(key.parts)), first.schema, key)
             return summary
-        create_or_resume(out, key)
-        done = finished_parts(out, key)
+        store.create_or_resume(out, key)
+        done = store.finished_parts(out, key)
         own = range(rank, key.parts, ranks)
         todo = [part for part in own if part not in done]
         summary.present = len(own) - len(todo)
         for part, table in zip(todo, self.tables(todo), strict=True):
-            write_part(out, part, table, key)
+            store.write_part(out, part, table, key)
             summary.parts, summary.images = summary.parts + 1, summary.images + len(table)
-        summary.missing = key.parts - len(finished_parts(out, key))
+        summary.missing = key.parts - len(store.finished_parts(out, key))
         return summary
 
     def tables(self, parts: Sequence[int]) -> Iterator["pa.Table"]:
@@ -402,13 +392,13 @@ class Neighbour:
 
 def check_gallery(gallery: Path, model: Model) -> None:
     """Raise ValueError, in one line, unless `gallery` has the embeddings of exactly `model`."""
-    key = read_key(gallery)
+    key = store.read_key(gallery)
     if key.fingerprint != fingerprint(model):
         raise ValueError(
             f"{gallery} was made by another model, {key.model}, or by another file of it: give "
             "that file, or predict the gallery again"
         )
-    if EMBEDDING not in column_names(gallery):
+    if EMBEDDING not in store.column_names(gallery):
         raise ValueError(
             f"{gallery} has no embeddings but predictions of the task {key.task}: train with "
             "--task retrieval"
@@ -437,11 +427,11 @@ def search(queries_qd: np.ndarray, gallery: Path, top: int) -> list[tuple[Neighb
     Raises ValueError if the gallery's embeddings do not have D values.
     """
     queries_qd = queries_qd.astype(np.float64)
-    labels = LABEL in column_names(gallery)
+    labels = LABEL in store.column_names(gallery)
     columns = ("path", EMBEDDING, *[LABEL] * labels)
     distance_qk = np.empty((len(queries_qd), 0))
     image_qk = np.empty((len(queries_qd), 0), object)
-    for batch in read_batches(gallery, columns, BLOCK):
+    for batch in store.read_batches(gallery, columns, BLOCK):
         batch = batch.filter(batch.column(EMBEDDING).is_valid())
         block_bd = embeddings(batch, queries_qd.shape[1], gallery)
         images = np.empty(len(batch), object)

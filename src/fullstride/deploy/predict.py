@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -131,12 +132,10 @@ def predict(
     count = many.clips * many.crops if many else 1  # views per picture
     batch = min(batch, task.scoring_batch, most_in_batch(pre))
     step = max(1, batch // count)
+    read = partial(_clips, many or ClipTestView(pre)) if pre.frames else partial(_view, model)
     for start in range(0, len(listed), step):
         group, reasons, sizes = listed[start : start + step], {}, {}
-        if pre.frames:
-            shown = _readable_clips(group, many or ClipTestView(pre), reasons, sizes)
-        else:
-            shown = _readable(group, model, reasons, sizes, task.has_places)
+        shown = _readable(group, read, reasons, sizes)
         rows = torch.from_numpy(probabilities(model, shown, device, batch, tta))
         if many:
             rows = rows.view(len(sizes), count, rows.shape[1]).mean(1)
@@ -171,52 +170,46 @@ def most_in_batch(pre: Preprocessing) -> int:
 
 def _readable(
     pictures: Sequence[Picture],
-    model: Model,
+    read: Callable[[Picture], tuple[Any, Size]],
     reasons: dict[int, str],
     sizes: dict[int, Size],
-    has_places: bool,
 ) -> Iterator[Image.Image | np.ndarray]:
-    """Yield the readable pictures, one in memory at a time; their sizes go into `sizes`.
+    """Yield the views of readable pictures, with one picture in memory at a time.
 
-    The size of a file, which is opened again, is only read for predictions with places. `reasons`
-    receives the reasons for unreadable pictures.
+    `read` returns views and the size of a picture, which goes into `sizes`. `reasons` receives the
+    reasons for unreadable pictures.
     """
     for index, picture in enumerate(pictures):
         try:
-            if isinstance(picture, (str, os.PathLike)):
-                check_suffix(Path(picture), model.preprocessing)
-                view = read_view(Path(picture), model)
-                size = image_size(Path(picture)) if has_places else (0, 0)
-            else:
-                view = _plain(picture, model.preprocessing)
-                size = view.size
+            views, sizes[index] = read(picture)
         except UnreadableImage as error:
             reasons[index] = error.reason
-            continue
-        sizes[index] = size
-        yield view
+        else:
+            yield from views
 
 
-def _readable_clips(
-    videos: Sequence[Picture], view: View, reasons: dict[int, str], sizes: dict[int, Size]
-) -> Iterator[np.ndarray]:
-    """Yield the clips (T, H, W, C) that `view` takes from readable videos.
+def _view(model: Model, picture: Picture) -> tuple[list[Image.Image | np.ndarray], Size]:
+    """The view and size of a picture; a file's size is only read if predictions have places."""
+    if not isinstance(picture, (str, os.PathLike)):
+        image = _plain(picture, model.preprocessing)
+        return [image], image.size
+    path = Path(picture)
+    check_suffix(path, model.preprocessing)
+    view = read_view(path, model)
+    return [view], image_size(path) if task_of(model).has_places else (0, 0)
 
-    See `_readable`; sizes are (0, 0), since predictions for clips have no places.
+
+def _clips(view: View, video: Any) -> tuple[np.ndarray, Size]:
+    """The clips (N, T, H, W, C) that `view` takes from a video; predictions for it have no places.
+
+    Views of evaluation draw nothing.
     """
-    rng = np.random.default_rng(0)  # views of evaluation draw nothing
-    for index, video in enumerate(videos):
-        try:
-            if isinstance(video, (str, os.PathLike)):
-                check_suffix(video := Path(video), view.pre)
-            else:
-                _check_clip(video)
-            pixels, _ = view(video, None, rng)
-        except UnreadableImage as error:
-            reasons[index] = error.reason
-            continue
-        sizes[index] = (0, 0)
-        yield from pixels.reshape(-1, *one_input(view.pre, "pixels"))
+    if isinstance(video, (str, os.PathLike)):
+        check_suffix(video := Path(video), view.pre)
+    else:
+        _check_clip(video)
+    pixels, _ = view(video, None, np.random.default_rng(0))
+    return pixels.reshape(-1, *one_input(view.pre, "pixels")), (0, 0)
 
 
 def check_suffix(path: Path, pre: Preprocessing) -> None:
@@ -268,12 +261,8 @@ def _plain(picture: Picture, pre: Preprocessing) -> Image.Image:
             "array"
         )
     depth = picture.shape[2:]
-    if (
-        picture.dtype != np.uint8
-        or picture.ndim not in (2, 3)
-        or depth not in ((), (1,), (3,), (4,))
-        or not picture.size
-    ):
+    is_shape = picture.ndim in (2, 3) and depth in ((), (1,), (3,), (4,))
+    if picture.dtype != np.uint8 or not is_shape or not picture.size:
         raise ValueError(
             f"a picture of {picture.dtype} {picture.shape}: use uint8 (H, W) or (H, W, C) with 1, "
             "3 or 4 channels"

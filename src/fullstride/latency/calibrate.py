@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Literal, get_args
@@ -15,26 +15,10 @@ import torch
 from fullstride.io.console import count_of
 from fullstride.io.records import write_json
 from fullstride.io.writing import check_output, json_output
+from fullstride.latency import fitting, microbenchmarks
 from fullstride.latency.devices import profile_names
-from fullstride.latency.fitting import (
-    PRIORS,
-    Parameters,
-    error,
-    fit,
-    interval,
-    left_out,
-    resolvable_ratio,
-)
-from fullstride.latency.microbenchmarks import (
-    BYTES,
-    WHOLE,
-    Microbenchmark,
-    Round,
-    all_microbenchmarks,
-    machine,
-    time_of,
-    timed_round,
-)
+from fullstride.latency.fitting import PRIORS
+from fullstride.latency.microbenchmarks import WHOLE, Microbenchmark, Round, all_microbenchmarks
 from fullstride.latency.profiles import CALIBRATED, PROFILE, Clocks, Fit, Profile
 from fullstride.latency.roofline import NORMAL_95, NUMBERS, Machine, Runtime, prepare, times
 from fullstride.measure import workload
@@ -147,9 +131,7 @@ def measure(plan: Plan, networks: Sequence[Microbenchmark] | None = None) -> Ite
     count = -(-len(networks) // GROUP)
     groups = [networks[i::count] for i in range(count)]
     operators = {each.name: traced(each.build, plan.resolution) for each in networks}
-    cells: list[tuple[Runtime, int]] = [
-        (runtime, batch) for runtime in plan.runtimes for batch in plan.batches
-    ]
+    cells = [*product(plan.runtimes, plan.batches)]
     end = time.monotonic() + 60 * plan.minutes
     for number, (runtime, batch) in enumerate(cells):
         now = time.monotonic()
@@ -165,16 +147,12 @@ def measure(plan: Plan, networks: Sequence[Microbenchmark] | None = None) -> Ite
                     operators=operators[each.name],
                     runtime=runtime,
                     batch=batch,
-                    **time_of(rounds),
+                    **microbenchmarks.time_of(rounds),
                 )
 
 
 def time_in_turn(
-    group: Sequence[Microbenchmark],
-    plan: Plan,
-    runtime: Runtime,
-    batch: int,
-    end: float = math.inf,
+    group: Sequence[Microbenchmark], plan: Plan, runtime: Runtime, batch: int, end: float = math.inf
 ) -> list[tuple[Microbenchmark, list[Round]]]:
     """Time the networks in turn in every round; return the rounds of each network.
 
@@ -195,7 +173,7 @@ def time_in_turn(
             for (_, step), n, own in zip(steps, calls, done, strict=True):
                 quiet = sum(each.quiet for each in own)
                 if number < plan.protocol.rounds or quiet < plan.protocol.rounds:
-                    own.append(timed_round(step, n, device))
+                    own.append(microbenchmarks.timed_round(step, n, device))
     rounds = [(each, own) for (each, _), own in zip(steps, done, strict=True)]
     del steps
     if device.type == "cuda":
@@ -262,22 +240,24 @@ def fit_profile(
         )
     work = prepare([t.operators for t in timings], [t.batch for t in timings], machine)
     seconds = np.array([timing.seconds for timing in timings])
-    parameters = Parameters(names_for(machine.runtime, plan.device), CALIBRATION_PRIORS)
-    numbers = fit(work.select(fitted), seconds[fitted], parameters)
+    parameters = fitting.Parameters(names_for(machine.runtime, plan.device), CALIBRATION_PRIORS)
+    data = work.select(fitted), seconds[fitted]
+    numbers = fitting.fit(*data, parameters)
     estimated = times(work, numbers).total_s
-    estimated[fitted] = left_out(work.select(fitted), seconds[fitted], families[fitted], parameters)
+    estimated[fitted] = fitting.left_out(*data, families[fitted], parameters)
     whole = sorted(set(families[~fitted]))
     tested, tests = fitted, "microbenchmarks of families left out"
     if len(whole) >= 4:
         tested, tests = ~fitted, f"{len(whole)} whole networks"
     noise = median_spread(timings)
-    low, high = widen(*interval(estimated[tested], seconds[tested], families[tested]), noise)
+    bounds = fitting.interval(estimated[tested], seconds[tested], families[tested])
+    low, high = widen(*bounds, noise)
     batch = work.batch[tested]
 
     def error_of(mask: np.ndarray) -> float:
-        return round(error(estimated[mask], seconds[mask]), 1)
+        return round(fitting.error(estimated[mask], seconds[mask]), 1)
 
-    ratio = resolvable_ratio(estimated[tested] / batch, seconds[tested] / batch, batch)
+    ratio = fitting.resolvable_ratio(estimated[tested] / batch, seconds[tested] / batch, batch)
     inference = Fit(
         numbers={key: float(f"{value:.4g}") for key, value in numbers.items()},
         error=error_of(tested),
@@ -430,7 +410,8 @@ def check_outputs(plan: Plan, name: str, out: Path, times: Path | None) -> None:
 def peaks_by_runtime(plan: Plan, samples: Sequence[Timing]) -> dict[Runtime, tuple[Machine, str]]:
     """The device's peaks and their source by runtime; another machine's come from the samples."""
     if plan.there is None:
-        return {each: machine(plan.device, plan.precision, each) for each in plan.runtimes}
+        where = plan.device, plan.precision
+        return {each: microbenchmarks.machine(*where, each) for each in plan.runtimes}
     return {
         each: highest_rates([row for row in samples if row.runtime == each], plan)
         for each in plan.runtimes
@@ -444,7 +425,7 @@ def highest_rates(samples: Sequence[Timing], plan: Plan) -> tuple[Machine, str]:
         runtime=runtime,
         peak_tflops=1,
         bandwidth_gb_s=1,
-        bytes_per_element=BYTES[plan.precision],
+        bytes_per_element=microbenchmarks.BYTES[plan.precision],
         folded=True,
     )
     source = "the highest rates of the networks that were timed"

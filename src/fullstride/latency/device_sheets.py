@@ -15,17 +15,10 @@ from statistics import fmean, median
 from typing import Annotated, Literal
 
 from fullstride.io.records import Bounds, check_bounds, read_rows
+from fullstride.latency import roofline
 from fullstride.latency.network_times import Estimate
 from fullstride.latency.profiles import Profile, check_text
-from fullstride.latency.roofline import (
-    ARITHMETIC_SHARES,
-    DEVICE,
-    RATES,
-    Machine,
-    Positive,
-    Runtime,
-    number_of,
-)
+from fullstride.latency.roofline import DEVICE, RATES, Machine, Positive, Runtime
 from fullstride.measure.budget import MOST_IMAGES
 
 # Runtime, layout and precision -> profiles of measured GPUs, without the V100's: it was measured
@@ -189,9 +182,9 @@ def moved_numbers(
         vector_share = target.vector_tflops / target.peak_tflops
         moved["depthwise"] *= vector_share / (source.vector_tflops / source.peak_tflops)
         slower = slowed_by_cores(source) / slowed_by_cores(target)
-        for name in {number_of(name, numbers) for name in ELEMENTWISE} & set(ELEMENTWISE):
+        for name in {roofline.number_of(name, numbers) for name in ELEMENTWISE} & set(ELEMENTWISE):
             moved[name] *= slower
-    for name in ARITHMETIC_SHARES:
+    for name in roofline.ARITHMETIC_SHARES:
         moved[name] *= target.clock_share / source.clock_share
     return {name: min(value, 1.0) if name in RATES else value for name, value in moved.items()}
 

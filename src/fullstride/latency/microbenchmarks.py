@@ -211,14 +211,12 @@ def time_of(rounds: Sequence[Round]) -> dict[str, Any]:
     quiet = [each.wall_s for each in rounds if each.quiet]
     by_wall = len(quiet) >= min(QUIET_ROUNDS, len(rounds))
     seconds = quiet if by_wall else [each.cpu_s for each in rounds]
-    clock = "wall" if by_wall else "cpu"
     both = {key: median(getattr(each, key) for each in rounds) for key in ("wall_s", "cpu_s")}
-    share = len(quiet) / len(rounds)
     return both | {
         "seconds": median(seconds),
         "spread": spread(seconds),
-        "quiet": share,
-        "clock": clock,
+        "quiet": len(quiet) / len(rounds),
+        "clock": "wall" if by_wall else "cpu",
     }
 
 

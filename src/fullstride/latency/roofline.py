@@ -14,16 +14,8 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fullstride.io.records import Bounds, check_bounds
-from fullstride.measure.operators import (
-    AFTER_PRODUCT,
-    IN_CHAIN,
-    JOINING,
-    KIND,
-    OPERATOR_KINDS,
-    PRODUCTS,
-    Operators,
-    concatenate,
-)
+from fullstride.measure import operators
+from fullstride.measure.operators import AFTER_PRODUCT, IN_CHAIN, JOINING, KIND, Operators
 
 Runtime = Literal["eager", "cuda graph", "compiled", "tensorrt", "onnx", "openvino"]
 ONE_KERNEL = ("compiled", "onnx", "openvino")  # runtimes with one kernel per chain of operators
@@ -32,7 +24,7 @@ ARITHMETIC = ("dense", "1x1", "depthwise", "grouped")
 ARITHMETIC_OF = {name: name for name in ARITHMETIC} | {"linear": "1x1", "product": "1x1"}
 MEMORY = ("convolution", "elementwise", "norm", "statistics", "gather")
 MEMORY_OF = {
-    **dict.fromkeys(PRODUCTS, 0),
+    **dict.fromkeys(operators.PRODUCTS, 0),
     **dict.fromkeys(("activation", "silu", "add", "scale", "reduce"), 1),
     **dict.fromkeys(("batch_norm", "norm"), 2),
     **dict.fromkeys(("group_norm", "statistics"), 3),
@@ -140,7 +132,7 @@ def prepare(
 ) -> PeakTimes:
     """Compute the peak times of each network at its entry of `batches`."""
     sizes = np.array([len(net) for net in networks])
-    rows = concatenate(networks)
+    rows = operators.concatenate(networks)
     return prepare_rows(rows, sizes, np.array(batches), machine, training=training)
 
 
@@ -199,9 +191,9 @@ def prepare_rows(
 
 
 ARITHMETIC_INDEX = np.array(
-    [ARITHMETIC.index(ARITHMETIC_OF.get(kind, "dense")) for kind in OPERATOR_KINDS]
+    [ARITHMETIC.index(ARITHMETIC_OF.get(kind, "dense")) for kind in operators.OPERATOR_KINDS]
 )
-MEMORY_INDEX = np.array([MEMORY_OF[kind] for kind in OPERATOR_KINDS])
+MEMORY_INDEX = np.array([MEMORY_OF[kind] for kind in operators.OPERATOR_KINDS])
 
 
 @dataclass(frozen=True)

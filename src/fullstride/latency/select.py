@@ -365,8 +365,5 @@ def select(
         none = f"none of {count_of(len(left_out), 'network')} has a time"
         raise ValueError(f"{none}; the first, {name}: {why}")
     return Selection(
-        profile=profile,
-        options=options,
-        left_out=left_out,
-        choice=choose(options, budget),
+        profile=profile, options=options, left_out=left_out, choice=choose(options, budget)
     )

@@ -101,9 +101,8 @@ def activation_bytes(
     """
     net = on_meta(net).train()
     size = resolution, precision, in_channels, device
-    pairs = list(
-        zip(saved_storages(net, FEW, *size), saved_storages(net, MORE, *size), strict=True)
-    )
+    few_and_more = (saved_storages(net, batch, *size) for batch in (FEW, MORE))
+    pairs = [*zip(*few_and_more, strict=True)]
     by_stage: Counter[str] = Counter()
     by_layer: Counter[str] = Counter()
     for few, more in pairs:

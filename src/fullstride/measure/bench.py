@@ -13,40 +13,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from fullstride.measure import max_batch, protocols, workload
 from fullstride.measure.environment import Environment, find_device, has_bf16
-from fullstride.measure.max_batch import (
-    Probe,
-    available_bytes,
-    budget_bytes,
-    check_fits,
-    largest,
-    limit_memory,
-    memory_errors,
-    peak_mib,
-    plan_of,
-    predict,
-    set_memory_fraction,
-)
-from fullstride.measure.protocols import (
-    FILLED,
-    MULTIPLE,
-    THROUGHPUT,
-    Measurement,
-    Protocol,
-    cpu_threads,
-    spread,
-    timed_calls,
-    timed_each,
-    warm_up,
-)
-from fullstride.measure.workload import (
-    Layout,
-    Precision,
-    Step,
-    StepOptions,
-    compiling,
-    exact_float32,
-)
+from fullstride.measure.protocols import Measurement, Protocol, timed_calls, timed_each, warm_up
+from fullstride.measure.workload import Layout, Precision, Step, StepOptions
 from fullstride.nets.efficiency import Efficiency, is_compiled
 
 
@@ -90,19 +60,19 @@ def find_batches(
     "filled": the largest batch that trains; "halved": the first of `protocol.batch`, its half, ...
     that trains.
     """
-    room = budget_bytes(options.memory_gib, device)
+    room = max_batch.budget_bytes(options.memory_gib, device)
 
     def find(name: str, net: nn.Module) -> int:
         side = protocol.resolution
-        plan = plan_of(net, side, device, room, options.step(name), options.in_channels)
+        plan = max_batch.plan_of(net, side, device, room, options.step(name), options.in_channels)
         fills = protocol.fit == "filled"
         probes = plan.search() if fills else halving(plan.trial.probe, protocol.batch)
-        return largest(probes, f"{name} at {side} x {side}")
+        return max_batch.largest(probes, f"{name} at {side} x {side}")
 
     return {name: find(name, net) for name, net in nets.items()}
 
 
-def halving(probe: Callable[[int], Probe], batch: int) -> Iterator[Probe]:
+def halving(probe: Callable[[int], max_batch.Probe], batch: int) -> Iterator[max_batch.Probe]:
     while batch:
         result = probe(batch)
         yield result
@@ -116,8 +86,10 @@ def timed_batch(protocol: Protocol, largest: int | None) -> int:
     """
     if protocol.fit == "given" or largest is None:
         return protocol.batch
-    batch = max(1, int(FILLED * largest)) if protocol.fit == "filled" else largest
-    return batch // MULTIPLE * MULTIPLE if protocol.fit == "filled" and batch > MULTIPLE else batch
+    if protocol.fit == "halved":
+        return largest
+    batch, multiple = max(1, int(protocols.FILLED * largest)), protocols.MULTIPLE
+    return batch // multiple * multiple if batch > multiple else batch
 
 
 def check_room(
@@ -132,19 +104,19 @@ def check_room(
     side, batch = protocol.resolution, protocol.batch
     if protocol.work == "training":
         # A compiled step saves no more than the eager one, which is quick to count.
-        size = available_bytes(), side, options.precision, in_channels
-        if predict(net, *size, device="cpu").batch < batch:
+        size = max_batch.available_bytes(), side, options.precision, in_channels
+        if max_batch.predict(net, *size, device="cpu").batch < batch:
             raise MemoryError
         return
     one = Step(net, "inference", 1, side, device, in_channels, replace(options, compiled=False))
     assert one.images is not None
     with torch.inference_mode():
-        check_fits(one.net, one.images, batch)
+        max_batch.check_fits(one.net, one.images, batch)
 
 
 def lack_of_memory(protocol: Protocol) -> AbstractContextManager[None]:
     batch, side = protocol.batch, protocol.resolution
-    return memory_errors(
+    return max_batch.memory_errors(
         f"batch {batch} at {side} x {side}",
         f"try a smaller --{'call-batch' if batch > 1 else 'resolution'}",
     )
@@ -156,16 +128,16 @@ def bounded(device: torch.device, memory_gib: float | None) -> Iterator[None]:
     if device.type == "cpu" or memory_gib is None:
         yield
         return
-    limit_memory(budget_bytes(memory_gib, device), device)
+    max_batch.limit_memory(max_batch.budget_bytes(memory_gib, device), device)
     try:
         yield
     finally:
-        set_memory_fraction(1.0, device)
+        max_batch.set_memory_fraction(1.0, device)
 
 
 def bench(
     nets: Mapping[str, nn.Module],
-    protocol: Protocol = THROUGHPUT,
+    protocol: Protocol = protocols.THROUGHPUT,
     device: torch.device | str = "cpu",
     options: BenchOptions = DEFAULTS,
     batches: Mapping[str, int] | None = None,
@@ -195,10 +167,10 @@ def bench(
     peaks: dict[str, float | None] = {}
     compiles = options.compiled or any(is_compiled(options.step(name).efficiency) for name in nets)
     with (
-        exact_float32(),
-        cpu_threads(options.threads),
+        workload.exact_float32(),
+        protocols.cpu_threads(options.threads),
         bounded(device, options.memory_gib),
-        compiling(compiles),
+        workload.compiling(compiles),
     ):
         for name, net in nets.items():
             batch, side = timed_batch(protocol, batches.get(name)), sides.get(name)
@@ -207,8 +179,8 @@ def bench(
                 how = options.in_channels, options.step(name)
                 check_room(net, own, device, *how)
                 steps[name], peaks[name] = prepare(net, own, device, *how)
-                if is_alone(protocol):
-                    steps[name].leave()
+                if protocol.fit != "given":
+                    steps[name].leave()  # see `measure_all`
         with lack_of_memory(protocol):
             rows = measure_all(steps, protocol, device, options)
     return [
@@ -234,7 +206,7 @@ def prepare(
 
     first = step(min(protocol.batch, protocol.memory_batch or protocol.batch))
     first()  # compiles, picks algorithms, and shows whether the batch fits
-    peak = peak_mib(first.resident(), first, device)
+    peak = max_batch.peak_mib(first.resident(), first, device)
     return first if first.shape[0] == protocol.batch else step(protocol.batch), peak
 
 
@@ -268,7 +240,7 @@ def check_possible(protocol: Protocol, device: torch.device, options: BenchOptio
             f"protocol {protocol.name} fills a GPU: on the CPU say with --memory-gib how much to "
             "fill"
         )
-    budget_bytes(options.memory_gib, device)
+    max_batch.budget_bytes(options.memory_gib, device)
 
 
 def check_networks(
@@ -285,11 +257,6 @@ def check_networks(
         raise ValueError(
             f"reference {options.reference} is not measured: choose from {', '.join(nets)}"
         )
-
-
-def is_alone(protocol: Protocol) -> bool:
-    """Whether each network is on the GPU only while it is timed: a full GPU has room for one."""
-    return protocol.fit != "given"
 
 
 @dataclass
@@ -326,7 +293,10 @@ def measure_all(
     }
 
     def on_device(step: Callable[[], object]) -> AbstractContextManager[None]:
-        return step.on_device() if isinstance(step, Step) and is_alone(protocol) else nullcontext()
+        # a GPU that a protocol fills has room for one network, only while it is timed
+        if protocol.fit != "given" and isinstance(step, Step):
+            return step.on_device()
+        return nullcontext()
 
     for each in all_series.values():
         with on_device(each.step):
@@ -365,7 +335,7 @@ def measurement(
         name=name,
         protocol=replace(protocol, batch=batch, resolution=side),
         images_per_s=batch * 1e3 / p50 if protocol.waits else p50,
-        spread=spread(samples),
+        spread=protocols.spread(samples),
         ms_p50=p50 if online else None,
         ms_p90=p90 if online else None,
         ms_p99=p99 if online else None,

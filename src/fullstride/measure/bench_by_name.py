@@ -8,16 +8,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fullstride.measure import protocols
 from fullstride.measure.bench import BenchOptions, bench_all
 from fullstride.measure.environment import choose_device
 from fullstride.measure.max_batch import check_not_compiled_twice
-from fullstride.measure.protocols import (
-    BUSY,
-    Measurement,
-    Protocol,
-    find_protocol,
-    spread_of_rounds,
-)
+from fullstride.measure.protocols import BUSY, Measurement, Protocol
 from fullstride.measure.settings import BenchSettings
 from fullstride.measure.workload import Precision, find_precision
 from fullstride.nets import padding
@@ -63,7 +58,7 @@ def quieter(measure: Callable[[], T], noise: Callable[[T], float]) -> T:
 
 
 def noise(parts: Sequence[Sequence[Measurement]]) -> float:
-    return max(spread_of_rounds(row) for part in parts for row in part)
+    return max(protocols.spread_of_rounds(row) for part in parts for row in part)
 
 
 def plan(
@@ -112,8 +107,8 @@ def plan(
 
 def find_protocols(settings: BenchSettings) -> dict[str, list[Protocol]]:
     """The parts of each protocol; only training parts where the efficiency is not plain."""
-    efficiency = settings.efficiency
-    parts = {name: list(find_protocol(name)) for name in settings.protocol or DEFAULT_PROTOCOLS}
+    efficiency, names = settings.efficiency, settings.protocol or DEFAULT_PROTOCOLS
+    parts = {name: list(protocols.find_protocol(name)) for name in names}
     if settings.call_batch is not None and "throughput" not in parts:
         raise ValueError(
             f"--call-batch {settings.call_batch} is for throughput: {', '.join(parts)} has its own"

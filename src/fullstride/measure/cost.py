@@ -6,20 +6,10 @@ from typing import Any
 
 import torch
 
+from fullstride.measure import tracer
 from fullstride.measure.activation_bytes import ActivationBytes, activation_bytes, stages
 from fullstride.measure.operators import OPERATOR_KINDS, PRODUCTS
-from fullstride.measure.tracer import (
-    COUNTED,
-    REST,
-    Cost,
-    LayerCost,
-    Net,
-    cost,
-    layer_costs,
-    on_meta,
-    trace,
-    without_unused,
-)
+from fullstride.measure.tracer import REST, Cost, LayerCost, Net
 from fullstride.measure.workload import Precision, in_training_form
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
@@ -55,7 +45,7 @@ def stage_costs(
     net: Net, resolution: int, precision: Precision = "float16", in_channels: int = 3
 ) -> list[StageCost]:
     """Return one row per stage, in order. Runs on the meta device, so nothing is computed."""
-    net = on_meta(net)
+    net = tracer.on_meta(net)
     params: dict[str, int] = {}
     counted: set[int] = set()
     for stage, modules in [*stages(net).items(), (REST, [net])]:
@@ -77,11 +67,11 @@ def operator_costs(
     Raises ValueError for an image that the network does not accept.
     """
     size = getattr(torch, precision).itemsize
-    tracer = trace(net, resolution, in_channels, stages)
+    run = tracer.trace(net, resolution, in_channels, stages)
     costs = []
-    for row, place in zip(tracer.rows, tracer.places, strict=True):
+    for row, place in zip(run.rows, run.places, strict=True):
         kind = OPERATOR_KINDS[row.kind]
-        is_layer = isinstance(place.module, COUNTED) and kind in PRODUCTS
+        is_layer = isinstance(place.module, tracer.COUNTED) and kind in PRODUCTS
         moved = (int(elements) * size for elements in (row.read, row.written, row.weights))
         activations = int(row.written) if is_layer else 0
         costs.append(OperatorCost(*place[:2], kind, int(row.macs), activations, *moved))
@@ -135,7 +125,7 @@ def network_cost(
     if network.head is not None:
         if training:
             raise ValueError(f"{name} has the head of a task: leave --train out")
-        build = without_unused(build, side, spec.in_channels)
+        build = tracer.without_unused(build, side, spec.in_channels)
     stages = stage_costs(build, side, precision, spec.in_channels)
 
     def trained(**changes: Any) -> Backbone:
@@ -159,9 +149,9 @@ def network_cost(
         frames=spec.frames,
         resolution=side,
         precision=precision,
-        whole=cost(build, side, spec.in_channels),
+        whole=tracer.cost(build, side, spec.in_channels),
         stages=tuple(stages),
-        layers=tuple(layer_costs(build, side, spec.in_channels)),
+        layers=tuple(tracer.layer_costs(build, side, spec.in_channels)),
         saved=step,
         other_bytes=others,
     )

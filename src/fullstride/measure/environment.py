@@ -175,10 +175,8 @@ def commit(package: Path) -> str | None:
     checkout = package.parents[1]
     try:
         is_checkout = package == checkout / "src" / "fullstride" and (checkout / ".git").exists()
-        if (
-            not is_checkout
-            or 'name = "fullstride"' not in (checkout / "pyproject.toml").read_text()
-        ):
+        project = (checkout / "pyproject.toml").read_text() if is_checkout else ""
+        if 'name = "fullstride"' not in project:
             return None
     except (OSError, UnicodeDecodeError):
         return None

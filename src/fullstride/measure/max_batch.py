@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,18 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.io.writing import lacks_memory
+from fullstride.measure import workload
 from fullstride.measure.activation_bytes import activation_bytes
 from fullstride.measure.environment import choose_device, find_device
 from fullstride.measure.protocols import MULTIPLE
 from fullstride.measure.tracer import COUNTED
-from fullstride.measure.workload import (
-    Precision,
-    Step,
-    StepOptions,
-    exact_float32,
-    find_precision,
-    in_training_form,
-)
+from fullstride.measure.workload import Precision, Step, StepOptions
 from fullstride.nets.backbone import batch_shape
 from fullstride.nets.efficiency import Efficiency, TrainingStep, is_compiled
 from fullstride.nets.network import Network
@@ -70,12 +64,11 @@ def check_fits(net: nn.Module, image: Tensor, batch: int) -> None:
         nonlocal largest
         largest = max(largest, size_bytes(inputs[0]) + size_bytes(out))
 
-    handles = [
-        layer.register_forward_hook(hook) for layer in net.modules() if isinstance(layer, COUNTED)
-    ]
-    net(image)
-    for handle in handles:
-        handle.remove()
+    with ExitStack() as hooks:
+        for layer in net.modules():
+            if isinstance(layer, COUNTED):
+                hooks.enter_context(layer.register_forward_hook(hook))
+        net(image)
     if batch * (size_bytes(image) + 3 * largest) > available_bytes():
         raise MemoryError
 
@@ -266,7 +259,7 @@ class Trial:
             size = images, self.resolution, device, self.in_channels
             return Step(self.net, "training", *size, self.options)
 
-        with exact_float32():
+        with workload.exact_float32():
             if device.type == "cpu":
                 step(2)()  # libraries allocate memory at their first use
             limit_memory(self.memory_bytes, device)
@@ -358,13 +351,13 @@ def plan(
     target = torch.device("cuda") if absent else choose_device(device)
     if memory_gib is None and (absent or target.type == "cpu"):
         raise ValueError(f"device {device} has no GPU whose memory could be read: set --memory-gib")
-    precision, efficiency = find_precision(how.precision), how.form.efficiency
+    precision, efficiency = workload.find_precision(how.precision), how.form.efficiency
     if target.type == "cpu" and precision == "float16":
         raise ValueError("training in fp16 is for GPUs: use --precision bf16 or fp32")
     memory_bytes = (memory_gib or 0) * 2**30 if absent else budget_bytes(memory_gib, target)
     if compiled:
         check_not_compiled_twice(efficiency)
-    net = in_training_form(measurable([model])[model], how.form, model)
+    net = workload.in_training_form(measurable([model])[model], how.form, model)
     resolution = net.spec.resolution if how.resolution is None else how.resolution
     options = StepOptions(
         precision=precision, layout=how.layout, compiled=compiled, efficiency=efficiency

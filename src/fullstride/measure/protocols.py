@@ -198,7 +198,7 @@ class Measurement:
     @property
     def ms_per_image_samples(self) -> tuple[float, ...]:
         """The time of an image in ms, by each call (online, genet) or each round."""
-        if self.protocol.name in ("online", "genet"):
+        if self.protocol.waits:
             return tuple(ms / self.protocol.batch for ms in self.samples)
         return tuple(1e3 / rate for rate in self.samples)
 
@@ -214,9 +214,7 @@ class Measurement:
 
 
 MEASUREMENTS = records.Record(
-    tuple[Measurement, ...],
-    "a file of measurements",
-    ("protocol", "images_per_s", "environment"),
+    tuple[Measurement, ...], "a file of measurements", ("protocol", "images_per_s", "environment")
 )
 
 
@@ -280,9 +278,8 @@ def compare(one: Measurement, other: Measurement) -> float:
     def how(row: Measurement) -> dict[str, Any]:
         # A batch that was fitted to memory belongs to the network.
         protocol = row.protocol if row.protocol.fit == "given" else replace(row.protocol, batch=1)
-        here = {
-            key: getattr(row.environment, key) for key in ("device", "threads", "torch", "driver")
-        }
+        places = ("device", "threads", "torch", "driver")
+        here = {key: getattr(row.environment, key) for key in places}
         keys = ("precision", "layout", "compiled", "efficiency", "memory_gib", "runtime")
         return {**asdict(protocol), **{key: getattr(row, key) for key in keys}, **here}
 

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 from fullstride.nets import padding
 from fullstride.nets.backbone import Backbone, batch_shape, channels_last
 from fullstride.nets.blocks import merge_branches
-from fullstride.nets.efficiency import (
-    SPELLINGS,
-    Efficiency,
-    TrainingForm,
-    is_compiled,
-    short_precision,
-)
+from fullstride.nets.efficiency import SPELLINGS, Efficiency, TrainingForm, is_compiled
 from fullstride.nets.layers import avoid_strided_pointwise
 from fullstride.nets.network import Network
 
@@ -34,7 +28,7 @@ LR = 1e-3  # small, so that weights stay finite with random targets
 def find_precision(name: str) -> Precision:
     """Find the precision for a name such as bf16 or bfloat16. Raises ValueError for other names."""
     for precision in get_args(Precision):
-        if name in (precision, short_precision(precision)):
+        if name in (precision, SPELLINGS[precision]):
             return precision
     raise ValueError(f"precision {name!r}: use {', '.join(SPELLINGS.values())}")
 

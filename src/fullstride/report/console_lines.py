@@ -220,10 +220,8 @@ def selection_lines(
         return f"{option.label}, {option.network.top1:g} %, {three_digits(option.ms)} ms ({by})"
 
     lines = [f"best within {choice.budget}: {line(best)}"]
-    if choice.safe and choice.safe.label not in (
-        best.label,
-        getattr(choice.runner_up, "label", ""),
-    ):
+    shown = {each.label for each in (best, choice.runner_up) if each}
+    if choice.safe and choice.safe.label not in shown:
         lines.append(f"the most accurate that is safe: {line(choice.safe)}")
     if choice.runner_up:
         tie = "; the model cannot tell which is faster" if tied(best, choice.runner_up) else ""

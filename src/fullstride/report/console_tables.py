@@ -107,10 +107,9 @@ def pseudo_label_table(selection: "LabelSelection") -> Table:
     rows = selection.by_class
     if len(rows) > MOST_CLASSES:
         rows = sorted(rows, key=lambda row: row.used)[:MOST_CLASSES]
-    columns = ["class", "predicted", "confident", "used", "repeated"]
-    numbers = ((row.predicted, row.confident, row.used, row.repeated) for row in rows)
-    cells = ([f"{number:,}" for number in each] for each in numbers)
-    return table(columns, [[row.name, *each] for row, each in zip(rows, cells, strict=True)])
+    numbers = ("predicted", "confident", "used", "repeated")
+    cells = [[row.name, *(f"{getattr(row, name):,}" for name in numbers)] for row in rows]
+    return table(["class", *numbers], cells)
 
 
 def latency_and_throughput_table(
@@ -252,9 +251,8 @@ def export_table(exported: "ExportResult") -> Table:
     score = f"{check.metric.label} {check.metric.unit}".rstrip()
     columns = ["images", "difference", "cosine", "same prediction"]
     columns += [f"{score} PyTorch", f"{score} file"]
-    scores = (
-        "-" if value is None else f"{value:.2f}" for value in (check.accuracy, check.file_accuracy)
-    )
+    both = check.accuracy, check.file_accuracy
+    scores = ("-" if value is None else f"{value:.2f}" for value in both)
     differences = f"{check.relative_difference:.1e}", f"{check.cosine:.6f}"
     same = f"{check.same_class} of {check.images}"
     return table(columns, [[str(check.images), *differences, same, *scores]])

@@ -1,6 +1,7 @@
 """Gathers the content of a report from files of models and of a benchmark."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
@@ -288,13 +289,10 @@ def grad_cam(net: nn.Module, x: Tensor, class_n: Sequence[int]) -> np.ndarray:
         if isinstance(output, Tensor) and output.dim() == 4 and output.shape[-1] > 1:
             maps[:] = [output]
 
-    hooks = [module.register_forward_hook(keep_map) for module in net.modules()]
-    try:
-        with torch.enable_grad():
-            logits_nk = net.eval()(x.clone().requires_grad_())
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.enable_grad():
+        for module in net.modules():
+            hooks.enter_context(module.register_forward_hook(keep_map))
+        logits_nk = net.eval()(x.clone().requires_grad_())
     chosen = logits_nk[torch.arange(len(x)), torch.as_tensor(class_n)].sum()
     (gradient,) = torch.autograd.grad(chosen, maps)
     cam = (maps[0] * gradient.mean((2, 3), keepdim=True)).sum(1).relu().detach()

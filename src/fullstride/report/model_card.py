@@ -108,10 +108,7 @@ def model_card(
         use(bundle, repository),
         markdown_table(("", ""), facts),
         "## Scores",
-        markdown_table(
-            ("split", "images", "score", "95 % interval"),
-            rows,
-        ),
+        markdown_table(("split", "images", "score", "95 % interval"), rows),
     ]
     if times:
         columns = ("what", "device", "computed by", "ms p50", "ms p99", "images/s", "protocol")

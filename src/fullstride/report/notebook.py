@@ -13,12 +13,7 @@ from fullstride.io.console import UNLIMITED_WIDTH, print_parts, printable
 from fullstride.latency.select import Choice, options_tie
 from fullstride.measure.protocols import Measurement
 from fullstride.nets.bundle import Bundle
-from fullstride.report.console_tables import (
-    measurement_notes,
-    protocol_table,
-    selection_table,
-    table,
-)
+from fullstride.report import console_tables
 from fullstride.report.training_progress import epoch_line
 from fullstride.tasks import TASKS, common_metric, find_task
 
@@ -93,11 +88,8 @@ def text(parts: Parts) -> str:
 def table_html(source: Table) -> str:
     head = "".join(f"<th>{escape(str(column.header))}</th>" for column in source.columns)
     rows = zip(*(column.cells for column in source.columns), strict=True)
-    body = (
-        "".join(f"<td>{escape(str(cell))}</td>" for cell in row)
-        for row in rows
-        if any(map(str, row))
-    )
+    full = (row for row in rows if any(map(str, row)))
+    body = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in full)
     lines = "".join(f"<tr>{row}</tr>" for row in (head, *body))
     return f"<table>{lines}</table>"
 
@@ -118,12 +110,13 @@ def _(shown: Mapping) -> Parts:
 
 @parts_of.register
 def _(shown: Measurement) -> Parts:
-    return [protocol_table([[shown]]), *measurement_notes([shown])]
+    return [console_tables.protocol_table([[shown]]), *console_tables.measurement_notes([shown])]
 
 
 @parts_of.register
 def _(shown: Choice) -> Parts:
-    return [f"within {shown.budget}: {shown.best.label}", selection_table(shown, options_tie)]
+    table = console_tables.selection_table(shown, options_tie)
+    return [f"within {shown.budget}: {shown.best.label}", table]
 
 
 @parts_of.register
@@ -138,4 +131,4 @@ def _(shown: Bundle) -> Parts:
         ("weights", shown.source),
         ("licence", shown.licence or "unknown"),
     ]
-    return [table([shown.name, shown.task], rows)]
+    return [console_tables.table([shown.name, shown.task], rows)]

@@ -19,16 +19,7 @@ from PIL import Image
 from fullstride.data.dataset import DataSet
 from fullstride.io.console import count_of, printable
 from fullstride.io.writing import PAGE, atomic_write
-from fullstride.report import plots
-from fullstride.report.console_tables import (
-    class_cells,
-    class_columns,
-    count,
-    ms,
-    percent,
-    score_interval,
-    three_digits,
-)
+from fullstride.report import console_tables, plots
 from fullstride.report.plots import EpochRow, Point
 from fullstride.tasks.task import Calibration, ClassScore, ConfusionMatrix, Metric
 
@@ -65,7 +56,7 @@ class Entry:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        return score_interval(self.metric, self.scores) if self.scores else None
+        return console_tables.score_interval(self.metric, self.scores) if self.scores else None
 
 
 @dataclass(frozen=True)
@@ -176,8 +167,8 @@ def worst_classes(rows: Sequence[ClassScore]) -> ClassTable:
     worst = sorted((row for row in rows if row.f1 is not None), key=lambda row: row.f1 or 0.0)
     if not worst:
         return ()
-    cells = (map(printable, class_cells(row)) for row in worst[:MAX_CLASS_ROWS])
-    return tuple(class_columns(worst)), *map(tuple, cells)
+    cells = (map(printable, console_tables.class_cells(row)) for row in worst[:MAX_CLASS_ROWS])
+    return tuple(console_tables.class_columns(worst)), *map(tuple, cells)
 
 
 @cache
@@ -190,7 +181,8 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (code, count, count_of, ms, percent, three_digits, times)
+    numbers = console_tables.count, console_tables.ms, console_tables.percent
+    filters = (code, count_of, times, console_tables.three_digits, *numbers)
     environment.filters |= {each.__name__: each for each in filters}
     return environment
 

@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import chain, cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,23 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
+from fullstride.io.console import printable
 from fullstride.latency.select import Choice, Option
 from fullstride.measure.budget import Budget
+from fullstride.measure.protocols import Measurement
+from fullstride.report import plots
 from fullstride.report.console_tables import ms as ms_text
-from fullstride.report.plots import (
-    COLOURS,
-    INK,
-    MARKERS,
-    Mark,
-    Point,
-    draw_budget,
-    draw_legend,
-    drawing,
-    label,
-    name_bars,
-    plain_ticks,
-    scale_latency,
-)
+from fullstride.report.plots import COLOURS, INK, MARKERS, Mark
 from fullstride.tasks.task import Metric
 
 LEGEND_ROW, LONG_NAME = 0.22, 32  # inches; characters, beyond which names stand in one column
@@ -61,8 +52,9 @@ def files_figure(
     shapes = list(dict.fromkeys(point.form for point in points))
     columns = 1 if max(map(len, (*networks, *shapes))) > LONG_NAME else 2
     rows = math.ceil((len(networks) + len(shapes) + 3) / columns)
-    with drawing(5.6, 3.9 + LEGEND_ROW * rows) as (figure, axes):  # legible on a phone, as a whole
-        scale_latency(axes, [budget.ms_per_image, *(point.ms for point in points)])
+    height = 3.9 + LEGEND_ROW * rows
+    with plots.drawing(5.6, height) as (figure, axes):  # legible on a phone, as a whole
+        plots.scale_latency(axes, [budget.ms_per_image, *(point.ms for point in points)])
         kind = "estimate" if any(not each.measured for each in points) else f"p{percentile:g}"
         axes.set_xlabel(f"time of a call / its images, {kind}, batch {budget.batch} (ms)")
         axes.set_ylabel(metric.axis_label(" on the validation split"), parse_math=False)
@@ -91,9 +83,9 @@ def files_figure(
             name = "ships, on the test" + (", 95 % interval" if bars else "")
             keys += axes.plot([], [], "_", color=INK, mew=2, ms=11, label=name)
         limit = budget.ms_per_image
-        keys.append(draw_budget(axes, limit, f"budget {limit:g} ms"))
+        keys.append(plots.draw_budget(axes, limit, f"budget {limit:g} ms"))
         how: Any = dict(loc="outside lower left", labelspacing=0.7, ncols=columns)
-        draw_legend(figure, handles=keys, **how)
+        plots.draw_legend(figure, handles=keys, **how)
     return figure
 
 
@@ -106,13 +98,13 @@ def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figu
     accuracies = [option.network.top1 for option in options]
     span = max(max(accuracies) - min(accuracies), 1.0)  # of the axis, without the room for names
     limit = choice.budget.ms_per_image
-    with drawing(9.2, 5.6) as (figure, axes):
+    with plots.drawing(9.2, 5.6) as (figure, axes):
         axes.set_title(title, fontsize=10, parse_math=False)
-        scale_latency(axes, [limit, *(option.ms for option in options)])
+        plots.scale_latency(axes, [limit, *(option.ms for option in options)])
         axes.set_ylim(min(accuracies) - 0.06 * span, max(accuracies) + 0.5 * span)
         axes.set_xlabel("time of a call / its images (ms)")
         axes.set_ylabel("published top-1 on ImageNet (%)")
-        draw_budget(axes, limit, f"budget {limit:g} ms")
+        plots.draw_budget(axes, limit, f"budget {limit:g} ms")
         line = [(option.ms, option.network.top1) for option in choice.front]
         axes.step(*zip(*line, strict=True), where="post", color=COLOURS[0], lw=1.5, label="front")
         named = with_room(choice.front, choice.best)
@@ -125,7 +117,7 @@ def choice_figure(options: Sequence[Option], choice: Choice, title: str) -> Figu
                 axes.plot([], [], "o", mec=INK, mfc=colour, ms=7, label=f"{by} time")
         if any(option.by == "estimated" for option in choice.front):
             axes.plot([], [], color=COLOURS[0], alpha=0.5, lw=4, label="90 % interval")
-        draw_legend(axes, loc="lower right")
+        plots.draw_legend(axes, loc="lower right")
     return figure
 
 
@@ -188,13 +180,13 @@ def budget_figure(rows: Sequence[TimedCandidate], budget: Budget) -> Figure:
     """
     if not rows:
         raise ValueError("no candidate to plot: give at least one with a time")
-    with drawing(9.2, 1.4 + ROW_HEIGHT * len(rows)) as (figure, axes):
+    with plots.drawing(9.2, 1.4 + ROW_HEIGHT * len(rows)) as (figure, axes):
         limit = budget.ms_per_image
         every_ms = [limit / 2, 2 * limit, *(ms for row in rows for ms in (row.ms, *row.other_ms))]
-        scale_latency(axes, every_ms)
+        plots.scale_latency(axes, every_ms)
         axes.set_xlabel(f"time of a call / its images, batch {budget.batch} (ms)")
         for share, width in ((0.5, 0.8), (1, 1.6), (2, 0.8)):
-            draw_budget(axes, share * limit, width=width)
+            plots.draw_budget(axes, share * limit, width=width)
         beside: Any = dict(xycoords=axes.get_yaxis_transform(), textcoords="offset points")
         beside |= dict(va="center", fontsize=8.5, parse_math=False)
         for place, row in enumerate(rows):
@@ -215,51 +207,44 @@ def budget_figure(rows: Sequence[TimedCandidate], budget: Budget) -> Figure:
         axes.plot([], [], color=INK, alpha=0.4, lw=2.5, label=bars)
         title = f"candidates by the time they need; the budget is {ms_text(limit)}"
         how: Any = dict(ncols=len(BANDS) + 1, title=title, title_fontsize=9)
-        draw_legend(figure, loc="outside upper center", **how)
+        plots.draw_legend(figure, loc="outside upper center", **how)
     return figure
 
 
-@dataclass(frozen=True, kw_only=True)
-class TimeRow:
-    """A measured network in `measured_figure`."""
-
-    network: str
-    kind: str  # protocol, work and batch
-    ms: float  # per image, the median
-    samples: Sequence[float]  # ms per image of each call or round
-
-
-def measured_figure(rows: Sequence[TimeRow]) -> Figure:
+def measured_figure(rows: Sequence[Measurement]) -> Figure:
     """Plot a row for each measurement, in order from the top: the median, and 80 % of the samples.
 
-    A colour and a marker are a protocol. Raises ValueError without rows.
+    A colour and a marker are a protocol, work and batch. Raises ValueError without rows.
     """
     if not rows:
         raise ValueError("no time to plot: measure at least one network")
-    kinds = list(dict.fromkeys(row.kind for row in rows))
-    with drawing(9.2, 1.4 + ROW_HEIGHT * len(rows)) as (figure, axes):
-        ends = [np.percentile(row.samples, (10, 90)).tolist() for row in rows]
-        scale_latency(
-            axes, [ms for row, span in zip(rows, ends, strict=True) for ms in (row.ms, *span)]
-        )
+    kinds = dict.fromkeys(map(kind_of, rows))
+    looks = dict(zip(kinds, zip(cycle(COLOURS), cycle(MARKERS), strict=True), strict=False))
+    with plots.drawing(9.2, 1.4 + ROW_HEIGHT * len(rows)) as (figure, axes):
+        every_ms = [1e3 / row.images_per_s for row in rows]
+        ends = [np.percentile(row.ms_per_image_samples, (10, 90)).tolist() for row in rows]
+        plots.scale_latency(axes, [*every_ms, *chain(*ends)])
         axes.set_xlabel("time of a call / its images (ms)")
-        for place, (row, span) in enumerate(zip(rows, ends, strict=True)):
-            number = kinds.index(row.kind)
-            look: Any = dict(
-                colour=COLOURS[number % len(COLOURS)], shape=MARKERS[number % len(MARKERS)]
-            )
-            Mark(at=(row.ms, place), across=span, **look).draw(axes)
-        axes.set_yticks(
-            range(len(rows)), [row.network for row in rows], parse_math=False, fontsize=9
-        )
+        for place, (row, ms, span) in enumerate(zip(rows, every_ms, ends, strict=True)):
+            colour, shape = looks[kind_of(row)]
+            Mark(at=(ms, place), colour=colour, shape=shape, across=span).draw(axes)
+        names = [name_of(row) for row in rows]
+        axes.set_yticks(range(len(rows)), names, parse_math=False, fontsize=9)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
-        for number, kind in enumerate(kinds):
-            shape = MARKERS[number % len(MARKERS)]
-            axes.plot([], [], shape, color=COLOURS[number % len(COLOURS)], ms=7, label=kind)
+        for kind, (colour, shape) in looks.items():
+            axes.plot([], [], shape, color=colour, ms=7, label=kind)
         axes.plot([], [], color=INK, alpha=0.4, lw=2.5, label="80 % of calls or rounds")
-        draw_legend(figure, loc="outside upper center", ncols=2)
+        plots.draw_legend(figure, loc="outside upper center", ncols=2)
     return figure
+
+
+def kind_of(row: Measurement) -> str:
+    return f"{row.protocol.name}, {row.protocol.work}, batch {row.protocol.batch}"
+
+
+def name_of(row: Measurement) -> str:
+    return printable(Path(row.name).name)
 
 
 # Error against time: one panel per length of training, with front and law.
@@ -291,12 +276,12 @@ class ScalingPanel:
 
 def scaling_figure(panels: Sequence[ScalingPanel], budget_ms: float | None = None) -> Figure:
     """Plot errors, on a logarithmic axis, against times. Filled points are on the front."""
-    with drawing(9.2, 4.4 * len(panels), len(panels), squeeze=False) as (figure, rows):
-        name_bars(figure, "95 % interval")
+    with plots.drawing(9.2, 4.4 * len(panels), len(panels), squeeze=False) as (figure, rows):
+        plots.name_bars(figure, "95 % interval")
         for (axes,), panel in zip(rows, panels, strict=True):
             axes.set_title(panel.title, fontsize=10, parse_math=False)
             times = [point.ms for point in panel.points]
-            scale_latency(axes, times)
+            plots.scale_latency(axes, times)
             scale_errors(axes, panel.points)
             for point in panel.points:
                 look: Any = dict(colour=INK, alpha=0.45, filled=False)
@@ -308,11 +293,12 @@ def scaling_figure(panels: Sequence[ScalingPanel], budget_ms: float | None = Non
                 grid = np.geomspace(min(times), 2 * max(times), 100)
                 axes.plot(grid, panel.law(grid), color=COLOURS[1], lw=1.4, zorder=1)
             if budget_ms is not None:
-                draw_budget(axes, budget_ms)
+                plots.draw_budget(axes, budget_ms)
             axes.set_xlabel("time of an image (ms)")
             axes.set_ylabel("error (%)")
             front = [point for point in panel.points if point.on_front][-MOST_LABELS:]
-            label(figure, axes, [Point(each.name, each.ms, each.error) for each in front], {})
+            named = [plots.Point(each.name, each.ms, each.error) for each in front]
+            plots.label(figure, axes, named, {})
     return figure
 
 
@@ -324,7 +310,7 @@ def scale_errors(axes: Axes, points: Sequence[ScalingPoint]) -> None:
     axes.set_yscale("log")
     axes.set_ylim(low / 1.05, high * 1.05)
     if high > 10 * low:
-        plain_ticks(axes.yaxis)
+        plots.plain_ticks(axes.yaxis)
         return
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 5, 10)))
     axes.yaxis.set_minor_locator(NullLocator())

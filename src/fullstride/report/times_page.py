@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from markupsafe import Markup
 
@@ -11,14 +10,9 @@ from fullstride.latency.select import Option, Selection, options_tie
 from fullstride.measure.protocols import Measurement
 from fullstride.report import plots
 from fullstride.report.console_lines import left_out_line, selection_lines
-from fullstride.report.console_tables import (
-    measurement_notes,
-    ms,
-    protocol_cells,
-    three_digits,
-)
+from fullstride.report.console_tables import measurement_notes, ms, protocol_cells, three_digits
 from fullstride.report.page import render_template
-from fullstride.report.scatter import TimeRow, choice_figure, measured_figure
+from fullstride.report.scatter import choice_figure, measured_figure, name_of
 
 Cell = tuple[str, str]  # a value, and what stands below it in small letters
 
@@ -60,10 +54,7 @@ def choice_page(selection: Selection) -> str:
 def option_cells(option: Option, budget_ms: float, *, is_best: bool, is_tied: bool) -> list[Cell]:
     network, time = option.network, option.estimate
     about = [f"{network.resolution} pixels", network.source, network.note]
-    about += [
-        *(["the best"] if is_best else []),
-        *(["a tie with the row above"] if is_tied else []),
-    ]
+    about += ["the best"] * is_best + ["a tie with the row above"] * is_tied
     within = "yes" if option.ms <= budget_ms else "no"
     doubt, how = "", option.by
     if option.by == "estimated":
@@ -101,7 +92,7 @@ def bench_page(rows: Sequence[Measurement], channels: int | None = None) -> str:
         title=printable(f"Times of {networks}"),
         headline=printable(headline),
         heading="The time of one image",
-        plot=Markup(plots.svg(measured_figure([*map(time_row, rows)]), headline)),
+        plot=Markup(plots.svg(measured_figure(rows), headline)),
         caption="To the left is better. A marker is the median, and its bar encloses 80 % of the "
         "calls (online, genet) or of the rounds (other protocols).",
         tables=tables,
@@ -110,19 +101,6 @@ def bench_page(rows: Sequence[Measurement], channels: int | None = None) -> str:
     )
 
 
-def name_of(row: Measurement) -> str:
-    return printable(Path(row.name).name)
-
-
 def about(row: Measurement) -> str:
     parts = [row.protocol.work, f"batch {row.protocol.batch}", printable(row.runtime)]
     return ", ".join(filter(None, parts))
-
-
-def time_row(row: Measurement) -> TimeRow:
-    return TimeRow(
-        network=name_of(row),
-        kind=f"{row.protocol.name}, {row.protocol.work}, batch {row.protocol.batch}",
-        ms=1e3 / row.images_per_s,
-        samples=row.ms_per_image_samples,
-    )

@@ -128,11 +128,9 @@ def plan_lines(run: PreparedRun) -> list[str]:
     passes = f" in {recipe.grad_accum_steps} passes" if recipe.grad_accum_steps > 1 else ""
     layout = "channels last" if recipe.channels_last else "contiguous"
     splits = (f"{len(getattr(data, name)):,} {name}" for name in ("train", "val", "test"))
-    warmup = (
-        ""
-        if recipe.schedule == "one_cycle"
-        else f" after a warmup of {recipe.warmup_epochs:.3g} epochs"
-    )
+    warmup = f" after a warmup of {recipe.warmup_epochs:.3g} epochs"
+    if recipe.schedule == "one_cycle":
+        warmup = ""
     classes = count_of(len(data.classes), "class")
     lines = [
         f"device   {environment.device}{threads}{processes}, workers: {run.workers}",

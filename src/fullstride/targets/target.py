@@ -239,9 +239,8 @@ class Target:
 
         answer = self._again(work)
         ms = self._read_answer(dict[str, tuple[Milliseconds, ...]], answer.get("ms"))
-        if ms.keys() != names.keys() or any(
-            len(each) < rounds or len(each) % rounds for each in ms.values()
-        ):
+        is_uneven = any(len(each) < rounds or len(each) % rounds for each in ms.values())
+        if ms.keys() != names.keys() or is_uneven:
             raise ConnectionError(f"{self.where} answers with times of other files or rounds")
         before, after = (
             self._read_answer(State, {name: each.get(name) for name in STATE})
@@ -418,12 +417,8 @@ def command_of(where: str) -> list[str]:
     except ValueError:
         host, port, parts = None, None, urlsplit("")
     # ssh would take a name that begins with a hyphen as an option.
-    if (
-        not host
-        or parts.query
-        or parts.password
-        or any((each or "").startswith("-") for each in (parts.username, host))
-    ):
+    is_option = any((each or "").startswith("-") for each in (parts.username, host))
+    if not host or parts.query or parts.password or is_option:
         raise ValueError(f"target {where!r}: use ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON]")
     words = [*SSH, *(["-l", parts.username] if parts.username else [])]
     words += ["-p", str(port)] if port else []
@@ -437,19 +432,19 @@ def runner_text() -> bytes:
     return b"".join(texts).replace(b"from fullstride.targets.sessions import OPEN, PACKAGES\n", b"")
 
 
+# Words of an error -> how to mend it.
+ADVICE = {
+    "Host key verification failed": "connect once by ssh, and accept its key",
+    "Permission denied": "no password is asked for: add your key to its authorized_keys",
+    "not found": "name its Python: ssh://HOST/PATH/OF/PYTHON",
+    "No such file": "name its Python: ssh://HOST/PATH/OF/PYTHON",
+    "No module named": "install it there: pip install numpy onnxruntime, or name a Python that has "
+    "it: ssh://HOST/PATH/OF/PYTHON",
+}
+
+
 def advice(line: str) -> str:
-    if "Host key verification failed" in line:
-        return " (connect once by ssh, and accept its key)"
-    if "Permission denied" in line:
-        return " (no password is asked for: add your key to its authorized_keys)"
-    if "not found" in line or "No such file" in line:
-        return " (name its Python: ssh://HOST/PATH/OF/PYTHON)"
-    if "No module named" in line:
-        return (
-            " (install it there: pip install numpy onnxruntime, or name a Python that has it: "
-            "ssh://HOST/PATH/OF/PYTHON)"
-        )
-    return ""
+    return next((f" ({what})" for words, what in ADVICE.items() if words in line), "")
 
 
 def environment_of(

@@ -72,14 +72,8 @@ def _is_exported_folder(path: Path) -> bool:
 
 def is_exported_path(word: str) -> bool:
     """Whether `word` names an exported file, even an unreadable one, rather than a network."""
-    return detect_format(Path(word)) is not None or Path(word).suffix in (
-        ".onnx",
-        ".xml",
-        ".pt2",
-        ".pte",
-        ".tflite",
-        ".mlpackage",
-    )
+    suffixes = {".xml", *(each.suffix for each in FORMATS.values() if each.suffix)}
+    return detect_format(Path(word)) is not None or Path(word).suffix in suffixes
 
 
 def open_file(

@@ -79,20 +79,22 @@ def with_checked_sizes(model: ExportedModel) -> ExportedModel:
     return model
 
 
-def unreadable_file(path: Path, error: Exception) -> ValueError:
-    """The error for a file that its runtime cannot read."""
-    return ValueError(
-        f"{path} cannot be read, it may be incomplete or come from another program: "
-        f"{last_line(error)}"
-    )
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn errors of a runtime that reads a file, of many types, into a ValueError of one line."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"{path} cannot be read, it may be incomplete or come from another program: "
+            f"{last_line(error)}"
+        ) from None
 
 
 def last_line(error: Exception) -> str:
     """The last line of a message by a runtime or compiler, which may have pages."""
-    lines = str(error).split("\n")
-    return next(
-        (line.strip()[:200] for line in reversed(lines) if line.strip()), type(error).__name__
-    )
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__
 
 
 @contextmanager

@@ -104,11 +104,9 @@ def read(folder: Path) -> tuple[dict[str, str], list[Any]]:
 def open_file(folder: Path, threads: int) -> ExportedModel:
     if reason := missing():
         raise ValueError(reason)
-    try:
+    with base.reading(folder):
         strings, operations = read(folder)
         infer = outputs(operations)
-    except Exception as error:  # of several types
-        raise base.unreadable_file(folder, error) from None
     metadata = Metadata.from_strings(strings, folder)
 
     def checked(images: np.ndarray) -> np.ndarray:

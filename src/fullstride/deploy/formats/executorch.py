@@ -13,7 +13,7 @@ import torch
 
 from fullstride.deploy.exported import ExportedModel, Metadata
 from fullstride.deploy.formats import mobile
-from fullstride.deploy.formats.base import Format, absent, has_magic, quiet, unreadable_file
+from fullstride.deploy.formats.base import Format, absent, has_magic, quiet, reading
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import count_of, without_native_lines
 from fullstride.targets import sessions
@@ -89,11 +89,9 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     if reason := missing():
         raise ValueError(reason)
     with quiet("torch"), quiet(""), without_native_lines():
-        try:
+        with reading(path):
             module = sessions.executorch_session(str(path))
             strings = json.loads(module.run_method(METADATA, [])[0].numpy().tobytes())
-        except Exception as error:  # of several types
-            raise unreadable_file(path, error) from None
         infer = sessions.executorch_outputs(module, threads)
     metadata = Metadata.from_strings(strings, path)
     runtime = f"ExecuTorch {version('executorch')}, {count_of(threads, 'thread')}"

@@ -17,7 +17,7 @@ import torch
 
 from fullstride.deploy.exported import ExportedModel, Metadata, check_graph_sizes
 from fullstride.deploy.formats import litert_converter, mobile
-from fullstride.deploy.formats.base import Format, absent, has_magic, quiet, unreadable_file
+from fullstride.deploy.formats.base import Format, absent, has_magic, quiet, reading
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import count_of, without_native_lines
 from fullstride.io.records import MAX_JSON_BYTES
@@ -89,7 +89,7 @@ def run(*words: str | Path) -> None:
 def open_file(path: Path, threads: int) -> ExportedModel:
     if reason := missing():
         raise ValueError(reason)
-    try:
+    with reading(path):
         with zipfile.ZipFile(path) as archive:
             if archive.getinfo(METADATA).file_size > MAX_JSON_BYTES:
                 raise ValueError("its metadata is too large")
@@ -97,8 +97,6 @@ def open_file(path: Path, threads: int) -> ExportedModel:
         with without_native_lines():
             graph = sessions.litert_session(str(path), threads)
         (source,), (result,) = graph.get_input_details(), graph.get_output_details()
-    except Exception as error:  # of several types
-        raise unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
     check_graph_sizes(path, metadata, [*map(int, source["shape"])], [*map(int, result["shape"])])
     runtime = f"LiteRT {version('ai-edge-litert')}, {count_of(threads, 'thread')}"

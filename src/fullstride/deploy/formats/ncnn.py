@@ -70,19 +70,14 @@ def checksums(folder: Path) -> dict[str, str]:
 def open_file(folder: Path, threads: int) -> ExportedModel:
     if reason := missing("ncnn"):
         raise ValueError(reason)
-    try:
+    with base.reading(folder):
         about = json.loads(read_regular(folder / ABOUT, MAX_JSON_BYTES))
         if about["sha256"] != checksums(folder):
             raise ValueError(f"{GRAPH} or {WEIGHTS} does not match {ABOUT}")
         strings = dict(about["metadata"])
-    except (KeyError, OSError, TypeError, ValueError) as error:
-        raise base.unreadable_file(folder, error) from None
     metadata = Metadata.from_strings(strings, folder)
-    try:
-        with without_native_lines():
-            outputs = sessions.open_ncnn(str(folder), threads, metadata.precision)
-    except ValueError as error:
-        raise base.unreadable_file(folder, error) from None
+    with base.reading(folder), without_native_lines():
+        outputs = sessions.open_ncnn(str(folder), threads, metadata.precision)
 
     def infer(images: np.ndarray) -> np.ndarray:
         if images.shape[1:] != metadata.input_shape():  # ncnn itself would accept any size

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
+from copy import deepcopy
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -132,10 +133,7 @@ def at_resolution(model: Any, resolution: int, sides: tuple[int, ...]) -> Any:
     Most graphs do not depend on the resolution. Copies of other graphs fail when they are opened or
     run, or return another shape: trace these again.
     """
-    from onnx import ModelProto
-
-    copied = ModelProto()
-    copied.CopyFrom(model)
+    copied = deepcopy(model)
     del copied.graph.value_info[:]  # the shapes of activations
     shape = copied.graph.input[0].type.tensor_type.shape
     for side in sides:
@@ -147,10 +145,8 @@ def name_layers(model: Any) -> None:
     """Name each node after its layer, "net.head.fc"; later calls get "/2", "/3", ..."""
     calls = Counter[str]()
     for node in model.graph.node:
-        path = next(
-            (name.removesuffix(".weight") for name in node.input[1:2] if name.endswith(".weight")),
-            "",
-        )
+        weights = (name for name in node.input[1:2] if name.endswith(".weight"))
+        path = next(weights, "").removesuffix(".weight")
         if path.startswith("net."):
             calls[path] += 1
             node.name = path if calls[path] == 1 else f"{path}/{calls[path]}"
@@ -170,12 +166,10 @@ def open_file(path: Path, threads: int) -> ExportedModel:
 
     check_graph(path)
     onnxruntime.set_default_logger_severity(4)  # fatal: errors are raised, not also printed
-    try:
+    with base.reading(path):
         session = sessions.onnx_session(str(path), threads)
         strings = session.get_modelmeta().custom_metadata_map
         infer = sessions.onnx_outputs(session)
-    except Exception as error:  # several types, which its documentation does not name
-        raise base.unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
     (source,), (result,) = session.get_inputs(), session.get_outputs()
     check_graph_sizes(path, metadata, source.shape, result.shape)
@@ -191,7 +185,7 @@ def check_graph(path: Path) -> None:
     """
     import onnx
 
-    try:
+    with base.reading(path):
         model = onnx.load(path, load_external_data=False)
         loops = LOOPS & {node.op_type for node in model.graph.node}
         if loops or model.functions:
@@ -203,8 +197,6 @@ def check_graph(path: Path) -> None:
                 tensor.ClearField("raw_data")
         graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
         check_sizes(graph, limit)
-    except Exception as error:  # several types
-        raise base.unreadable_file(path, error) from None
 
 
 def check_sizes(graph: Any, most_constants: int) -> None:
@@ -321,10 +313,9 @@ def means_to_pools(model: Any) -> Any:
     At batch 1 on one thread of a Zen 5, ResNet-RS-50 with squeeze-excite is 1.6 times as fast, and
     3D ResNet-RS-50 1.3 times.
     """
-    from onnx import ModelProto, numpy_helper
+    from onnx import numpy_helper
 
-    copied = ModelProto()
-    copied.CopyFrom(model)
+    copied = deepcopy(model)
     small = [each for each in model.graph.initializer if list(each.dims) in ([2], [3])]
     axes = {each.name for each in small if numpy_helper.to_array(each).tolist() in PIXEL_AXES}
     for node in copied.graph.node:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from fullstride.deploy.exported import ExportedModel, Metadata, Precision, check_graph_sizes
 from fullstride.deploy.formats import onnx
-from fullstride.deploy.formats.base import Format, missing_package, unreadable_file
+from fullstride.deploy.formats.base import Format, missing_package, reading
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import count_of
 from fullstride.io.writing import open_regular
@@ -46,23 +46,19 @@ def open_file(path: Path, threads: int) -> ExportedModel:
     ov = openvino()
     file = path if path.suffix == ".xml" else path / MODEL
     check_xml(file)
-    try:
+    with reading(path):
         model = core().read_model(file)
         keys = [each.name for each in fields(Metadata)]
         keys = [key for key in keys if model.has_rt_info([SECTION, key])]
         strings = {key: model.get_rt_info([SECTION, key]).astype(str) for key in keys}
-    except Exception as error:
-        raise unreadable_file(path, error) from None
     metadata = Metadata.from_strings(strings, path)
     source, result = (
         [0 if side.is_dynamic else side.get_length() for side in each.partial_shape]
         for each in (model.inputs[0], model.outputs[0])
     )
     check_graph_sizes(path, metadata, source, result)
-    try:
+    with reading(path):
         infer = sessions.openvino_outputs(core(), model, threads, metadata.precision)
-    except Exception as error:
-        raise unreadable_file(path, error) from None
     version = ov.__version__.split("-")[0]
     runtime = f"OpenVINO {version}, {count_of(threads, 'thread')}"
     return ExportedModel(path, metadata, infer, runtime)
@@ -73,11 +69,8 @@ def check_xml(path: Path) -> None:
 
     OpenVINO would try the readers of other programs' files, which print to standard error.
     """
-    try:
-        with open_regular(path) as file:
-            _, root = next(ElementTree.iterparse(file, ("start",)))
-    except (ElementTree.ParseError, StopIteration, ValueError, OSError) as error:
-        raise unreadable_file(path, error) from None
+    with reading(path), open_regular(path) as file:
+        _, root = next(ElementTree.iterparse(file, ("start",)))
     if root.tag != "net" or not root.get("version", "").isdigit():
         raise ValueError(f"{path} has no graph of OpenVINO: its first element is {root.tag[:40]!r}")
 

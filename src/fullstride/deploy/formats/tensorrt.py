@@ -14,7 +14,7 @@ import torch
 
 from fullstride.deploy.exported import ExportedModel, Infer
 from fullstride.deploy.formats import onnx
-from fullstride.deploy.formats.base import Format, missing_package, unreadable_file
+from fullstride.deploy.formats.base import Format, missing_package, reading
 from fullstride.deploy.job import ExportJob
 
 MODEL, ENGINE = "model.onnx", "model.engine"
@@ -63,12 +63,10 @@ def open_file(folder: Path, threads: int) -> ExportedModel:
     import tensorrt as trt  # pyright: ignore[reportMissingImports]
 
     runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
-    engine = runtime.deserialize_cuda_engine((folder / ENGINE).read_bytes())
-    if engine is None:
-        raise unreadable_file(
-            folder / ENGINE,
-            ValueError("an engine works on one kind of GPU and one version: export it again"),
-        )
+    with reading(folder / ENGINE):
+        engine = runtime.deserialize_cuda_engine((folder / ENGINE).read_bytes())
+        if engine is None:
+            raise ValueError("an engine works on one kind of GPU and one version: export it again")
     return ExportedModel(folder, model.metadata, inference(engine), f"TensorRT {trt.__version__}")
 
 

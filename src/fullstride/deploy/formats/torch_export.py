@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullstride.deploy.exported import ExportedModel, Metadata, Precision
-from fullstride.deploy.formats.base import Format, quiet, unreadable_file, with_checked_sizes
+from fullstride.deploy.formats.base import Format, quiet, reading, with_checked_sizes
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import count_of
 from fullstride.measure.protocols import cpu_threads
@@ -38,11 +38,8 @@ def write_pt2(job: ExportJob, path: Path) -> None:
 
 def open_pt2(path: Path, threads: int) -> ExportedModel:
     extra = {METADATA: ""}
-    try:
-        with quiet("torch"):  # it logs failures to the terminal
-            module = torch.export.load(path, extra_files=extra).module()
-    except Exception as error:  # many types
-        raise unreadable_file(path, error) from None
+    with reading(path), quiet("torch"):  # it logs failures to the terminal
+        module = torch.export.load(path, extra_files=extra).module()
     return exported_model(path, extra[METADATA], module, "graph", threads)
 
 
@@ -75,12 +72,9 @@ def write_aoti(job: ExportJob, path: Path) -> None:
 def open_aoti(path: Path, threads: int) -> ExportedModel:
     from torch._inductor.package.package import load_package
 
-    try:
-        with quiet("torch"):
-            any_batch, one = (load_package(str(path), name) for name in BATCHES)
+    with reading(path), quiet("torch"):
+        any_batch, one = (load_package(str(path), name) for name in BATCHES)
         strings = any_batch.get_metadata().get(METADATA, "")
-    except Exception as error:
-        raise unreadable_file(path, error) from None
 
     def module(images: Tensor) -> Tensor:
         return (one if len(images) == 1 else any_batch)(images)
