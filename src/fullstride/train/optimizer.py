@@ -66,7 +66,7 @@ class Muon(torch.optim.AdamW):
         self.nesterov = recipe.nesterov
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, closure: None = None) -> None:
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None and is_matrix(weight):
@@ -77,14 +77,15 @@ class Muon(torch.optim.AdamW):
     def step_matrix(self, weight: Tensor, group: dict[str, Any]) -> None:
         from timm.optim.muon import zeropower_via_newtonschulz as orthogonal
 
-        momentum, rate = group["momentum"], group["lr"]
+        gradient, momentum, rate = weight.grad, group["momentum"], group["lr"]
+        assert gradient is not None
         state = self.state[weight]
         if not state:
             # AdamW reads the step of each parameter
             state |= {"step": torch.zeros(()), "momentum_buffer": torch.zeros_like(weight)}
         state["step"] += 1
-        buffer = state["momentum_buffer"].lerp_(weight.grad, 1 - momentum)
-        direction = weight.grad.lerp(buffer, momentum) if self.nesterov else buffer
+        buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        direction = gradient.lerp(buffer, momentum) if self.nesterov else buffer
         matrix = direction.flatten(1)
         # many CPUs multiply bfloat16 twenty times slower than fp32
         dtype = torch.bfloat16 if weight.is_cuda else weight.dtype

@@ -47,8 +47,8 @@ MIN_STEPS = 500
 MIN_BATCH, MAX_BATCH = 2, 256  # batch norm needs two images
 MAX_CLIPS = 64  # in a batch
 
-# The batch from which on `scratch` trains by Muon, whose steps take longer, and its rate.
-MUON_BATCH, MUON_RATE = 64, 0.015
+# The images from which on `scratch` trains by Muon, whose steps take longer, and its rate.
+MUON_IMAGES, MUON_RATE = 4000, 0.015
 
 # The smallest crop of `scratch` as a share of the picture, LARGE_CROP up to SHORT_EPOCHS and
 # SMALL_CROP from LONG_EPOCHS; linear in the logarithm of the epochs in between.
@@ -99,12 +99,12 @@ def scratch(images: int, epochs: float | None = None) -> Recipe:
     """The recipe for random weights and `images` training images, with `epochs` epochs.
 
     By default 1,000 steps for 60 images, 4,100 for 1,000, 32,000 for 60,000. With fewer epochs the
-    crops are larger, because each image is seen less often. From 2,000 images on the optimizer is
+    crops are larger, because each image is seen less often. From 4,000 images on the optimizer is
     Muon, which needs fewer epochs; with fewer it is no better than SGD.
     """
     batch = batch_for(images)
     steps = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
-    by_muon = batch >= MUON_BATCH
+    by_muon = images >= MUON_IMAGES
     lr, decay = (MUON_RATE, 0.05) if by_muon else (0.2 * rate_factor(batch), 1e-3)
     # so that a weight without gradients shrinks by a factor of 7 in a long training
     weight_decay = min(decay, 4 / (lr * steps))

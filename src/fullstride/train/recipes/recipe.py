@@ -289,7 +289,8 @@ class Recipe(Augmentation, Hyperparameters):
     # how a training step is computed: plain (eager), or compiled with recomputation, which takes
     # about half of the memory on a GPU; auto: the faster one on this device
     efficiency: Literal["plain", "plain_compiled", "auto"] = "plain"
-    # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged
+    # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged.
+    # The rate of muon follows the padded shapes
     pad_channels: bool = False
     # forward and backward passes per optimizer step; 0: the fewest that fit into memory
     grad_accum_steps: Count = 1
