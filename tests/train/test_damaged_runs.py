@@ -28,6 +28,7 @@ RECIPES = {
     "adamw": replace(RECIPE, optimizer="adamw"),
     "rmsprop": replace(RECIPE, optimizer="rmsprop"),
     "lamb": replace(RECIPE, optimizer="lamb", lr=0.01),
+    "muon": replace(RECIPE, optimizer="muon", lr=0.01),
     "sgdw": replace(RECIPE, decoupled_weight_decay=True),
 }
 NUMBERS = [7, -1, math.nan, 10**12, 10**30]

@@ -433,7 +433,7 @@ def test_the_average_of_a_short_run_forgets_its_first_weights():
     assert average.net.weight.item() == pytest.approx(100.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("name", ["sgd", "rmsprop", "adamw", "lamb"])
+@pytest.mark.parametrize("name", ["sgd", "rmsprop", "adamw", "lamb", "muon"])
 def test_an_optimizer_goes_on_from_its_saved_state_bit_for_bit(name):
     recipe = replace(FINETUNE, optimizer=name)
     x = torch.randn(8, 4, dtype=torch.float64)

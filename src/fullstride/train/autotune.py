@@ -216,6 +216,6 @@ def choose_passes(
 
 def weight_copies(recipe: Recipe, context: compute.DistributedContext) -> int:
     """Number of tensors as large as the weights in a step, beyond weights and momentum."""
-    second_moment = recipe.optimizer not in ("sgd",)
+    second_moment = recipe.optimizer not in ("sgd", "muon")
     gradients = recipe.grad_accum_steps > 1  # in a single pass they replace saved tensors
     return second_moment + gradients + (recipe.ema_decay > 0) + context.is_distributed

@@ -37,6 +37,7 @@ from fullstride.nets.weights.reader import read_data
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric
 from fullstride.train.compute import SINGLE_PROCESS, DistributedContext
+from fullstride.train.optimizer import Muon, is_matrix
 from fullstride.train.recipes.choice import DEFAULTS, NamedRecipe, RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import Recipe, saved_recipe
 
@@ -49,8 +50,16 @@ OPTIMIZER_TENSORS = {
     "SGDW": ("momentum_buffer",),
     "AdamW": ("step", "exp_avg", "exp_avg_sq"),
     "Lamb": ("exp_avg", "exp_avg_sq"),
+    "Muon": ("step", "momentum_buffer"),  # of weights of layers
     "RMSpropTF": ("step", "square_avg", "momentum_buffer"),
 }
+
+
+def state_names(optimizer: torch.optim.Optimizer, parameter: Tensor) -> tuple[str, ...]:
+    """The names of the tensors that an optimizer stores for a parameter."""
+    if isinstance(optimizer, Muon) and not is_matrix(parameter):
+        return OPTIMIZER_TENSORS["AdamW"]
+    return OPTIMIZER_TENSORS[type(optimizer).__name__]
 
 
 @dataclass(frozen=True)
@@ -109,11 +118,11 @@ def load_optimizer(
     if indices != [group["params"] for group in own]:
         raise ValueError(f"{where}: param_groups: these are not the parameters of this network")
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    allowed = OPTIMIZER_TENSORS[type(optimizer).__name__]
-    required = set(allowed) - ({"momentum_buffer"} if not own[0].get("momentum") else set())
     for index, values in saved.state.items():
         if not 0 <= index < len(parameters):
             raise ValueError(f"{where}: state[{index}] is of no parameter")
+        allowed = state_names(optimizer, parameters[index])
+        required = set(allowed) - ({"momentum_buffer"} if not own[0].get("momentum") else set())
         if set(values) - set(allowed) or required - set(values):
             raise ValueError(
                 f"{where}: {', '.join(values)} of {names[index]}: this optimizer has "

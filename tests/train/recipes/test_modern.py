@@ -1,5 +1,7 @@
 """Are the parts of the modern recipes those of timm and torchvision?"""
 
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -9,13 +11,14 @@ import torch
 from safetensors.torch import load_file
 from timm.data.auto_augment import rand_augment_transform
 from timm.loss import BinaryCrossEntropy
+from timm.optim import muon
 from torch import nn
 
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.tasks.classify import Classify
 from fullstride.train import run
 from fullstride.train.batches import mix
-from fullstride.train.optimizer import build_optimizer
+from fullstride.train.optimizer import build_optimizer, parameter_groups
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.papers import average_decay_per_step
 
@@ -30,6 +33,19 @@ def small_net() -> nn.Module:
     return net
 
 
+def pairs_after_steps(
+    nets: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], steps: int = 4
+) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+    """The parameters of two networks after steps with equal images."""
+    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
+    for _ in range(steps):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            optimizer.step()
+    return zip(*(net.parameters() for net in nets), strict=True)
+
+
 @pytest.mark.parametrize("name", RSB)
 def test_lamb_updates_the_weights_as_timms_train_script_does(name):
     recipe = RECIPES[name]
@@ -40,15 +56,39 @@ def test_lamb_updates_the_weights_as_timms_train_script_does(name):
             theirs, opt="lamb", lr=recipe.lr, weight_decay=recipe.weight_decay
         ),
     )
-    x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1)).double()
-    for _ in range(4):
-        for net, optimizer in zip((ours, theirs), optimizers, strict=True):
-            optimizer.zero_grad()
-            net(x).square().sum().backward()
-            optimizer.step()
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+    for one, other in pairs_after_steps((ours, theirs), optimizers):
         torch.testing.assert_close(one, other)  # the norm is summed in another order
     assert not torch.equal(ours[0].weight, small_net().double()[0].weight)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_updates_weights_of_layers_as_timms_does(monkeypatch, nesterov):
+    recipe = replace(RECIPES["scratch"], optimizer="muon", lr=0.02, nesterov=nesterov)
+    exact = functools.partial(muon.zeropower_via_newtonschulz, dtype=torch.float64)
+    monkeypatch.setattr(muon, "zeropower_via_newtonschulz", exact)
+    nets = [nn.Sequential(*(small_net()[place] for place in (0, 2, 3))).double() for _ in range(2)]
+    for net in nets:
+        net[0].bias = net[2].bias = None
+    optimizers = (
+        build_optimizer(nets[0], recipe),
+        muon.Muon(
+            parameter_groups(nets[1], recipe), lr=0.02, momentum=recipe.momentum, nesterov=nesterov
+        ),
+    )
+    for one, other in pairs_after_steps(nets, optimizers):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_muon_updates_all_other_parameters_as_adamw_does():
+    recipe = replace(RECIPES["scratch"], optimizer="muon", lr=0.02)
+    nets = [small_net().double() for _ in range(2)]
+    groups = parameter_groups(nets[1], recipe)
+    adamw = torch.optim.AdamW(groups, lr=0.02, betas=(0.9, 0.95))
+    begin = small_net().double()
+    pairs = pairs_after_steps(nets, (build_optimizer(nets[0], recipe), adamw), steps=1)
+    for first, (one, other) in zip(begin.parameters(), pairs, strict=True):
+        assert not torch.equal(one, first)
+        assert torch.equal(one, other) == (one.ndim == 1)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ MIN_STEPS = 500
 MIN_BATCH, MAX_BATCH = 2, 256  # batch norm needs two images
 MAX_CLIPS = 64  # in a batch
 
+# The images from which on `scratch` trains by Muon, whose steps take longer, and its rate.
+MUON_IMAGES, MUON_RATE = 4000, 0.015
+
 # The smallest crop of `scratch` as a share of the picture, LARGE_CROP up to SHORT_EPOCHS and
 # SMALL_CROP from LONG_EPOCHS; linear in the logarithm of the epochs in between.
 LARGE_CROP, SMALL_CROP = 0.7, 0.25
@@ -96,20 +99,23 @@ def scratch(images: int, epochs: float | None = None) -> Recipe:
     """The recipe for random weights and `images` training images, with `epochs` epochs.
 
     By default 1,000 steps for 60 images, 4,100 for 1,000, 32,000 for 60,000. With fewer epochs the
-    crops are larger, because each image is seen less often.
+    crops are larger, because each image is seen less often. From 4,000 images on the optimizer is
+    Muon, which needs fewer epochs; with fewer it is no better than SGD.
     """
     batch = batch_for(images)
     steps = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
-    lr = 0.2 * rate_factor(batch)
+    by_muon = images >= MUON_IMAGES
+    lr, decay = (MUON_RATE, 0.05) if by_muon else (0.2 * rate_factor(batch), 1e-3)
     # so that a weight without gradients shrinks by a factor of 7 in a long training
-    weight_decay = min(1e-3, 4 / (lr * steps))
+    weight_decay = min(decay, 4 / (lr * steps))
     if epochs:
         steps = epochs * max(1, images // batch)
     recipe = following(images, batch, steps, lr=lr, weight_decay=weight_decay)
     short, long = SHORT_EPOCHS, LONG_EPOCHS
     share = math.log(max(1.0, long / recipe.epochs)) / math.log(long / short)
     least = SMALL_CROP + (LARGE_CROP - SMALL_CROP) * min(1.0, share)
-    return replace(recipe, scale=(float(f"{least:.2g}"), 1.0))
+    optimizer = "muon" if by_muon else "sgd"
+    return replace(recipe, optimizer=optimizer, scale=(float(f"{least:.2g}"), 1.0))
 
 
 def dense(images: int) -> Recipe:

@@ -169,11 +169,12 @@ class Hyperparameters:
     # the order of the classes stays. With several labels: choose a threshold for each
     calibrate: bool = True
 
-    # sgd, rmsprop in TensorFlow's form (as for EfficientNet), adamw, or lamb for large batches
-    optimizer: Literal["sgd", "rmsprop", "adamw", "lamb"] = "sgd"
-    # for sgd and rmsprop; in one_cycle it is 0.1 lower at the highest learning rate
+    # sgd, rmsprop in TensorFlow's form (as for EfficientNet), adamw, lamb for large batches, or
+    # muon: orthogonalised momentum for weights of layers, adamw for all other parameters
+    optimizer: Literal["sgd", "rmsprop", "adamw", "lamb", "muon"] = "sgd"
+    # for sgd, rmsprop and muon; in one_cycle it is 0.1 lower at the highest learning rate
     momentum: BelowOne = 0.9
-    nesterov: bool = True  # Nesterov momentum for sgd
+    nesterov: bool = True  # Nesterov momentum for sgd and muon
     weight_decay: NonNegative = 4e-5  # per step, multiplied by the learning rate
     # for sgd: decay the weights directly, not through the gradient (as in AdamW)
     decoupled_weight_decay: bool = False
@@ -288,7 +289,8 @@ class Recipe(Augmentation, Hyperparameters):
     # how a training step is computed: plain (eager), or compiled with recomputation, which takes
     # about half of the memory on a GPU; auto: the faster one on this device
     efficiency: Literal["plain", "plain_compiled", "auto"] = "plain"
-    # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged
+    # pad channels with zeros to multiples of 8, for tensor cores; the function is unchanged.
+    # The rate of muon follows the padded shapes
     pad_channels: bool = False
     # forward and backward passes per optimizer step; 0: the fewest that fit into memory
     grad_accum_steps: Count = 1
