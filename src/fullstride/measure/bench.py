@@ -15,7 +15,14 @@ from torch import nn
 
 from fullstride.measure import max_batch, protocols, workload
 from fullstride.measure.environment import Environment, find_device, has_bf16
-from fullstride.measure.protocols import Measurement, Protocol, timed_calls, timed_each, warm_up
+from fullstride.measure.protocols import (
+    THROUGHPUT,
+    Measurement,
+    Protocol,
+    timed_calls,
+    timed_each,
+    warm_up,
+)
 from fullstride.measure.workload import Layout, Precision, Step, StepOptions
 from fullstride.nets.efficiency import Efficiency, is_compiled
 
@@ -137,7 +144,7 @@ def bounded(device: torch.device, memory_gib: float | None) -> Iterator[None]:
 
 def bench(
     nets: Mapping[str, nn.Module],
-    protocol: Protocol = protocols.THROUGHPUT,
+    protocol: Protocol = THROUGHPUT,
     device: torch.device | str = "cpu",
     options: BenchOptions = DEFAULTS,
     batches: Mapping[str, int] | None = None,
