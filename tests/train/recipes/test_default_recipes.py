@@ -51,6 +51,14 @@ def test_rate_warmup_and_average_are_within_bounds_for_every_number_of_images(by
     assert recipe.bn_momentum
 
 
+def test_from_four_thousand_images_on_training_from_scratch_is_by_muon():
+    names = [scratch(images).optimizer for images in (60, 3_999, 4_000, 60_000)]
+    assert names == ["sgd", "sgd", "muon", "muon"]
+    recipe = scratch(60_000)
+    decayed = recipe.lr * recipe.weight_decay * steps(recipe, 60_000)
+    assert decayed == pytest.approx(4, rel=0.02)  # half of it, by the cosine: exp(-2) is left
+
+
 def test_the_crops_of_training_from_scratch_are_larger_in_fewer_epochs():
     least = {epochs: scratch(60_000, epochs).scale[0] for epochs in (0.5, 8, 12.5, 32, 64, 300)}
     assert list(least.values()) == sorted(least.values(), reverse=True)

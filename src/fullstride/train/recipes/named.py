@@ -47,8 +47,9 @@ MIN_STEPS = 500
 MIN_BATCH, MAX_BATCH = 2, 256  # batch norm needs two images
 MAX_CLIPS = 64  # in a batch
 
-# The images from which on `scratch` trains by Muon, whose steps take longer, and its rate.
-MUON_IMAGES, MUON_RATE = 4000, 0.015
+# The images from which on `scratch` trains by Muon, whose steps take longer; and the constant of
+# its rate, which falls with the root of the steps, but of MUON_STEPS at least.
+MUON_IMAGES, MUON_RATE, MUON_STEPS = 4000, 0.6, 400
 
 # The smallest crop of `scratch` as a share of the picture, LARGE_CROP up to SHORT_EPOCHS and
 # SMALL_CROP from LONG_EPOCHS; linear in the logarithm of the epochs in between.
@@ -103,13 +104,14 @@ def scratch(images: int, epochs: float | None = None) -> Recipe:
     Muon, which needs fewer epochs; with fewer it is no better than SGD.
     """
     batch = batch_for(images)
-    steps = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
-    by_muon = images >= MUON_IMAGES
-    lr, decay = (MUON_RATE, 0.05) if by_muon else (0.2 * rate_factor(batch), 1e-3)
-    # so that a weight without gradients shrinks by a factor of 7 in a long training
-    weight_decay = min(decay, 4 / (lr * steps))
-    if epochs:
-        steps = epochs * max(1, images // batch)
+    whole = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
+    steps = epochs * max(1, images // batch) if epochs else whole
+    if by_muon := images >= MUON_IMAGES:
+        lr, decay = MUON_RATE / math.sqrt(max(MUON_STEPS, steps)), 0.05
+    else:
+        lr, decay = 0.2 * rate_factor(batch), 1e-3
+    # so that a weight without gradients shrinks by a factor of 7 in a training of the whole length
+    weight_decay = min(decay, 4 / (lr * whole))
     recipe = following(images, batch, steps, lr=lr, weight_decay=weight_decay)
     short, long = SHORT_EPOCHS, LONG_EPOCHS
     share = math.log(max(1.0, long / recipe.epochs)) / math.log(long / short)
