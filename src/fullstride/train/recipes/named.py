@@ -48,8 +48,8 @@ MIN_BATCH, MAX_BATCH = 2, 256  # batch norm needs two images
 MAX_CLIPS = 64  # in a batch
 
 # The images from which on `scratch` trains by Muon, whose steps take longer; and the constant of
-# its rate, which falls with the root of the steps, but of MUON_STEPS at least.
-MUON_IMAGES, MUON_RATE, MUON_STEPS = 4000, 0.6, 400
+# its rate, which falls with the root of the steps between these bounds.
+MUON_IMAGES, MUON_RATE, LEAST_MUON_STEPS, MOST_MUON_STEPS = 4000, 0.6, 400, 40_000
 
 # The smallest crop of `scratch` as a share of the picture, LARGE_CROP up to SHORT_EPOCHS and
 # SMALL_CROP from LONG_EPOCHS; linear in the logarithm of the epochs in between.
@@ -107,7 +107,7 @@ def scratch(images: int, epochs: float | None = None) -> Recipe:
     whole = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
     steps = epochs * max(1, images // batch) if epochs else whole
     if by_muon := images >= MUON_IMAGES:
-        lr, decay = MUON_RATE / math.sqrt(max(MUON_STEPS, steps)), 0.05
+        lr, decay = MUON_RATE / math.sqrt(min(max(steps, LEAST_MUON_STEPS), MOST_MUON_STEPS)), 0.05
     else:
         lr, decay = 0.2 * rate_factor(batch), 1e-3
     # so that a weight without gradients shrinks by a factor of 7 in a training of the whole length
