@@ -101,7 +101,7 @@ def scratch(images: int, epochs: float | None = None) -> Recipe:
 
     By default 1,000 steps for 60 images, 4,100 for 1,000, 32,000 for 60,000. With fewer epochs the
     crops are larger, because each image is seen less often. From 4,000 images on the optimizer is
-    Muon, which needs fewer epochs; with fewer it is no better than SGD.
+    Muon, which needs fewer epochs. With fewer images it is no better than SGD.
     """
     batch = batch_for(images)
     whole = max(MIN_STEPS, 1000 * (images / 60) ** 0.5)
