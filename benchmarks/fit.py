@@ -319,6 +319,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="the folder of the data and weights")
     parser.add_argument("--epochs", type=float, help="of each training; default: by the case")
     parser.add_argument("--train-images", type=int, help="of Fashion-MNIST, at most about")
+    parser.add_argument("--names", default="", help="before elpv's names: other splits of it")
     parser.add_argument("--resolutions", type=int, nargs="*", help="default: by the case")
     parser.add_argument("--budgets", type=int, default=6, help="how many fits")
     parser.add_argument("--numbers", type=int, nargs="*", help="of the fits to run, from 1")
@@ -336,7 +337,7 @@ def main(words: Sequence[str] | None = None) -> None:
     epochs = {} if args.epochs is None else {"epochs": args.epochs}
     job = Job(
         case=replace(case, resolutions=tuple(args.resolutions or case.resolutions)),
-        data=open_case(args.case, args.data, args.work, args.train_images),
+        data=open_case(args.case, args.data, args.work, args.train_images, args.names),
         weights=weights,
         recipe=RecipeChoice("", {**case.recipe, **epochs}),
         formats=tuple(args.formats),
@@ -348,6 +349,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "case": args.case,
         "recipe": dict(job.recipe.changes),
         "train_images": len(job.data.train),
+        "names": args.names,
         "resolutions": job.case.resolutions,
         "formats": args.formats,
         "precisions": args.precisions,

@@ -53,8 +53,13 @@ SCENES = {"train": 600, "val": 200, "test": 300}  # of the example data, for the
 ELPV_SPLITS = SplitRule(val=0.25, test=0.4)
 
 
-def open_case(name: str, source: Path | None, work: Path, train_images: int | None) -> DataSet:
-    """The images of a case; of a large training set every k-th one."""
+def open_case(
+    name: str, source: Path | None, work: Path, train_images: int | None, before: str = ""
+) -> DataSet:
+    """The images of a case; of a large training set every k-th one.
+
+    Splits of elpv are taken by the names of its photographs, which begin with `before`.
+    """
     if name == "digits":
         return open_data("digits")
     case, counts = CASES[name], SCENES | ({"train": train_images} if train_images else {})
@@ -67,14 +72,14 @@ def open_case(name: str, source: Path | None, work: Path, train_images: int | No
         write_cutouts(source, work / "cutouts", counts)
         return find_task(case.task).open_data(str(work / "cutouts"))
     if name == "elpv":
-        return open_data(str(photographs(source, work / "photographs")), ELPV_SPLITS)
+        return open_data(str(photographs(source, work / "photographs", before)), ELPV_SPLITS)
     file = find_file(source, "train-images-idx3-ubyte*", "Debian's dataset-fashion-mnist")
     data = open_data(str(file.parent))
     step = max(1, len(data.train) // train_images) if train_images else 1
     return replace(data, train=data.train.subset(range(0, len(data.train), step)))
 
 
-def photographs(source: Path, folder: Path) -> Path:
+def photographs(source: Path, folder: Path, before: str) -> Path:
     """elpv's solar cells in two folders: defective with a probability of 1/2 or more."""
     ready = folder / "intact"
     if ready.is_dir():
@@ -84,7 +89,8 @@ def photographs(source: Path, folder: Path) -> Path:
     with zipfile.ZipFile(wheel) as files:
         for line in files.read("elpv_dataset/data/labels.csv").decode().splitlines():
             name, probability, *_ = line.split()
-            path = part / ("defective" if float(probability) >= 0.5 else "intact") / Path(name).name
+            label = "defective" if float(probability) >= 0.5 else "intact"
+            path = part / label / f"{before}{Path(name).name}"
             path.parent.mkdir(parents=True, exist_ok=True)
             image = Image.open(io.BytesIO(files.read(f"elpv_dataset/data/{name}")))
             image.convert("RGB").save(path, compress_level=1)  # RGB, as released weights take it
