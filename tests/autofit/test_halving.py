@@ -12,6 +12,7 @@ from math import comb
 from pathlib import Path
 
 import forks
+import numpy as np
 import pytest
 import torch
 from forks import Fork
@@ -54,7 +55,7 @@ from fullstride.autofit.plan import (
 from fullstride.autofit.settings import FitSettings
 from fullstride.io.records import from_json, to_json
 from fullstride.nets.bundle import Bundle
-from fullstride.study.scores import mcnemar
+from fullstride.study.scores import PRIOR, PairedScores, expected, mcnemar
 from fullstride.study.trials import Failure
 from fullstride.tasks.classify import Classify
 from fullstride.train import timing
@@ -103,12 +104,44 @@ def images(correct: int, wrong_from: int = 0, total: int = 1000) -> str:
 def test_a_tie_goes_to_the_faster_one_and_a_difference_does_not():
     near, far = score_of("near", images(899, 500)), score_of("far", images(850, 200))
     best = score_of("best", images(900))
-    ms = dict(near=1.0, far=0.5, best=2.0)
+    ms = dict(near=1.0, far=0.5, best=1.1)
     names, ties = rank([far, best, near], ms, TOP1)
     assert names == ["near", "best", "far"]
     assert [tie[:2] for tie in ties] == [("near", "best")]
     assert ties[0][2] == mcnemar(near.correct, best.correct) > 0.05
-    assert rank([far, best, near], dict(ms, near=3.0), TOP1) == (["best", "near", "far"], [])
+    names, ties = rank([far, best, near], dict(ms, near=1.2), TOP1)
+    assert names == ["best", "near", "far"]
+    assert [tie[:2] for tie in ties] == [("best", "near")]
+
+
+def test_few_images_count_for_less_than_time_and_many_for_more():
+    for copies, names in ((1, ["slow", "fast"]), (100, ["fast", "slow"])):
+        fast, slow = images(45, 0, 50) * copies, images(44, 20, 50) * copies
+        scores = [score_of("fast", fast), score_of("slow", slow)]
+        assert rank(scores, dict(fast=1.0, slow=2.0), TOP1)[0] == names
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 4.0])
+def test_what_is_expected_of_two_networks_is_the_mean_weighted_by_precision(ratio):
+    """Of their difference, which has a normal prior and the noise of a paired difference."""
+    one, other = images(430, 0, 500), images(420, 100, 500)
+    differences = np.array([int(a) - int(b) for a, b in zip(one, other, strict=True)])
+    noise = 100**2 * differences.var() / 500 + 2 * (50 / 500) ** 2
+    errors, doublings = 100 - 85, -np.log2(ratio)  # of the mean score; of one over the other
+    variance = (PRIOR * errors) ** 2 * (doublings**2 + 2)
+    by_time, by_images = PRIOR * errors * doublings, 100 * differences.mean()
+    mean = (by_time / variance + by_images / noise) / (1 / variance + 1 / noise)
+    scores = [PairedScores({"top1": value}, flags) for value, flags in ((86, one), (84, other))]
+    first, second = expected(scores, [1.0, ratio], TOP1)
+    assert first - second == pytest.approx(mean, rel=1e-6)
+
+
+def test_where_the_noise_is_not_known_or_no_error_is_left_the_score_is_expected():
+    for scores in (
+        [PairedScores({"top1": 100.0}, "11"), PairedScores({"top1": 100.0}, "11")],
+        [PairedScores({"top1": 80.0}), PairedScores({"top1": 70.0}, "11")],
+    ):
+        assert expected(scores, [1.0, 9.0], TOP1) == [each.scores["top1"] for each in scores]
 
 
 def test_a_small_difference_that_the_test_tells_apart_is_no_tie():

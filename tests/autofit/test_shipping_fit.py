@@ -3,6 +3,7 @@
 import errno
 import itertools
 import os
+import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.finalists import FileRecord, ShippedFile, forms, line_of
 from fullstride.autofit.halving import Outcome
 from fullstride.autofit.settings import FitSettings
-from fullstride.autofit.ship import Shipment, choose, doubts, ship
+from fullstride.autofit.ship import Shipment, better_by_validation, choose, doubts, ship
 from fullstride.deploy.predict import open_model
 from fullstride.io import writing
 from fullstride.io.records import from_json, to_json
@@ -300,6 +301,19 @@ ALL, MOST, FEWER = "1" * 1000, "0" * 2 + "1" * 998, "0" * 30 + "1" * 970
 )
 def test_the_most_accurate_file_within_the_budget_ships_and_of_ties_the_faster(files, best):
     assert choose(files, METRIC) == best
+
+
+def test_few_images_do_not_choose_a_faster_network_and_a_line_says_so():
+    """45 of 50 images are right and 44 other ones; of a hundred times as many as well."""
+    fast, slow = "0" * 5 + "1" * 45, "1" * 20 + "0" * 6 + "1" * 24
+    for copies, best in ((1, 1), (100, 0)):
+        fast_file = record("fast", "int8", 1.0, fast * copies)
+        files = [fast_file, record("slow", "int8", 2.0, slow * copies)]
+        assert choose(files, METRIC) == best
+        lines = better_by_validation(files, files[best].file, METRIC)
+        assert len(lines) == best
+        for line in lines:
+            assert re.search("fast_int8 has top-1 90.00 %.*slow_int8 top-1 88.00 %", line)
 
 
 def test_layers_that_stay_in_float_are_said_with_the_file():

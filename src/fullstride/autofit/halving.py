@@ -21,7 +21,7 @@ from fullstride.autofit.plan import (
 from fullstride.data.dataset import DataSet
 from fullstride.io.writing import bytes_of, remove
 from fullstride.measure.budget import Budget
-from fullstride.study.scores import PairedScores, paired_p, train_and_score
+from fullstride.study.scores import PairedScores, expected, paired_p, train_and_score
 from fullstride.study.trials import Failure, Trial, TrialKind, Work
 from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
@@ -123,7 +123,7 @@ RUNG = TrialKind(
 )
 
 
-# Two networks are tied if the test has p > P_TIE and the validation scores differ by at most
+# Two networks are tied if the test has p > P_TIE and the expected scores differ by at most
 # TIE_POINTS. By the test alone most pairs are tied on few images, and choosing the faster network
 # would cost 1.8 points on 250 images (docs/log.md).
 P_TIE, TIE_POINTS = 0.05, 0.25
@@ -150,11 +150,12 @@ def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> 
 
     The survivors depend only on the stored scores and the candidates' times:
 
-    1. Candidates are ranked. The next place goes to the fastest among the best remaining candidate
-       and its ties. Two candidates are tied if their scores differ by at most `TIE_POINTS` and a
-       test on the same images has p > `P_TIE`: McNemar's exact test for top1, and a bootstrap of
-       the difference for the metric of another task, see `paired_p`. By other metrics of a task
-       they are tied if their scores are equal.
+    1. Candidates are ranked by what their scores and times let expect of other images, see
+       `expected`. The next place goes to the fastest among the best remaining candidate and its
+       ties. Two candidates are tied if that differs by at most `TIE_POINTS` and a test on the same
+       images has p > `P_TIE`: McNemar's exact test for top1, and a bootstrap of the difference for
+       the metric of another task, see `paired_p`. By other metrics of a task they are ranked by
+       their scores, and tied if these are equal.
     2. The best of the ranking survive, among them the best candidate of a second family. If the
        first is within the budget in int8 only, the best candidate in float survives too while there
        is a place, and the candidate of the second family is in float if possible. If the first is
@@ -284,15 +285,21 @@ def rank(
 
     Among equally fast candidates the better score, then the name, decides.
     """
+    times = [ms[each.candidate] for each in scores]
+    expectations = expected(scores, times, metric)
+    values = {each.candidate: value for each, value in zip(scores, expectations, strict=True)}
 
     def key(each: RungScore) -> tuple[float, float, str]:
-        value, loss = metric.quality(each.scores)
-        return -value, -loss, each.candidate
+        return -values[each.candidate], each.scores.get("loss", 0.0), each.candidate
 
     left, names, ties = sorted(scores, key=key), list[str](), list[tuple[str, str, float]]()
     while left:
         best = left[0]
-        tied = {each.candidate: p for each in left if (p := tie(best, each, metric)) is not None}
+        tied = dict[str, float]()
+        for each in left:
+            difference = values[best.candidate] - values[each.candidate]
+            if (p := tie(best, each, metric, difference)) is not None:
+                tied[each.candidate] = p
         first = min(
             (each for each in left if each.candidate in tied), key=lambda x: ms[x.candidate]
         )
@@ -303,9 +310,8 @@ def rank(
     return names, ties
 
 
-def tie(best: PairedScores, other: PairedScores, metric: Metric) -> float | None:
-    """The p value of two tied scores; None if they are not tied."""
-    difference = abs(best.scores[metric.name] - other.scores[metric.name])
+def tie(best: PairedScores, other: PairedScores, metric: Metric, difference: float) -> float | None:
+    """The p value of two tied networks; None if they are not tied. `difference` is in points."""
     # McNemar's test compares numbers of correct images
     p = paired_p(best, other) if metric.name == "top1" or best.resampled else None
     if p is None:
@@ -417,7 +423,8 @@ def teach(
                 reason = f"{each.name} is not better on the validation split than {best.name}"
         if reason:
             return Teaching(teacher=teacher.name, scores=tuple(scores), reason=reason)
-    p = tie(scores[-1], before, metric)
+    value, least = (each.scores[metric.name] for each in (scores[-1], before))
+    p = tie(scores[-1], before, metric, abs(value - least))
     tied = f"{student.name} and {best.name} are tied on the validation split"
     return Teaching(
         teacher=teacher.name,

@@ -19,7 +19,7 @@ from fullstride.autofit.finalists import (
     measured,
     read_record,
 )
-from fullstride.autofit.halving import TRIALS, Outcome, tie
+from fullstride.autofit.halving import TIE_POINTS, TRIALS, Outcome, tie
 from fullstride.deploy.comparison import ImageScore, Mistake, score_model
 from fullstride.deploy.formats import FORMATS, open_file
 from fullstride.io.records import Record
@@ -27,7 +27,7 @@ from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import BUSY
 from fullstride.report.page import ClassTable, worst_classes
 from fullstride.report.training_progress import shift_lines
-from fullstride.study.scores import PairedScores
+from fullstride.study.scores import PairedScores, expected
 from fullstride.study.trials import Work
 from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric
 from fullstride.train.scoring import SplitScores
@@ -96,10 +96,10 @@ TEST_SCORES = Record(FinalScores, "the scores of the file that ships", ("path", 
 def ship(job: FitJob, outcome: Outcome, candidate_times: CandidateTimes) -> Work[Shipment]:
     """Export and score the finalists, measure all files in turn, and choose the file that ships.
 
-    It is the file with the highest validation score within the budget by the last measurement,
-    and the fastest among ties (see `choose`). Files close to the budget are measured again. If no
-    file is within the budget, the fastest ships, and a note says so. Only the file that ships is
-    scored on the test images, after the choice. The copy in the folder is called model; with
+    It is the best file within the budget by the last measurement, by its validation score and its
+    time, and the fastest among ties (see `choose`). Files close to the budget are measured again.
+    If no file is within the budget, the fastest ships, and a note says so. Only the file that ships
+    is scored on the test images, after the choice. The copy in the folder is called model; with
     several budgets, each has a copy of its best file, such as model-2ms. Forms that were too slow
     before training are not exported, but all of a network that was timed in its first form alone
     (see `times.measured`). For a device that is not here, times are estimates.
@@ -116,7 +116,7 @@ def ship(job: FitJob, outcome: Outcome, candidate_times: CandidateTimes) -> Work
         records = within(timed, budget, job.settings.maybe)
         best = choose(records, job.metric)
         file = records[best].file
-        notes += doubts(file, budget)
+        notes += doubts(file, budget) + better_by_validation(records, file, job.metric)
         name = TEST if test is None else f"test-{budget.ms_per_image:g}ms.json"
         scores = test if test and test.path == file.path else final_scores(job, file, name)
         test = test or scores
@@ -222,31 +222,41 @@ def pick(
 
 
 def choose(records: Sequence[FileRecord], metric: Metric) -> int:
-    """The index of the file that ships: the best validation score within the budget.
+    """The index of the file that ships: the best within the budget by `study.scores.expected`.
 
     Ties, by the rule of `halving.run_halving`, go to the fastest file. If no file is within the
     budget, the fastest ships.
     """
-    within = [number for number, each in enumerate(records) if each.file.within]
+    files = [each.file for each in records]
+    scores = [PairedScores(each.file.val, each.correct, each.resampled) for each in records]
 
-    def ms(number: int) -> float:
-        time = records[number].file.ms
-        return float("inf") if time is None else time
-
-    def rank(number: int) -> tuple[float, float]:
-        return metric.quality(records[number].file.val)
+    def rank(number: int) -> float:
+        return metric.rank(files[number].val[metric.name])
 
     def speed(number: int) -> tuple[float, ...]:
-        return -ms(number), *rank(number)
+        ms = files[number].ms
+        return -math.inf if ms is None else -ms, *metric.quality(files[number].val)
 
-    def scores(number: int) -> PairedScores:
-        record = records[number]
-        return PairedScores(record.file.val, record.correct, record.resampled)
-
+    within = [number for number, file in enumerate(files) if file.within]
     if not within:
         return max(range(len(records)), key=speed)
-    best = max(within, key=lambda number: (rank(number), -ms(number)))
-    tied = [each for each in within if tie(scores(best), scores(each), metric) is not None]
+    first = dict[str, int]()  # network -> its fastest file
+    for number in sorted(within, key=speed):
+        first[files[number].candidate] = number
+    times = [files[number].ms or 0.0 for number in first.values()]
+    expectations = expected([scores[number] for number in first.values()], times, metric)
+    networks = dict(zip(first, expectations, strict=True))
+
+    def value(number: int) -> float:
+        name = files[number].candidate
+        return networks[name] + rank(number) - rank(first[name])
+
+    best = max(within, key=lambda number: (value(number), *speed(number)))
+    tied = [
+        number
+        for number in within
+        if tie(scores[best], scores[number], metric, value(best) - value(number)) is not None
+    ]
     return max({best, *tied}, key=speed)
 
 
@@ -271,6 +281,22 @@ def doubts(file: ShippedFile, budget: Budget) -> list[str]:
                 "busy: measure the file again by `fullstride bench`"
             )
     return notes
+
+
+def better_by_validation(
+    records: Sequence[FileRecord], ships: ShippedFile, metric: Metric
+) -> list[str]:
+    """A line on the file with the best validation score, if `ships` has a clearly lower one."""
+    own, name = metric.rank(ships.val[metric.name]), metric.name
+    inside = [each.file for each in records if each.file.within]
+    best = max(inside or [ships], key=lambda file: metric.rank(file.val[name]))
+    if metric.rank(best.val[name]) <= own + TIE_POINTS:
+        return []
+    return [
+        f"{best.path} has {metric.text(best.val[name])} on the validation images, {ships.path} "
+        f"{metric.text(ships.val[name])}; so few images can be wrong by as much, and the second is "
+        "expected to be as good by its time"
+    ]
 
 
 def final_scores(job: FitJob, file: ShippedFile, name: str) -> FinalScores:
