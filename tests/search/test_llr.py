@@ -319,6 +319,14 @@ def test_what_cannot_be_searched_is_one_line(data, tmp_path, changes, recipe, hi
     assert not (tmp_path / "s" / "trials").exists()
 
 
+def test_the_help_of_the_seed_is_its_own_and_a_negative_one_is_refused(capsys):
+    assert cli.run(["study", "search", "--help-all"]) == 0
+    page = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert page.partition("--seed INT ")[2].startswith("Seed of the samples")
+    with pytest.raises(ValueError, match="seed -1: use"):
+        replace(SETTINGS, seed=-1)
+
+
 def test_a_choice_that_no_field_has_is_refused_with_those_it_has():
     with pytest.raises(ValueError, match="--preset 'mine': use ours or paper"):
         replace(SETTINGS, preset="mine")

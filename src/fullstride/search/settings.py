@@ -112,7 +112,8 @@ class SearchSettings(BudgetSettings):
     finalists: PositiveInt = 10
     # Networks that are measured here before the search, to fit a profile.
     measured: Annotated[int, Bounds(ge=6)] = 16
-    seed: int = 0
+    # Seed of the samples of structures and of the trainings.
+    seed: Count = 0
 
     @property
     def method(self) -> Method:
