@@ -137,6 +137,14 @@ def test_another_length_than_the_targets_is_warned_of():
     assert any("350" in each for each in only.warnings)
 
 
+@pytest.mark.parametrize("number", [0, -1, math.nan, math.inf])
+def test_a_budget_or_a_length_that_is_not_above_0_is_refused(number):
+    with pytest.raises(ValueError, match="ms an image: give a time above 0"):
+        analyse(planted(), budget_ms=number)
+    with pytest.raises(ValueError, match="epochs of the target: give a number above 0"):
+        analyse(planted(), target_epochs=number)
+
+
 def test_error_bars_are_those_of_seeds_and_images():
     trainings = planted(seeds=3, noise=0.4)
     points = points_of(trainings)

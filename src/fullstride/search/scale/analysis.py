@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fullstride.measure.budget import best, pareto_front, within
+from fullstride.measure.budget import Budget, best, pareto_front, within
 from fullstride.search.scale.finished import (
     FinishedPoint,
     Size,
@@ -414,8 +414,12 @@ def analyse(
         candidates: Networks that may be trained next; None: `neighbours` of the trained ones.
         by_time: Compare only times, as the networks are not one network scaled.
 
-    Raises ValueError if there is no training.
+    Raises ValueError if there is no training, or for a time or a length that is not above 0.
     """
+    if budget_ms is not None:
+        Budget(ms_per_image=budget_ms)
+    if target_epochs is not None and not 0 < target_epochs < math.inf:
+        raise ValueError(f"{target_epochs:g} epochs of the target: give a number above 0")
     points = points_of(trainings)
     if not points:
         raise ValueError("no finished training to analyse: train some points first")
