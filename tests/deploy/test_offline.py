@@ -18,7 +18,7 @@ from stores import refused, settings_of, store_of, tiny
 
 from fullstride import cli
 from fullstride.data.dataset import open_data
-from fullstride.data.prediction_store import METADATA, read_key, read_table
+from fullstride.data.prediction_store import METADATA, check_store, read_key, read_table
 from fullstride.data.unlabelled import open_unlabelled
 from fullstride.deploy.comparison import readable
 from fullstride.deploy.offline import (
@@ -274,6 +274,16 @@ def test_a_file_of_others_is_not_replaced(model, photos, tmp_path):
     with pytest.raises(ValueError, match="mine.parquet"):
         write(model, photos, out)
     assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.JSON"])
+def test_a_name_of_another_kind_of_file_does_not_become_a_folder(name, tmp_path):
+    with pytest.raises(ValueError, match=f"{name} would be a folder .* ends in .parquet"):
+        check_store(tmp_path / name)
+    check_store(tmp_path / "rows.v2")
+    check_store(tmp_path / "rows.parquet")
+    (tmp_path / name).mkdir()
+    check_store(tmp_path / name)
 
 
 def test_an_exported_file_writes_the_rows_of_its_bundle(model, photos, tmp_path):

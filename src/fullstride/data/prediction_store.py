@@ -80,6 +80,8 @@ def is_store_file(path: Path) -> bool:
     return True
 
 
+# Endings of files that are not written, which are no names of folders either.
+OTHER_FILES = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")
 FILE_OUTPUT = Output("predictions of fullstride", ".parquet", is_store_file)
 
 
@@ -93,6 +95,11 @@ def check_store(out: Path) -> None:
     if is_file(out):
         check_output(out, FILE_OUTPUT)
         return
+    if out.suffix.lower() in OTHER_FILES and not out.exists():
+        raise ValueError(
+            f"{out} would be a folder of parquet files: give a name that ends in .parquet, or the "
+            "name of a folder"
+        )
     check_output(out / KEY, KEY_RECORD.output)
     if out.is_dir() and not (out / KEY).exists():
         files = sorted(each.name for each in out.iterdir())
