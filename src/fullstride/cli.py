@@ -103,6 +103,11 @@ def run_in(output: console.Output, words: Sequence[str]) -> int:
 
 def failure(error: Exception) -> tuple[object, int]:
     """The message for an error, and the exit code."""
+    if str(error).startswith("Expected more than 1 value per channel"):  # of PyTorch
+        return (
+            "a step of one image leaves one value of each channel, which batch normalisation "
+            "cannot train on: use a larger batch or resolution, or more images"
+        ), 2
     user_errors = ValueError, FileNotFoundError, PermissionError, OutOfMemoryError
     if isinstance(error, (*user_errors, IsADirectoryError, NotADirectoryError)):
         return error, 2

@@ -484,6 +484,15 @@ def test_a_batch_that_does_not_fit_is_one_line(error, photos, tmp_path, capsys, 
     assert line == "fullstride: out of memory: use a smaller batch or resolution"
 
 
+def test_a_step_of_one_image_which_has_one_value_a_channel_says_what_to_change(
+    photos, tmp_path, capsys
+):
+    words = ["--model", "genet_tiny", "--resolution", "32", "--batch-size", "1"]
+    line = refused(capsys, "train", photos, *words, "--out", tmp_path / "run")
+    assert line.startswith("fullstride: a step of one image leaves one value of each channel")
+    assert line.endswith("use a larger batch or resolution, or more images")
+
+
 @pytest.mark.parametrize(
     ("raised", "line"),
     [
