@@ -367,6 +367,7 @@ def test_a_scratch_folder_is_gone_at_the_end_and_after_a_kill_at_the_next_start(
     [
         (OSError(errno.ENOSPC, "No space left on device"), errno.ENOSPC),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), errno.EDQUOT),
+        (OSError(errno.ENOSPC, "Error writing bytes. Detail: [errno 28] No space"), errno.ENOSPC),
         (RuntimeError("I/O error: No space left on device (os error 28)"), 28),
     ],
 )
@@ -377,6 +378,7 @@ def test_a_disk_that_is_full_is_an_error_of_the_path_whatever_a_library_raises(
     with pytest.raises(OSError, match=str(path)) as caught, atomic_write(path, ANY):
         raise error
     assert (caught.value.errno, caught.value.filename) == (code, str(path))
+    assert caught.value.strerror == os.strerror(code)
 
     def fail_in_library():
         with atomic_write(path, ANY):

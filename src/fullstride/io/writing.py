@@ -518,7 +518,7 @@ def _disk_error(error: BaseException, path: Path) -> OSError | None:
         named = [str(name) for name in (error.filename, error.filename2) if name is not None]
         ours = any(name.startswith(hidden) for name in named)
         if error.errno and (ours or (error.errno in DISK_FULL and not named)):
-            return OSError(error.errno, error.strerror, str(path))
+            return OSError(error.errno, os.strerror(error.errno), str(path))
         return None
     if not isinstance(error, Exception):
         return None
