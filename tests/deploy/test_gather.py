@@ -185,6 +185,14 @@ def test_models_of_other_images_or_classes_are_refused_in_one_line(folder):
         gather(["a"], folder / "b.json")
 
 
+def test_a_run_of_a_study_which_left_the_test_alone_is_scored_for_the_page(folder):
+    bundle = finished_run(folder / "a", 32, 90.0)
+    replace(bundle, scores={"val": bundle.scores["test"]}).save(folder / "a" / BUNDLE)
+    (entry,) = gather(["a"]).entries
+    right = predictions(bundle) == np.array(DATA.test.targets)
+    assert entry.scores["top1"] == pytest.approx(100 * right.mean())
+
+
 def test_a_page_says_which_times_were_measured_on_a_busy_machine(folder):
     finished_run(folder / "a", 32, 90.0)
     noisy = tuple(float(1 + number % 2) for number in range(20) for _ in range(3))

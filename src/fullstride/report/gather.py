@@ -133,7 +133,7 @@ def entry(word: str, model: Model, times: Times, metric: Metric, images: DataSet
                 f"{measurement.protocol.resolution}: measure it without --resolution"
             )
     split = images.score_split
-    if isinstance(model, Bundle) and is_run(word) and model.scores:
+    if isinstance(model, Bundle) and is_run(word) and split in model.scores:
         scores = final_scores(Path(word), split, metric)
     else:
         scores = scored(word, model, getattr(images, split))
