@@ -89,10 +89,11 @@ def within(files: Sequence[ReferenceFile], ms: float) -> list[ReferenceFile]:
     return [each for each in files if each.ms <= ms]
 
 
-def chosen(files: Sequence[ReferenceFile], metric: Metric, *, ties: bool = True) -> ReferenceFile:
-    """The file with the best validation score; with `ties` as `ship` decides between those that are
-    tied."""
-    if ties:
+def chosen(
+    files: Sequence[ReferenceFile], metric: Metric, *, by_score: bool = False
+) -> ReferenceFile:
+    """The file that `ship` would choose, or the one with the best validation score."""
+    if not by_score:
         records = [
             FileRecord(
                 file=replace(each.file, within=True),
@@ -111,13 +112,13 @@ class Losses:
     """Where the difference of a fit to the best file within its budget comes from, in points.
 
     Each is the difference of test scores between one choice and the next: the best file by its
-    test score, the best by its validation, the one that ties give, and the one that the fit
-    shipped.
+    test score, the best by its validation, the one that `ship` would choose, and the one that the
+    fit shipped.
     """
 
     best: ReferenceFile  # within the budget, by its test score
     val: float  # all are trained to the end, but chosen by the validation split
-    ties: float  # and ties go to the faster file
+    rule: float  # and times count too, see `ship.choose`
     rest: float  # halving, and the fit's own measurements of time
 
     @property
@@ -129,7 +130,7 @@ class Losses:
     def beyond_val(self) -> float:
         """Against what training every candidate to the end finds: the best file by its
         validation."""
-        return self.ties + self.rest
+        return self.rule + self.rest
 
 
 def losses(files: Sequence[ReferenceFile], ms: float, test: float, metric: Metric) -> Losses | None:
@@ -141,13 +142,13 @@ def losses(files: Sequence[ReferenceFile], ms: float, test: float, metric: Metri
     if not inside:
         return None
     best = max(inside, key=lambda each: metric.rank(each.test))
-    by_val = metric.rank(chosen(inside, metric, ties=False).test)
-    by_ties = metric.rank(chosen(inside, metric).test)
+    by_val = metric.rank(chosen(inside, metric, by_score=True).test)
+    by_rule = metric.rank(chosen(inside, metric).test)
     return Losses(
         best=best,
         val=metric.rank(best.test) - by_val,
-        ties=by_val - by_ties,
-        rest=by_ties - metric.rank(test),
+        rule=by_val - by_rule,
+        rest=by_rule - metric.rank(test),
     )
 
 
@@ -203,7 +204,7 @@ def cost(row: FitRow, reference: Reference) -> tuple[float, float]:
 
 
 HEAD = ("budget ms", "ships", "ms", "again", "in budget", "test", "best", "regret", "error")
-HEAD += ("val", "ties", "rest", "cost", "by epochs", "random", "largest", "default")
+HEAD += ("val", "rule", "rest", "cost", "by epochs", "random", "largest", "default")
 
 
 def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default: str) -> str:
@@ -222,8 +223,8 @@ def table(reference: Reference, rows: Sequence[FitRow], metric: Metric, default:
                 f"the end ({reference.epochs} epochs) and exported, the best file within the "
                 "budget by its test score. Regret is the difference, with its standard error (a "
                 "dash: not stored) and as the sum of three: choosing "
-                f"by validation ({reference.val_images:,} images), giving ties to the faster "
-                "file, and the rest, which is halving and the fit's own measurements of time. "
+                f"by validation ({reference.val_images:,} images), the rule by which times count "
+                "too, and the rest, which is halving and the fit's own measurements of time. "
                 "Again is the shortest of the times in fresh processes. Cost is the fit's plan and "
                 "training as a share of training every candidate to the end, in measured seconds, "
                 "and by epochs with the seconds of the reference. The baselines train one "
@@ -253,7 +254,7 @@ def table_row(reference: Reference, row: FitRow, metric: Metric, default: str) -
         error = standard_error(row.tested, lost.best.tested)
         points = [f"{lost.best.test:.2f}", f"{lost.regret:+.2f}"]
         points += ["-" if math.isnan(error) else f"{error:.2f}"]
-        points += [f"{each:+.2f}" for each in (lost.val, lost.ties, lost.rest)]
+        points += [f"{each:+.2f}" for each in (lost.val, lost.rule, lost.rest)]
     return (
         f"{row.budget_ms:g}",
         f"{row.candidate} {row.format} {row.precision}",

@@ -119,7 +119,6 @@ RESULTS = FitResults(
     outcome=Outcome(
         scores=(rung(SMALL, 1, 81.25), rung(LARGE, 1, 80.75), rung(LARGE, 3, 93.0)),
         finalists=(LARGE.name,),
-        ties=(),
     ),
     shipment=Shipment(
         files=FILES,

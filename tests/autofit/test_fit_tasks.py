@@ -19,7 +19,7 @@ from fullstride import cli
 from fullstride.autofit.budget import FitJob
 from fullstride.autofit.candidates import Pictures, list_candidates
 from fullstride.autofit.fit import FIT, fit
-from fullstride.autofit.halving import RungScore, rank
+from fullstride.autofit.halving import RungScore, rank, tie
 from fullstride.autofit.plan import TrainingTime
 from fullstride.autofit.settings import FitSettings
 from fullstride.data.dataset import open_data
@@ -193,9 +193,10 @@ def test_networks_are_compared_by_the_same_resamples():
     assert paired_p(best, worse) == paired_p(worse, best) == 0
     assert paired_p(PairedScores({}), PairedScores({})) is None
     ms = {"better": 3.0, "same": 2.0, "worse": 1.0}
-    names, ties = rank([best, same, worse], ms, find_task("detect").metric)
-    assert names == ["same", "better", "worse"]
-    assert [tie[:2] for tie in ties] == [("same", "better")]
+    metric = find_task("detect").metric
+    assert rank([best, same, worse], ms, metric) == ["better", "same", "worse"]
+    assert tie(best, same, metric) == 1
+    assert tie(best, worse, metric) is None
 
 
 def test_the_data_say_what_they_are_for_and_an_unclear_case_is_one_line(examples, tmp_path, capsys):

@@ -33,6 +33,7 @@ from fullstride.autofit.halving import (
     run_halving,
     survivors,
     teach,
+    tie,
     with_student,
 )
 from fullstride.autofit.plan import (
@@ -101,24 +102,30 @@ def images(correct: int, wrong_from: int = 0, total: int = 1000) -> str:
     return "".join("0" if index in wrong else "1" for index in range(total))
 
 
-def test_a_tie_goes_to_the_faster_one_and_a_difference_does_not():
+def test_a_difference_decides_and_of_equal_scores_the_faster_one_is_first():
     near, far = score_of("near", images(899, 500)), score_of("far", images(850, 200))
     best = score_of("best", images(900))
-    ms = dict(near=1.0, far=0.5, best=1.1)
-    names, ties = rank([far, best, near], ms, TOP1)
-    assert names == ["near", "best", "far"]
-    assert [tie[:2] for tie in ties] == [("near", "best")]
-    assert ties[0][2] == mcnemar(near.correct, best.correct) > 0.05
-    names, ties = rank([far, best, near], dict(ms, near=1.2), TOP1)
-    assert names == ["best", "near", "far"]
-    assert [tie[:2] for tie in ties] == [("best", "near")]
+    assert rank([far, near, best], dict.fromkeys(("near", "far", "best"), 1.0), TOP1) == [
+        "best",
+        "near",
+        "far",
+    ]
+    equal = [score_of(name, "1" * 50) for name in ("slow", "fast")]
+    assert rank(equal, dict(slow=2.0, fast=1.0), TOP1) == ["fast", "slow"]
+
+
+def test_files_are_tied_by_the_test_on_the_same_images_and_the_difference():
+    near, far = score_of("near", images(899, 500)), score_of("far", images(850, 200))
+    best = score_of("best", images(900))
+    assert tie(best, near, TOP1) == mcnemar(near.correct, best.correct) > 0.05
+    assert tie(best, far, TOP1) is None
 
 
 def test_few_images_count_for_less_than_time_and_many_for_more():
     for copies, names in ((1, ["slow", "fast"]), (100, ["fast", "slow"])):
         fast, slow = images(45, 0, 50) * copies, images(44, 20, 50) * copies
         scores = [score_of("fast", fast), score_of("slow", slow)]
-        assert rank(scores, dict(fast=1.0, slow=2.0), TOP1)[0] == names
+        assert rank(scores, dict(fast=1.0, slow=2.0), TOP1) == names
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 4.0])
@@ -151,23 +158,26 @@ def test_a_small_difference_that_the_test_tells_apart_is_no_tie():
     scores = [score_of("best", best), score_of("other", other)]
     assert scores[0].scores["top1"] - scores[1].scores["top1"] < TIE_POINTS
     assert mcnemar(best, other) < 0.05
-    assert rank(scores, dict(best=2.0, other=1.0), TOP1)[0] == ["best", "other"]
+    assert tie(*scores, TOP1) is None
 
 
 def test_a_few_images_are_no_reason_to_take_a_network_that_is_much_worse():
     scores = [score_of("best", images(45, 0, 50)), score_of("fast", images(42, 20, 50))]
     assert mcnemar(scores[0].correct, scores[1].correct) > 0.05
-    assert rank(scores, dict(best=2.0, fast=1.0), TOP1)[0] == ["best", "fast"]
+    assert tie(*scores, TOP1) is None
+    assert rank(scores, dict(best=2.0, fast=1.0), TOP1) == ["best", "fast"]
 
 
-def test_other_metrics_are_tied_only_where_they_are_equal():
+def test_by_other_metrics_the_score_alone_decides():
     metric = Classify().find_metric("balanced_accuracy")
     same = images(900)
     scores = [
         score_of(name, same, balanced_accuracy=value)
-        for name, value in dict(a=50.0, b=75.0).items()
+        for name, value in dict(a=50.0, b=75.0, c=75.0).items()
     ]
-    assert rank(scores, dict(a=1.0, b=2.0), metric)[0] == ["b", "a"]
+    assert rank(scores, dict(a=9.0, b=2.0, c=1.0), metric) == ["c", "b", "a"]
+    assert tie(scores[0], scores[1], metric) is None
+    assert tie(scores[1], scores[2], metric) == 1
 
 
 def test_a_ranking_does_not_depend_on_the_order_of_the_candidates():

@@ -42,7 +42,7 @@ def time_of(name: str, precision="fp32", ms: float = 0.1, **more) -> CandidateTi
 
 
 TIMES = tuple(time_of(name, precision) for name in NAMES for precision in ("fp32", "int8"))
-OUTCOME = Outcome(scores=(), finalists=NAMES, ties=())
+OUTCOME = Outcome(scores=(), finalists=NAMES)
 
 
 def shipping(folder, data, budget_ms=LOOSE, times=TIMES, **settings):

@@ -123,9 +123,11 @@ RUNG = TrialKind(
 )
 
 
-# Two networks are tied if the test has p > P_TIE and the expected scores differ by at most
-# TIE_POINTS. By the test alone most pairs are tied on few images, and choosing the faster network
-# would cost 1.8 points on 250 images (docs/log.md).
+# Two scores on the same images are tied if they differ by at most TIE_POINTS and a test has
+# p > P_TIE: McNemar's exact test for top1, and a bootstrap of the difference for the metric of
+# another task, see `paired_p`. Other scores are tied if they are equal. By the test alone most
+# pairs are tied on few images, and choosing the faster one would cost 1.8 points on 250 images
+# (docs/log.md).
 P_TIE, TIE_POINTS = 0.05, 0.25
 
 
@@ -135,7 +137,6 @@ class Outcome:
 
     scores: tuple[RungScore, ...]
     finalists: tuple[str, ...]
-    ties: tuple[tuple[str, str, float], ...]  # decided by time: faster, slower, p value
     failures: Mapping[str, str] = field(default_factory=dict)  # name -> reason in one line
 
 
@@ -151,11 +152,7 @@ def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> 
     The survivors depend only on the stored scores and the candidates' times:
 
     1. Candidates are ranked by what their scores and times let expect of other images, see
-       `expected`. The next place goes to the fastest among the best remaining candidate and its
-       ties. Two candidates are tied if that differs by at most `TIE_POINTS` and a test on the same
-       images has p > `P_TIE`: McNemar's exact test for top1, and a bootstrap of the difference for
-       the metric of another task, see `paired_p`. By other metrics of a task they are ranked by
-       their scores, and tied if these are equal.
+       `expected`, and the faster of equal ones comes first.
     2. The best of the ranking survive, among them the best candidate of a second family. If the
        first is within the budget in int8 only, the best candidate in float survives too while there
        is a place, and the candidate of the second family is in float if possible. If the first is
@@ -173,7 +170,6 @@ def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> 
     Raises ValueError if all candidates of a rung fail.
     """
     names, scores, failures = plan.candidates, list[RungScore](), dict[str, str]()
-    ties = list[tuple[str, str, float]]()
     metric = job.metric
     for rung in plan.rungs:
         before, (names, left_s) = names, in_time(job, plan, rung.number - 1, names, scores)
@@ -187,8 +183,7 @@ def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> 
         )
         failures |= failed
         scores += here
-        ranked, by_time = rank(here, candidate_times.ms, metric)
-        ties += by_time
+        ranked = rank(here, candidate_times.ms, metric)
         names = survivors_of_budgets(ranked, rung.keep, candidate_times, job.budgets)
         yield f"rung {rung.number}: {', '.join(names)}"
     finalists, _ = in_time(job, plan, len(plan.rungs), names, scores)
@@ -197,7 +192,6 @@ def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> 
     return Outcome(
         scores=tuple(scores),
         finalists=finalists,
-        ties=tuple(dict.fromkeys(ties)),
         failures=failures,
     )
 
@@ -278,40 +272,20 @@ def run_rung(
     return [result for result in results if isinstance(result, RungScore)], failed
 
 
-def rank(
-    scores: Sequence[RungScore], ms: Mapping[str, float], metric: Metric
-) -> tuple[list[str], list[tuple[str, str, float]]]:
-    """The names, the best first, and the ties that were decided by time, see `run_halving`.
+def rank(scores: Sequence[RungScore], ms: Mapping[str, float], metric: Metric) -> list[str]:
+    """The names, the best first, see `run_halving`."""
+    values = expected(scores, [ms[each.candidate] for each in scores], metric)
 
-    Among equally fast candidates the better score, then the name, decides.
-    """
-    times = [ms[each.candidate] for each in scores]
-    expectations = expected(scores, times, metric)
-    values = {each.candidate: value for each, value in zip(scores, expectations, strict=True)}
+    def key(one: tuple[float, RungScore]) -> tuple[float, float, float, str]:
+        value, score = one
+        return -value, ms[score.candidate], score.scores.get("loss", 0.0), score.candidate
 
-    def key(each: RungScore) -> tuple[float, float, str]:
-        return -values[each.candidate], each.scores.get("loss", 0.0), each.candidate
-
-    left, names, ties = sorted(scores, key=key), list[str](), list[tuple[str, str, float]]()
-    while left:
-        best = left[0]
-        tied = dict[str, float]()
-        for each in left:
-            difference = values[best.candidate] - values[each.candidate]
-            if (p := tie(best, each, metric, difference)) is not None:
-                tied[each.candidate] = p
-        first = min(
-            (each for each in left if each.candidate in tied), key=lambda x: ms[x.candidate]
-        )
-        if first is not best:
-            ties.append((first.candidate, best.candidate, tied[first.candidate]))
-        names.append(first.candidate)
-        left.remove(first)
-    return names, ties
+    return [score.candidate for _, score in sorted(zip(values, scores, strict=True), key=key)]
 
 
-def tie(best: PairedScores, other: PairedScores, metric: Metric, difference: float) -> float | None:
-    """The p value of two tied networks; None if they are not tied. `difference` is in points."""
+def tie(best: PairedScores, other: PairedScores, metric: Metric) -> float | None:
+    """The p value of two tied scores; None if they are not tied."""
+    difference = abs(best.scores[metric.name] - other.scores[metric.name])
     # McNemar's test compares numbers of correct images
     p = paired_p(best, other) if metric.name == "top1" or best.resampled else None
     if p is None:
@@ -423,8 +397,7 @@ def teach(
                 reason = f"{each.name} is not better on the validation split than {best.name}"
         if reason:
             return Teaching(teacher=teacher.name, scores=tuple(scores), reason=reason)
-    value, least = (each.scores[metric.name] for each in (scores[-1], before))
-    p = tie(scores[-1], before, metric, abs(value - least))
+    p = tie(scores[-1], before, metric)
     tied = f"{student.name} and {best.name} are tied on the validation split"
     return Teaching(
         teacher=teacher.name,

@@ -222,42 +222,35 @@ def pick(
 
 
 def choose(records: Sequence[FileRecord], metric: Metric) -> int:
-    """The index of the file that ships: the best within the budget by `study.scores.expected`.
+    """The index of the file that ships, within the budget.
 
-    Ties, by the rule of `halving.run_halving`, go to the fastest file. If no file is within the
-    budget, the fastest ships.
+    Each network takes part with its best file by the validation score, or the fastest tied one, see
+    `halving.tie`. The file ships from which most is expected, see `study.scores.expected`. If no
+    file is within the budget, the fastest ships.
     """
     files = [each.file for each in records]
     scores = [PairedScores(each.file.val, each.correct, each.resampled) for each in records]
+    times = [math.inf if file.ms is None else file.ms for file in files]
 
-    def rank(number: int) -> float:
-        return metric.rank(files[number].val[metric.name])
+    def quality(number: int) -> tuple[float, ...]:
+        return *metric.quality(files[number].val), -times[number]
 
     def speed(number: int) -> tuple[float, ...]:
-        ms = files[number].ms
-        return -math.inf if ms is None else -ms, *metric.quality(files[number].val)
+        return -times[number], *quality(number)
 
-    within = [number for number, file in enumerate(files) if file.within]
-    if not within:
-        return max(range(len(records)), key=speed)
-    first = dict[str, int]()  # network -> its fastest file
-    for number in sorted(within, key=speed):
-        first[files[number].candidate] = number
-    times = [files[number].ms or 0.0 for number in first.values()]
-    expectations = expected([scores[number] for number in first.values()], times, metric)
-    networks = dict(zip(first, expectations, strict=True))
-
-    def value(number: int) -> float:
-        name = files[number].candidate
-        return networks[name] + rank(number) - rank(first[name])
-
-    best = max(within, key=lambda number: (value(number), *speed(number)))
-    tied = [
-        number
-        for number in within
-        if tie(scores[best], scores[number], metric, value(best) - value(number)) is not None
-    ]
-    return max({best, *tied}, key=speed)
+    networks = dict[str, list[int]]()
+    for number, file in enumerate(files):
+        if file.within:
+            networks.setdefault(file.candidate, []).append(number)
+    if not networks:
+        return max(range(len(files)), key=speed)
+    own = list[int]()
+    for numbers in networks.values():
+        best = scores[max(numbers, key=quality)]
+        tied = [each for each in numbers if tie(best, scores[each], metric) is not None]
+        own.append(max(tied, key=speed))
+    values = expected([scores[each] for each in own], [times[each] for each in own], metric)
+    return max(zip(values, own, strict=True), key=lambda one: (one[0], *speed(one[1])))[1]
 
 
 def doubts(file: ShippedFile, budget: Budget) -> list[str]:
@@ -287,10 +280,10 @@ def better_by_validation(
     records: Sequence[FileRecord], ships: ShippedFile, metric: Metric
 ) -> list[str]:
     """A line on the file with the best validation score, if `ships` has a clearly lower one."""
-    own, name = metric.rank(ships.val[metric.name]), metric.name
+    name = metric.name
     inside = [each.file for each in records if each.file.within]
-    best = max(inside or [ships], key=lambda file: metric.rank(file.val[name]))
-    if metric.rank(best.val[name]) <= own + TIE_POINTS:
+    best = max([ships, *inside], key=lambda file: metric.rank(file.val[name]))
+    if metric.rank(best.val[name]) <= metric.rank(ships.val[name]) + TIE_POINTS:
         return []
     return [
         f"{best.path} has {metric.text(best.val[name])} on the validation images, {ships.path} "
