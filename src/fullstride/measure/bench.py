@@ -219,13 +219,13 @@ def prepare(
 
 def bench_all(
     nets: Mapping[str, nn.Module],
-    protocols: Sequence[Protocol],
+    parts: Sequence[Protocol],
     device: torch.device | str = "cpu",
     options: BenchOptions = DEFAULTS,
 ) -> Iterator[list[Measurement]]:
     """Yield `bench` of each part of a named protocol, with one search for the batches."""
     batches = None
-    for protocol in protocols:
+    for protocol in parts:
         check_possible(protocol, find_device(device), options)
         if protocol.fit != "given" and batches is None:
             batches = find_batches(nets, protocol, find_device(device), options)

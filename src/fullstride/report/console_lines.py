@@ -346,8 +346,8 @@ def data_bench_lines(
 ) -> list[str]:
     """The device, whether the network will wait for images, and suggestions."""
     lines = [
-        f"{recipe.decoder}, {recipe.precision}, {environment.device}, {bench.cores} cores, "
-        f"torch {environment.torch}"
+        f"{recipe.decoder}, {recipe.precision}, {environment.device}, "
+        f"{count_of(bench.cores, 'core')}, torch {environment.torch}"
     ]
     if recipe.teacher:
         lines.append(f"without the teacher {recipe.teacher}, which makes training steps slower")

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from fullstride.io.console import count_of
 from fullstride.io.records import Positive, Record, from_json
 from fullstride.io.writing import user_cache
 from fullstride.measure.environment import Environment, version
@@ -474,7 +475,7 @@ def environment_of(
 
 def report(there: Description, noise: float) -> Iterator[str]:
     """Describe a target in lines of text."""
-    cores = f"{there.processor}, {there.machine}, {there.cores} cores"
+    cores = f"{there.processor}, {there.machine}, {count_of(there.cores, 'core')}"
     yield "; ".join(filter(None, (cores, str(there.state))))
     yield f"Python {there.python}, NumPy {there.numpy}, {there.free_mib:,} MiB free; {there.os}"
     for name, number in there.runtimes.items():

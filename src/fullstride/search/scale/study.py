@@ -151,7 +151,7 @@ def regime_lines(regime: analysis.RegimeAnalysis) -> Iterator[str]:
     for gain in regime.gains:
         yield (
             f"{gain.axis}: {gain.points_per_doubling:.2f} points per doubling of the time"
-            f"{span(gain.interval)}, {gain.pairs} pairs"
+            f"{span(gain.interval)}, {count_of(gain.pairs, 'pair')}"
         )
     if regime.saturating and regime.pure:
         yield law_line("law with a floor", regime.saturating)
