@@ -6,10 +6,10 @@
 `fullstride train` with nothing chosen but the network, the resolution and the epochs, beside a
 ResNet-9 of about as many parameters in a loop of PyTorch: SGD with one cycle, flips and shifts. Our
 network is of ResNet's basic blocks, which are GENet's of early stages, on maps of 14, 7 and 4
-pixels, with the averaged shortcuts of TResNet and ResNet-RS. Both train on all 60,000 images (ours keeps a validation split of them), in one thread, for
-1, 2, 4 and 8 epochs until they have 93 % of the 10,000 test images. CPU-seconds are those of the
-whole process, and both alternate. What OUT has is not trained again. DATA has the four files of
-Debian's package `dataset-fashion-mnist`.
+pixels, with the averaged shortcuts of TResNet and ResNet-RS. Both train on all 60,000 images (ours
+keeps a validation split of them), in one thread, for 1, 2, 4 and 8 epochs until they have 93 % of
+the 10,000 test images. CPU-seconds are those of the whole process, and both alternate. What OUT has
+is not trained again. DATA has the four files of Debian's package `dataset-fashion-mnist`.
 """
 
 import argparse
