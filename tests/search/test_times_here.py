@@ -93,6 +93,7 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
     model = LargerIsBetter(job.space)
     chosen = result_of(tunings.select_all(job, model, times))
     assert all(true(job.spec(each.structure, variant)) > own_ms for each in chosen)
+    assert {(each.low, each.high) for each in chosen} == {(0, 100)}  # percent, errors are 60
     inside = result_of(tunings.measure_finalists(job, model, times, chosen))
     assert inside
     for each in inside:
@@ -144,4 +145,4 @@ class LargerIsBetter:
     def predict(self, rows):
         rows = np.asarray(rows)
         scores = sum(gains[rows[:, k]] for k, gains in enumerate(self.gains()))
-        return 80 + scores, np.zeros(len(rows))
+        return 80 + scores, np.full(len(rows), 60.0)

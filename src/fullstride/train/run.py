@@ -351,8 +351,7 @@ def train_network(
         >>> sorted(bundle.scores)
         ['test', 'val']
     """
-    deadline = deadline_s(None, minutes)
-    out = Path(out)
+    choice, deadline, out = RecipeChoice(recipe, changes), deadline_s(None, minutes), Path(out)
     if not isinstance(data, DataSet):
         task = task_for(str(data), options, changes)
         data, options = task.open_data(str(data)), replace(options, task=task.name)
@@ -360,7 +359,7 @@ def train_network(
     starts_fresh = (get_start_method(allow_none=True) or get_all_start_methods()[0]) != "fork"
     workers = 0 if options.workers is None and starts_fresh else options.workers
     options = replace(options, workers=workers, device=str(choose_device(options.device)))
-    named = recipe_within(RecipeChoice(recipe, changes), deadline, out, model, data, options)
+    named = recipe_within(choice, deadline, out, model, data, options)
     runs: list[PreparedRun] = []  # none for a run that has ended
     watch = None
     for row in train(out, model, data, named, options, announce=runs.append):

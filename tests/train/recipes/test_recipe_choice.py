@@ -1,6 +1,7 @@
 """How a user's choice becomes numbers: by the data, the weights, the batch and the run."""
 
 import json
+import re
 from contextlib import closing
 from dataclasses import replace
 from typing import get_args, get_type_hints
@@ -24,6 +25,15 @@ CASE = Case(images=2000)
 
 def resolved(source="", case=CASE, **changes):
     return RecipeChoice(source, changes).resolve(case).recipe
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("lrr", "did you mean lr?"), ("workers", "options=RunOptions(workers=...)"), ("q", "'q'")],
+)
+def test_an_unknown_field_is_refused_before_the_data_are_opened(name, hint, tmp_path):
+    with pytest.raises(ValueError, match=re.escape(hint)):
+        fullstride.train_network("no/data", "genet_tiny", tmp_path / "run", **{name: 1})
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

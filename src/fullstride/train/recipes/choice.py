@@ -1,7 +1,8 @@
 """Holds a user's choices for a training: the recipe, and where and how it runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,15 @@ class RecipeChoice:
     source: str | Recipe = ""
     # fields that the user set, even to the recipe's own value
     changes: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = {each.name for each in fields(Recipe)}
+        for name in self.changes.keys() - names:
+            close = get_close_matches(name, names, n=1)
+            hint = f": did you mean {close[0]}?" if close else ""
+            if name in vars(DEFAULTS):
+                hint = f": give options=RunOptions({name}=...)"
+            raise ValueError(f"a recipe has no field {name!r}{hint}")
 
     @property
     def background(self) -> str:
