@@ -4,8 +4,7 @@ BIN := .venv/bin
 DEMO := runs/demo
 CHOICE := $(BIN)/fullstride choose --target rtx4090-compiled --call-batch 64 --budget-ms 0.2 --out docs/choice.png
 
-# `make test COVERAGE=1` also measures which lines of src run, on Python 3.11 for a third more time.
-COVER := $(if $(COVERAGE),--cov=fullstride --cov-report=,)
+FAST := -n 2 --dist worksteal -m "not gpu and not slow"
 
 # Each process that a test starts would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -20,16 +19,17 @@ demo: .venv/ready
 test: check test-fast
 
 test-fast: .venv/ready
-	$(BIN)/pytest -n 2 --dist worksteal -m "not gpu and not slow" $(COVER)
+	$(BIN)/pytest $(FAST)
 
 # What takes more than some seconds: processes, compilers, exports, the commands of the README. --durations shows why.
 # Only the files with such tests are read.
 test-slow: .venv/ready
 	$(BIN)/pytest -n 2 --dist worksteal -m "slow and not gpu" --durations 40 $$(grep -rl --include='test_*.py' mark.slow tests)
 
-# The share of the lines of src that `make test COVERAGE=1` ran. It may not fall.
+# The fast tests, and the share of the lines of src that they run. It may not fall.
 coverage: .venv/ready
-	$(BIN)/coverage report --fail-under=95 --skip-covered --sort=miss
+	$(BIN)/python -m slipcover --source src/fullstride --json --out .coverage.json -m pytest $(FAST)
+	$(BIN)/python -m slipcover --merge .coverage.json --out .coverage.json --fail-under 95 --skip-covered
 
 check: .venv/ready
 	$(BIN)/ruff format --check .
@@ -67,4 +67,4 @@ docs: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv runs site .cache .coverage .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv runs site .cache .coverage.json .pytest_cache .ruff_cache .import_linter_cache

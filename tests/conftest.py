@@ -6,16 +6,13 @@ import functools
 import gc
 import itertools
 import os
-import pkgutil
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from _pytest.assertion import rewrite
 from absent_packages import skip_if_absent, watch_imports
 from predicted_bytes import once_for_equal_networks
 from prepared_graphs import once_for_equal_graphs, once_for_equal_operators
@@ -25,13 +22,6 @@ from fullstride.data.dataset import DataSet, open_data
 from fullstride.measure import max_batch
 
 FILES = itertools.count(1)  # of tests, that have ended
-# Calls that run much Python for seconds.
-PYTHON_OF_LIBRARIES = (
-    "matplotlib.figure.Figure.savefig",
-    "onnxruntime.quantization.quantize_static",
-    "torch._ops.OpOverload.__call__",
-    "torch.onnx.export",
-)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 # A shell starts background jobs with SIGINT ignored, which the processes would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -105,34 +95,6 @@ def _operators_of_onnx_are_parsed_once() -> Iterator[None]:
         patch.setattr(_core, name, once_for_equal_graphs(getattr(_core, name)))
         listed = once_for_equal_operators(utils._materialize_cpp_cia_ops)
         patch.setattr(utils, "_materialize_cpp_cia_ops", listed)
-        yield
-
-
-def untraced(call: Callable[..., Any]) -> Callable[..., Any]:
-    """For calls that run nearly no lines of the package, which would not be counted."""
-
-    @functools.wraps(call)
-    def run(*args: Any, **named: Any) -> Any:
-        trace = sys.gettrace()
-        sys.settrace(None)
-        try:
-            return call(*args, **named)
-        finally:
-            sys.settrace(trace)
-
-    return run
-
-
-if sys.gettrace():  # the compilation of asserts, of all files before the first test
-    rewrite._rewrite_test = untraced(rewrite._rewrite_test)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _libraries_are_not_traced() -> Iterator[None]:
-    """Coverage by Python 3.11 traces all code, by which these calls take twice as long."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in PYTHON_OF_LIBRARIES if sys.gettrace() else ():
-            patch.setattr(name, untraced(pkgutil.resolve_name(name)))
         yield
 
 

@@ -72,6 +72,7 @@ def test_an_efficiency_is_for_training():
         bench({"a": tiny()}, inference, options=BenchOptions(efficiency={"a": "plain_compiled"}))
 
 
+@pytest.mark.slow
 def test_the_search_for_a_batch_runs_steps_of_the_efficiency(monkeypatch):
     trials: dict[str, Trial] = {}
 
@@ -173,6 +174,7 @@ def test_bench_times_both_efficiencies_of_one_network(tmp_path, monkeypatch, cap
     assert Measurement.from_json(json.dumps(rows[1])).efficiency == "plain"
 
 
+@pytest.mark.slow
 def test_the_command_predicts_more_images_for_compiled_steps(capsys, monkeypatch):
     """Of the first two stages: tracing a step of all four takes 6 s."""
     spec = SPECS["tresnet_tiny"]

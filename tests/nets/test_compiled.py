@@ -140,6 +140,7 @@ def test_the_ends_of_residual_blocks_are_found_in_plain_graphs(name):
     assert [shortcut is None for shortcut in partitioner.blocks.values()] == projects
 
 
+@pytest.mark.slow
 def test_masks_that_are_drawn_inside_are_right_and_turn_recomputation_off_with_a_warning():
     probe = compile.Probe().double()
     x, weights = torch.randn(2, 16, 4, 8, 8, dtype=torch.float64)
