@@ -25,6 +25,13 @@ def pictures(folder: Path, count: int = 6) -> list[str]:
     return [f"{number}.jpg" for number in range(count)]
 
 
+def clips(root: Path) -> None:
+    pictures(root / "down" / "a folder of frames")
+    for name in ("down", "up"):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / "1.MP4").touch()
+
+
 def coco(root: Path, file: str, folder: str = "images") -> None:
     names = pictures(root / folder)
     content = {
@@ -95,6 +102,8 @@ LAYOUTS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "masks in labels": ("segment", lambda root: maps(root, "labels")),
     "depths": ("depth", lambda root: maps(root, "depth")),
     "classes": ("classify", lambda root: [pictures(root / name) for name in ("cat", "dog")]),
+    "videos": ("video", clips),
+    "videos with splits": ("video", lambda root: clips(root / "train")),
     "captions": ("classify", lambda root: texts(root, "cat", "cat", "0 .5 .5 .2 .2")),
     "several labels": ("multilabel", lambda root: table(root, "path,labels\na,x y\nb,\n")),
     "a column each": ("multilabel", lambda root: table(root, "path,cat,dog\na,1,0\nb,1,1\n")),

@@ -157,6 +157,10 @@ def open_clips(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
 
     Raises ValueError in one line.
     """
+    if where == DIGITS:
+        raise ValueError(
+            f"{DIGITS!r} are images: give a folder with one subfolder of videos per class"
+        )
     source = open_files(where, rule.group, kind=VIDEOS)
     data = from_source(source, rule)
     if any(name.lower().endswith(VIDEOS.suffixes) for name in data.train.names):
@@ -409,6 +413,8 @@ def _of_folder(where: str) -> list[Purpose]:
     classes = _class_folders(root)
     if purposes and classes:
         purposes.append(Purpose(CLASSIFY, f"class folders, {classes[0]!r} and {classes[1]!r}"))
+    if not classes and (clips := _class_folders(root, VIDEOS.suffixes)):
+        purposes.append(Purpose("video", f"folders of videos, {clips[0]!r} and {clips[1]!r}"))
     if not purposes and not classes and (path := _own_format(root)):
         raise ValueError(
             f"{str(path)!r} is in a labelling tool's own format: export in COCO's, YOLO's or "
@@ -427,21 +433,21 @@ def _own_format(root: Path) -> Path | None:
     return None
 
 
-def _class_folders(root: Path) -> list[str]:
-    """Two folders of pictures whose names no layout has, in the root or a split; else none."""
+def _class_folders(root: Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[str]:
+    """Two folders of such files whose names no layout has, in the root or a split; else none."""
     for folder in (root, *(root / name for name in subfolders(root) if name.lower() in SPLITS)):
         classes = []
         for name in subfolders(folder):
-            if name not in LAYOUT and _has_pictures(folder / name):
+            if name not in LAYOUT and _has_files(folder / name, suffixes):
                 classes.append(name)
             if len(classes) == 2:
                 return classes
     return []
 
 
-def _has_pictures(folder: Path) -> bool:
+def _has_files(folder: Path, suffixes: tuple[str, ...]) -> bool:
     with os.scandir(folder) as entries:
-        return any(each.name.lower().endswith(SUFFIXES) for each in entries)
+        return any(each.name.lower().endswith(suffixes) for each in entries)
 
 
 def _of_table(table: Path) -> Purpose:

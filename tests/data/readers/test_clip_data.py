@@ -158,6 +158,8 @@ def test_what_has_no_videos_is_refused_in_one_line(folder, tmp_path, monkeypatch
     with pytest.raises(ValueError, match=r"no videos in 'a', 'b' .*folders of frames") as caught:
         open_clips(str(tmp_path / "d"))
     assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="'digits' are images"):
+        open_clips("digits")
     with pytest.raises(ValueError, match="did you mean"):
         open_clips(str(folder)[:-1])
 
