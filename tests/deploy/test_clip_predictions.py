@@ -214,9 +214,11 @@ def test_the_command_skips_a_broken_video_with_its_reason(command, folder):
     ("words", "part"),
     [
         (("--views", "10x2"), "1 or 3 crops"),
+        (("--clip-starts", "slowfast"), "--views"),
         (("--out", "table"), "use --json"),
         (("--every-s", "2"), "--stream"),
         (("--stream", "--views", "10x3"), "--views"),
+        (("--stream", "--clip-starts", "slowfast"), "--clip-starts"),
         (("--stream", "--out", "table"), "--out"),
         (("--stream", "--every-s", "0"), "above 0"),
     ],

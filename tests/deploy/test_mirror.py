@@ -84,6 +84,12 @@ def test_where_a_mirrored_image_may_be_of_another_class_it_is_refused(bundle, pi
         next(predict(open_file(tmp_path / "net.onnx"), pictures, tta="flip"))
 
 
+@pytest.mark.parametrize("wrong", [{"top": 0}, {"top": -1}, {"batch": 0}, {"tta": "flop"}])
+def test_arguments_that_no_prediction_has_are_refused(bundle, pictures, wrong):
+    with pytest.raises(ValueError, match=f"{[*wrong][0]} .*{[*wrong.values()][0]}"):
+        next(predict(bundle, pictures, **wrong))
+
+
 def test_the_digits_are_not_mirrored(bundle, tmp_path, capsys):
     bundle.save(tmp_path / "bundle")
     words = ["validate", str(tmp_path / "bundle"), "--data", "digits", "--tta", "flip"]

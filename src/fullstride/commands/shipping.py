@@ -103,8 +103,9 @@ class OutputFlags:
             raise ValueError(f"--every-s {videos.every_s:g} is for --stream: add it")
         if videos.stream:
             others = {name: getattr(self, name) for name in ("out", "nearest", "draw", "maps")}
+            is_chosen = videos.clip_starts != VideoFlags.clip_starts
             refuse_flags(
-                {"views": videos.views, **others},
+                {"views": videos.views, "clip_starts": is_chosen, **others},
                 "do not go with --stream, a line for each clip: leave them out",
             )
 

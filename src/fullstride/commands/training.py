@@ -172,9 +172,7 @@ def validate(
     report_ignored(on.data.ignored, on.notes)
     if mirrored := views.tta == "flip":
         check_tta(model, on.data)
-    several = None
-    if views.views:
-        several = views_of(views.views, model.preprocessing, views.clip_starts)
+    several = views_of(views.views, model.preprocessing, views.clip_starts)
     result = evaluate(model, on.images, place, mirrored, several)
     report_skipped(result.skipped)
     metrics = result.task.metrics(common_metric([model]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from fullstride.deploy.settings import Tta
 from fullstride.io.writing import GENERATOR, Output, atomic_write, begins_with, check_output
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions, Preprocessing
+from fullstride.tables import check_name
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import Task, json_values
 from fullstride.tasks.video import views_of
@@ -119,6 +120,8 @@ def predict(
     """
     pre, task = model.preprocessing, task_of(model)
     top = max(CLASSES, task.most_objects) if top is None else top
+    if top < 1 or batch < 1:
+        raise ValueError(f"top {top} and batch {batch}: use 1 or more")
     is_one = isinstance(pictures, (str, os.PathLike, Image.Image))
     if isinstance(pictures, np.ndarray):
         is_one = pictures.ndim < (5 if pre.frames else 4)
@@ -128,7 +131,7 @@ def predict(
             f"pictures of the type {type(pictures).__name__}: use paths, images of Pillow or arrays"
         )
     listed: list[Any] = [*several]
-    many = views_of(views, pre, clip_starts) if views else None
+    many = views_of(views, pre, clip_starts)
     count = many.clips * many.crops if many else 1  # views per picture
     batch = min(batch, task.scoring_batch, most_in_batch(pre))
     step = max(1, batch // count)
@@ -283,6 +286,7 @@ def probabilities(
     Arrays are views by `read_view`. Pictures may come one by one, and only the inputs of a batch
     are in memory. Raises FloatingPointError if an output is not finite.
     """
+    check_name("tta", tta, get_args(Tta))
     if tta == "flip":
         check_tta(model)
     rows = [

@@ -64,11 +64,15 @@ class Video(VideoOptions, Classify):
         return ClipTestView(pre)
 
 
-def views_of(text: str, pre: Preprocessing, starts: Starts = "inclusive") -> ViewsOfVideo:
+def views_of(text: str, pre: Preprocessing, starts: Starts = "inclusive") -> ViewsOfVideo | None:
     """The views of a video that `text` names, such as "10x3"; see `clip_starts` for `starts`.
 
-    Raises ValueError in one line.
+    None for the one view of an empty text. Raises ValueError in one line.
     """
+    if not text:
+        if starts != "inclusive":
+            raise ValueError(f"--clip-starts {starts} is for --views: add it")
+        return None
     numbers = re.fullmatch(r"([0-9]{1,4})x([13])", text)
     if not numbers:
         raise ValueError(f"--views {text}: use CLIPSxCROPS with 1 or 3 crops, such as 10x3")
