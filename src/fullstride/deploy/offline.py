@@ -204,7 +204,9 @@ class Summary:
 
 def check_takes_images(model: Model, out: Path) -> None:
     if model.preprocessing.frames:
-        raise ValueError(f"--out {out} is for images, and the network takes clips: use --json")
+        raise ValueError(
+            f"--out {out} is for images, and the network takes clips: use --json of predict"
+        )
 
 
 @dataclass(frozen=True)
