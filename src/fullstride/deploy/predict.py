@@ -118,7 +118,7 @@ def predict(
         >>> len(row.guesses), row.guesses[0].label in bundle.classes
         (2, True)
     """
-    pre, task = model.preprocessing, task_of(model)
+    task, pre = task_of(model), model.preprocessing
     top = max(CLASSES, task.most_objects) if top is None else top
     if top < 1 or batch < 1:
         raise ValueError(f"top {top} and batch {batch}: use 1 or more")

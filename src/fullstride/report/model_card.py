@@ -87,7 +87,7 @@ def model_card(
         ("task", bundle.task),
         ("network", repr(bundle.net)),
         ("classes", f"{len(bundle.classes):,}: {names}"),
-        ("input", f"{pre.channels} channels, {pre}"),
+        ("input", f"{count_of(pre.channels, 'channel')}, {pre}"),
         ("pixels", f"0 to 1, minus {list(pre.mean)}, divided by {list(pre.std)}"),
         ("resizing", f"{pre.kernel}, by Pillow"),
         ("weights", bundle.source or "unknown"),

@@ -48,8 +48,13 @@ def find_task(name: str = "classify") -> Task:
 def task_of(model: TrainedModel) -> Task:
     """The task of a bundle or an exported file, for its classes and with its fitted state.
 
-    Raises ValueError if the state does not fit the task.
+    Raises ValueError for a path, and if the state does not fit the task.
     """
+    if isinstance(model, (str, Path)):
+        raise ValueError(
+            f"{str(model)!r} is a path: open a run or a bundle by tasks.load, and an exported file "
+            "by open_file"
+        )
     state = {"temperature": model.temperature} if model.temperature != 1 else {}
     task = find_task(model.task).for_classes(model.classes)
     return task.with_state({**state, **model.task_state})
