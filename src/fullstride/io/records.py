@@ -393,7 +393,7 @@ def _dataclass(kind: Any) -> _Reader:
         for name in value:
             if name not in readers:
                 close = get_close_matches(str(name), readers, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else "a newer version may have it"
+                hint = f"did you mean {close[0]!r}?" if close else "another kind of file or version"
                 raise _MisfitError(f" has an unknown field {shortened(name)}: {hint}")
         if missing := [name for name in required if name not in value]:
             raise _MisfitError(f" lacks {', '.join(missing)}")
