@@ -1,12 +1,11 @@
 """Times of the candidates of `fit`: measured as files, estimated elsewhere, against a budget."""
 
 import io
-import itertools
 import math
 import time
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise, product, repeat
 from pathlib import Path
 
 import numpy as np
@@ -171,14 +170,19 @@ def test_files_are_timed_and_removed_and_one_that_cannot_be_built_fails_in_one_l
         drain(times_of(both[:1], tmp_path, **how))
 
 
-@pytest.mark.parametrize(("quick_ms", "in_all"), [(3.9, True), (4.1, False)])
-def test_only_candidates_near_the_budget_are_timed_in_all_formats(
-    tmp_path, monkeypatch, quick_ms, in_all
+@pytest.mark.parametrize(
+    ("first_ms", "later_ms", "in_all"),
+    [(3.9, 3.9, True), (4.1, 4.1, False), (5.9, 3.9, True), (6.1, 3.9, False)],
+)
+def test_only_candidates_near_the_budget_are_timed_in_all_formats_and_noise_is_timed_again(
+    tmp_path, monkeypatch, first_ms, later_ms, in_all
 ):
     monkeypatch.setattr(UntrainedFiles, "open", lambda *_, **__: None)
+    ms = chain([first_ms], repeat(later_ms))
 
     def timed(candidate, models, *_):
-        return {label: fixed(quick_ms, candidate.name, *label) for label in models}
+        own_ms = next(ms)
+        return {label: fixed(own_ms, candidate.name, *label) for label in models}
 
     monkeypatch.setattr(candidate_times, "timed", timed)
     _, times = drain(times_of(candidates(32), tmp_path))
@@ -211,7 +215,7 @@ def test_of_many_candidates_a_shortlist_is_measured_and_the_others_have_a_reason
     """The fake machine is 3 times as fast as the model for small networks, 5 times for large."""
     many = [
         Candidate(model=model, resolution=side, family=model.split("_")[0])
-        for model, side in itertools.product(("genet_tiny", "resnet_rs_tiny"), range(32, 384, 16))
+        for model, side in product(("genet_tiny", "resnet_rs_tiny"), range(32, 384, 16))
     ]
     names = fake_times(lambda candidate: (candidate.resolution / 128) ** 2)
     lines, times = drain(times_of(many, tmp_path, **ONE))
