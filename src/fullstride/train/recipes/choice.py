@@ -96,8 +96,8 @@ class RecipeChoice:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        names = {each.name for each in fields(Recipe)}
-        for name in self.changes.keys() - names:
+        names = [each.name for each in fields(Recipe)]
+        for name in (each for each in self.changes if each not in names):
             close = get_close_matches(name, names, n=1)
             hint = f": did you mean {close[0]}?" if close else ""
             if name in vars(DEFAULTS):
