@@ -88,6 +88,9 @@ def test_where_a_mirrored_image_may_be_of_another_class_it_is_refused(bundle, pi
 def test_arguments_that_no_prediction_has_are_refused(bundle, pictures, wrong):
     with pytest.raises(ValueError, match=f"{[*wrong][0]} .*{[*wrong.values()][0]}"):
         next(predict(bundle, pictures, **wrong))
+
+
+def test_a_path_in_place_of_a_network_is_refused_with_what_opens_it(pictures):
     with pytest.raises(ValueError, match=r"'runs/one' is a path: .*tasks\.load"):
         next(predict("runs/one", pictures))
 

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 PICTURE = "image/png"
-DEPENDS = r"was busy|^ *shift |on the validation images, "
+BY_THE_MACHINE = r"was busy|^ *shift |on the validation images, "
 
 
 def cells(path: Path) -> list[dict]:
@@ -32,7 +32,7 @@ def shown(cell: dict) -> list[tuple[set[str], str | list[str]]]:
         text = "".join(output.get("text", data.get("text/plain", "")))
         if "times" in cell["metadata"].get("tags", ()):
             lines = re.sub(r"\w+_tiny-\d+|\d[\d.,]*", "0", text).splitlines()
-            lines = [x for x in lines if x.strip() and not re.search(DEPENDS, x)]
+            lines = [x for x in lines if x.strip() and not re.search(BY_THE_MACHINE, x)]
             text = [line.split()[0] for line in lines]
         outputs.append((set(data), text))
     return outputs

@@ -29,7 +29,11 @@ def resolved(source="", case=CASE, **changes):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("lrr", "did you mean lr?"), ("workers", "options=RunOptions(workers=...)"), ("q", "'q'")],
+    [
+        ("lrr", "did you mean lr?"),
+        ("workers", "options=RunOptions(workers=...)"),
+        ("q", "fullstride.Recipe"),
+    ],
 )
 def test_an_unknown_field_is_refused_before_the_data_are_opened(name, hint, tmp_path):
     with pytest.raises(ValueError, match=re.escape(hint)):

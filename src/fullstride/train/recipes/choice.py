@@ -99,10 +99,10 @@ class RecipeChoice:
         names = [each.name for each in fields(Recipe)]
         for name in (each for each in self.changes if each not in names):
             close = get_close_matches(name, names, n=1)
-            hint = f": did you mean {close[0]}?" if close else ""
+            hint = f"did you mean {close[0]}?" if close else "fullstride.Recipe lists them"
             if name in vars(DEFAULTS):
-                hint = f": give options=RunOptions({name}=...)"
-            raise ValueError(f"a recipe has no field {name!r}{hint}")
+                hint = f"give options=RunOptions({name}=...)"
+            raise ValueError(f"a recipe has no field {name!r}: {hint}")
 
     @property
     def background(self) -> str:
