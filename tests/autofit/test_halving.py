@@ -54,6 +54,7 @@ from fullstride.autofit.plan import (
     stored_time,
 )
 from fullstride.autofit.settings import FitSettings
+from fullstride.data.dataset import SplitRule
 from fullstride.io.records import from_json, to_json
 from fullstride.nets.bundle import Bundle
 from fullstride.study.scores import PRIOR, PairedScores, expected, mcnemar
@@ -141,6 +142,26 @@ def test_what_is_expected_of_two_networks_is_the_mean_weighted_by_precision(rati
     scores = [PairedScores({"top1": value}, flags) for value, flags in ((86, one), (84, other))]
     first, second = expected(scores, [1.0, ratio], TOP1)
     assert first - second == pytest.approx(mean, rel=1e-6)
+
+
+def test_two_cross_validated_images_of_a_probe_count_as_one_validation_image():
+    flags = dict(one=images(43, 0, 50), other=images(41, 9, 50), third=images(47, 30, 50))
+    probes, whole = [], []
+    for name, ours in flags.items():
+        score = score_of(name, ours)
+        probes.append(replace(score, cross_validated=2 * ours[::-1]))
+        whole.append(score_of(name, ours + ours[::-1]))
+    values = [each.value(TOP1) for each in probes]
+    assert values == pytest.approx([each.scores["top1"] for each in whole])
+    ms = [1.0, 2.0, 3.0]
+    assert expected(probes, ms, TOP1) == pytest.approx(expected(whole, ms, TOP1), rel=1e-9)
+    # the best of the validation images is the worst of the cross-validated ones
+    scores = [score_of("first", images(44, 0, 50)), score_of("second", images(43, 0, 50))]
+    scores = [
+        replace(score, cross_validated=images(right, 0, 1000))
+        for score, right in zip(scores, (800, 900), strict=True)
+    ]
+    assert rank(scores, dict(first=1.0, second=1.0), TOP1) == ["second", "first"]
 
 
 def test_where_the_noise_is_not_known_or_no_error_is_left_the_score_is_expected():
@@ -347,9 +368,8 @@ PLAN = FitPlan(
 
 @pytest.fixture(scope="module")
 def data(few_digits):
-    return replace(
-        few_digits, train=few_digits.train.subset(range(48)), test=few_digits.test.subset([])
-    )
+    train, test = few_digits.train.subset(range(48)), few_digits.test.subset([])
+    return replace(few_digits, train=train, test=test, own_splits=())
 
 
 def job_of(folder: Path, data, **values) -> FitJob:
@@ -443,11 +463,14 @@ def probed(whole, data, tmp_path_factory):
 
 
 def test_a_linear_probe_chooses_who_trains_and_ships_where_training_is_no_better(probed):
-    folder, _, _, outcome = probed
+    folder, (_, times), _, outcome = probed
     assert [(each.rung, each.epochs) for each in outcome.scores] == [(1, 0), (1, 0), (2, 2)]
     (last,) = outcome.finalists
-    first = max(outcome.scores[:2], key=lambda each: each.scores["top1"])
+    # of equal ones the slower one is expected to be better
+    probes = [(each.value(TOP1), times.ms[each.candidate], each) for each in outcome.scores[:2]]
+    *_, first = max(probes, key=lambda probe: probe[:2])
     assert first.candidate == last
+    assert [len(each.cross_validated) for each in outcome.scores] == [48, 48, 0]
     # with that rate the classifier of the training stays random
     assert outcome.scores[2].scores["top1"] == first.scores["top1"]
     probe, bundle = (
@@ -455,6 +478,19 @@ def test_a_linear_probe_chooses_who_trains_and_ships_where_training_is_no_better
         for part in ("probe", "bundle")
     )
     assert all(torch.equal(value, bundle[name]) for name, value in probe.items())
+
+
+@pytest.mark.parametrize(
+    "change", [dict(own_splits=("val",)), dict(rule=SplitRule(group="parent"))]
+)
+def test_probes_of_data_with_other_validation_images_are_not_cross_validated(
+    probed, data, tmp_path, change
+):
+    """As networks would be chosen that are good on images like the training images alone."""
+    _, (plan, times), choice, _ = probed
+    job = job_of(tmp_path / "fit", replace(data, **change), recipe=choice)
+    outcome = drain(run_halving(job, replace(plan, rungs=plan.rungs[:1]), times))[1]
+    assert [each.cross_validated for each in outcome.scores] == ["", ""]
 
 
 def test_a_fit_that_was_stopped_in_its_probes_makes_none_again(probed, data, tmp_path):

@@ -43,18 +43,19 @@ def test_a_probe_is_the_ridge_regression_with_the_least_error_when_each_row_is_l
     x[:, 1] += 3 * labels
     z, y = (x - x.mean(0)) / np.sqrt(x.var(0).mean()), np.eye(3)[labels]
 
-    def error(strength):
+    def left_out(strength):
         rows = []
         for row in range(len(z)):
             others = np.arange(len(z)) != row
             # the scale of features is that of all rows
             model = Ridge(alpha=strength, fit_intercept=True).fit(z[others], y[others])
-            rows.append(((y[row] - model.predict(z[row : row + 1])) ** 2).mean())
-        return np.mean(rows)
+            rows.append(model.predict(z[row : row + 1])[0])
+        return np.array(rows)
 
-    best = min(len(z) * STRENGTHS, key=error)
+    best = min(len(z) * STRENGTHS, key=lambda strength: ((y - left_out(strength)) ** 2).mean())
     expected = Ridge(alpha=best).fit(z, y).predict(z)
     probe = fit_probe(x, labels, 3)
+    assert probe.cross_validated_n.tolist() == (left_out(best).argmax(1) == labels).tolist()
     logits = x @ probe.weight_kd.T + probe.bias_k
     # but for the factor of the temperature
     factor = (logits * expected).sum() / (expected**2).sum()

@@ -103,14 +103,12 @@ def train_rung(folder: Path, device: str, *, training: RungTraining) -> Work[Run
     run, result, reached = yield from train_and_score(candidate.name, arguments, training.stop)
     metric = run.metric.text(result.scores[run.metric.name])
     after = f"after epoch {reached}" if reached else "by a linear probe"
-    yield f"{candidate.name}: validation {metric} {after}"
+    yield f"{candidate.name}: validation {metric} {after}{result.with_cross_validation(run.metric)}"
     return RungScore(
+        **vars(result),
         candidate=candidate.name,
         rung=training.rung,
         epochs=reached,
-        scores=result.scores,
-        correct=result.correct,
-        resampled=result.resampled,
         seconds=time.perf_counter() - begin,
     )
 
@@ -145,9 +143,11 @@ def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> 
 
     Each candidate is a run in `trials/NAME`, which trains by one recipe to the end of the rung and
     resumes from its checkpoint in the next rung. In a rung of 0 epochs it is a linear probe: a
-    classifier of the features of its released weights. The validation scores of a rung are the best
-    of the averaged network, the same with precise batch statistics, and the probe; at the end the
-    scores of the run's bundle. As these scores choose the winner, they are biased upward.
+    classifier of the features of its released weights, whose ranking also counts training images,
+    each predicted by a probe of all others, if the validation images were drawn from these. The
+    validation scores of a rung are the best of the averaged network, the same with precise batch
+    statistics, and the probe; at the end the scores of the run's bundle. As these scores choose the
+    winner, they are biased upward.
 
     The survivors depend only on the stored scores and the candidates' times:
 

@@ -132,7 +132,7 @@ def fit_json(results: FitResults) -> dict[str, Any]:
     """All numbers of a fit, for JSON. Results per image are in the files of the rungs."""
     rungs = [asdict(each) for each in results.outcome.scores]
     for each in rungs:
-        del each["correct"], each["resampled"]
+        del each["correct"], each["resampled"], each["cross_validated"]
     return {
         "data_name": results.data_name,
         "task": results.task,
@@ -382,7 +382,8 @@ def elimination_reason(name: str, results: FitResults) -> str:
     if name in results.last_scores and name not in results.plan.candidates:
         return "beyond the budget, trained as a teacher"
     if name in results.last_scores:
-        return f"out after rung {results.last_scores[name].rung}"
+        score = results.last_scores[name]
+        return f"out after rung {score.rung}{score.with_cross_validation(results.metric)}"
     if name in results.left_out:
         return results.left_out[name]
     if name not in results.fastest:

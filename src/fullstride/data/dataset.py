@@ -126,6 +126,11 @@ class DataSet:
         """The split that finished networks are scored on."""
         return "test" if len(self.test) else "val"
 
+    @property
+    def val_is_drawn(self) -> bool:
+        """Whether the validation images were drawn one by one from the training images."""
+        return "val" not in self.own_splits and not self.rule.group
+
     def labels(self, split: str) -> list[tuple[int, ...]] | None:
         """The classes of each image of a split, one or several; None if targets are not classes."""
         targets = getattr(self, split).targets

@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fullstride.data.dataset import Images
 from fullstride.io.console import count_of, print_note
+from fullstride.io.records import Record, write_json
 from fullstride.io.writing import check_output
 from fullstride.nets import padding
 from fullstride.nets.backbone import Backbone
@@ -218,6 +219,19 @@ class LinearProbe(NamedTuple):
 
     weight_kd: np.ndarray  # float64
     bias_k: np.ndarray
+    # (N,) whether a ridge regression on all other images predicts an image's class
+    cross_validated_n: np.ndarray
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """The training images of a linear probe, each predicted by a probe of all others."""
+
+    correct: str  # 1 or 0 for each image, whether its class is predicted
+
+
+CROSS_VALIDATION_FILE = "cross_validation.json"  # in the folder of a run, beside the probe
+CROSS_VALIDATION = Record(CrossValidation, "the cross-validation of a linear probe", ("correct",))
 
 
 def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> LinearProbe:
@@ -252,13 +266,15 @@ def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> Li
             best = error, strength, shrinkage, targets_nk - without_nk
     assert best is not None
     _, strength, shrinkage, predicted_nk = best
+    cross_validated_n = predicted_nk.argmax(1) == labels_n
     temperature = fit_temperature(torch.from_numpy(predicted_nk), torch.from_numpy(labels_n))
     roots = np.sqrt(squares)
-    probe = LinearProbe(shrinkage / roots * projected.T / temperature, shares_k / temperature)
+    weight_kd, bias_k = shrinkage / roots * projected.T / temperature, shares_k / temperature
+    probe = LinearProbe(weight_kd, bias_k, cross_validated_n)
     if n >= max(MANY_IMAGES, MANY_OF_CLASS * classes):
         probe = _logistic(left * roots, labels_n, probe, LOGISTIC_STRENGTH * strength / n)
     weight_kd = probe.weight_kd @ right.T / deviation
-    return LinearProbe(weight_kd, probe.bias_k - weight_kd @ mean_d)
+    return probe._replace(weight_kd=weight_kd, bias_k=probe.bias_k - weight_kd @ mean_d)
 
 
 def _logistic(
@@ -283,7 +299,8 @@ def _logistic(
         return error
 
     optimizer.step(loss)
-    return LinearProbe((weight_kd / scale_d).detach().numpy(), bias_k.detach().numpy())
+    weight_kd = (weight_kd / scale_d).detach()
+    return start._replace(weight_kd=weight_kd.numpy(), bias_k=bias_k.detach().numpy())
 
 
 def _singular(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -339,9 +356,12 @@ def save_probe(run: PreparedRun) -> None:
     inputs, labels, _ = features(net, run.task, some, replace(run.scoring, context=SINGLE_PROCESS))
     probe = fit_probe(inputs.numpy(), labels.numpy(), classes)
     with torch.no_grad():
-        for parameter, value in zip(classifier.parameters(), probe, strict=True):
+        for parameter, value in zip(classifier.parameters(), probe[:2], strict=True):
             parameter.copy_(torch.from_numpy(value))
     bundle = run.bundle(net, {"val": run.val_scores(net)})
+    result = CrossValidation("".join(map(str, probe.cross_validated_n.astype(int))))
+    path = run.folder / CROSS_VALIDATION_FILE
+    run.context.on_rank_zero(write_json, path, CROSS_VALIDATION.output, result)
     run.context.on_rank_zero(bundle.save, run.folder / run_folder.PROBE)
 
 
