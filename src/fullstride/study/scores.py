@@ -53,7 +53,7 @@ class PairedScores:
     cross_validated: str = ""
 
     def value(self, metric: Metric) -> float:
-        """The score; top-1 is of the validation images and those in `cross_validated` together."""
+        """The score; top-1 counts validation images and, by `CROSS_VALIDATED`, training images."""
         score, images = self.scores[metric.name], len(self.correct)
         if metric.name != "top1" or not self.cross_validated:
             return score
