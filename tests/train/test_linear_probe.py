@@ -13,7 +13,7 @@ from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
 from fullstride.train import final_weights, run_folder
 from fullstride.train.batches import BatchOptions
-from fullstride.train.final_weights import STRENGTHS, features, fit_probe
+from fullstride.train.final_weights import STRENGTHS, features, fit_probe, pictures_of
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
@@ -36,17 +36,24 @@ def trained(folder, data, weights, recipe):
 
 
 @pytest.mark.parametrize("shape", [(60, 12), (12, 60)])
-def test_a_probe_is_the_ridge_regression_with_the_least_error_when_each_row_is_left_out(shape):
+@pytest.mark.parametrize("copies", [1, 3])
+def test_a_probe_is_the_ridge_regression_with_the_least_error_when_each_picture_is_left_out(
+    shape, copies
+):
     rng = np.random.default_rng(0)
     x, labels = rng.normal(3, 2, shape), rng.integers(0, 3, shape[0])
     x[:, 0] = 5.0  # a constant feature
     x[:, 1] += 3 * labels
+    pictures = np.arange(len(x))
+    several = np.r_[pictures, np.repeat(pictures[:4], copies - 1)]
+    x, labels, pictures = x[several], labels[several], pictures[several]
+    labels[-1] = 2  # copies may have other labels
     z, y = (x - x.mean(0)) / np.sqrt(x.var(0).mean()), np.eye(3)[labels]
 
     def left_out(strength):
         rows = []
         for row in range(len(z)):
-            others = np.arange(len(z)) != row
+            others = pictures != pictures[row]
             # the scale of features is that of all rows
             model = Ridge(alpha=strength, fit_intercept=True).fit(z[others], y[others])
             rows.append(model.predict(z[row : row + 1])[0])
@@ -54,13 +61,19 @@ def test_a_probe_is_the_ridge_regression_with_the_least_error_when_each_row_is_l
 
     best = min(len(z) * STRENGTHS, key=lambda strength: ((y - left_out(strength)) ** 2).mean())
     expected = Ridge(alpha=best).fit(z, y).predict(z)
-    probe = fit_probe(x, labels, 3)
+    probe = fit_probe(x, labels, 3, pictures)
     assert probe.cross_validated_n.tolist() == (left_out(best).argmax(1) == labels).tolist()
     logits = x @ probe.weight_kd.T + probe.bias_k
     # but for the factor of the temperature
     factor = (logits * expected).sum() / (expected**2).sum()
     assert factor > 0
     assert logits == pytest.approx(factor * expected, rel=1e-6, abs=1e-8)
+
+
+def test_copies_of_a_picture_have_one_number(few_digits):
+    names = few_digits.train.names[:5]
+    rule = replace(few_digits.rule, copies={"a": names[1:3], "b": (names[4], "another")})
+    assert pictures_of(replace(few_digits, rule=rule), names).tolist() == [0, 1, 1, 2, 3]
 
 
 def test_a_probe_of_many_images_is_a_logistic_regression_with_a_fifth_of_the_penalty(monkeypatch):
@@ -79,6 +92,8 @@ def test_a_probe_of_many_images_is_a_logistic_regression_with_a_fifth_of_the_pen
     assert softmax(x @ probe.weight_kd.T + probe.bias_k, 1) == pytest.approx(shares, abs=1e-3)
     assert abs(softmax(x @ ridge.weight_kd.T + ridge.bias_k, 1) - shares).max() > 0.1
     assert np.array_equal(probe.weight_kd, fit_probe(x, labels, 3).weight_kd)
+    assert len(ridge.cross_validated_n) == 600
+    assert not len(probe.cross_validated_n)  # another classifier would be ranked
 
 
 def test_features_that_hardly_vary_have_small_weights_and_rounding_them_changes_little():
@@ -114,7 +129,7 @@ def test_a_run_that_gets_better_than_the_probe_ends_as_without_it(
     # a probe that is wrong everywhere
     worst = fit_probe(np.random.default_rng(0).normal(size=(20, 64)), np.arange(20) % 10, 10)
 
-    def fit(features_nd, labels_n, classes):
+    def fit(features_nd, labels_n, classes, pictures_n):
         return worst._replace(weight_kd=np.zeros((10, features_nd.shape[1])), bias_k=np.arange(10))
 
     monkeypatch.setattr(final_weights, "fit_probe", fit)

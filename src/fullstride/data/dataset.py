@@ -128,8 +128,8 @@ class DataSet:
 
     @property
     def val_is_drawn(self) -> bool:
-        """Whether the validation images were drawn one by one from the training images."""
-        return "val" not in self.own_splits and not self.rule.group
+        """Whether validation and training images are alike: drawn by chance, and none left out."""
+        return not ("val" in self.own_splits or self.rule.group or self.rule.left_out)
 
     def labels(self, split: str) -> list[tuple[int, ...]] | None:
         """The classes of each image of a split, one or several; None if targets are not classes."""

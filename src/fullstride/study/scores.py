@@ -62,8 +62,9 @@ class PairedScores:
 
     def with_cross_validation(self, metric: Metric) -> str:
         """`value` in words for the end of a line; "" without them."""
-        value = metric.text(self.value(metric))
-        return f", {value} with cross-validated training images" if self.cross_validated else ""
+        if metric.name != "top1" or not self.cross_validated:
+            return ""
+        return f", {metric.text(self.value(metric))} with cross-validated training images"
 
 
 def train_and_score(
@@ -87,13 +88,19 @@ def train_and_score(
                 if stop is not None and reached >= stop:
                     break
     with closing(prepare(*arguments)) as run:
-        if stop == 0:
-            save_probe(run)
-        result = score_run(run)
-        if stop == 0 and run.data.val_is_drawn:
-            validation = CROSS_VALIDATION.load(run.folder / CROSS_VALIDATION_FILE)
-            result = replace(result, cross_validated=validation.correct)
-        return run, result, reached
+        return run, score_probe(run) if stop == 0 else score_run(run), reached
+
+
+def score_probe(run: PreparedRun) -> PairedScores:
+    """The scores of the run's linear probe. Raises ValueError for a network without one."""
+    save_probe(run)
+    if not has_probe(run):
+        raise ValueError(f"{run.config.model} has no linear classifier, and so no linear probe")
+    result = score_validation(run, run.task, probe_network(run).net)
+    if not run.data.val_is_drawn:
+        return result
+    validation = CROSS_VALIDATION.load(run.folder / CROSS_VALIDATION_FILE)
+    return replace(result, cross_validated=validation.correct)
 
 
 def score_run(run: PreparedRun) -> PairedScores:
@@ -117,9 +124,8 @@ def score_run(run: PreparedRun) -> PairedScores:
             results.append(score_validation(run, run.task, net))
         except FloatingPointError as error:
             failure = error
-    if not results:
-        why = f"{run.config.model} has no linear classifier, and so no linear probe"
-        raise failure or ValueError(why)
+    if failure and not results:
+        raise failure
     return max(results, key=lambda result: run.metric.quality(result.scores))
 
 

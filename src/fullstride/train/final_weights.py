@@ -5,7 +5,7 @@ Letters: N images, D features, K classes.
 
 import copy
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fullstride.data.dataset import Images
+from fullstride.data.dataset import DataSet, Images
 from fullstride.io.console import count_of, print_note
 from fullstride.io.records import Record, write_json
 from fullstride.io.writing import check_output
@@ -219,22 +219,28 @@ class LinearProbe(NamedTuple):
 
     weight_kd: np.ndarray  # float64
     bias_k: np.ndarray
-    # (N,) whether a ridge regression on all other images predicts an image's class
+    # (N,) whether a ridge regression on other images predicts an image's class; (0,) for a logistic
+    # regression
     cross_validated_n: np.ndarray
 
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """The training images of a linear probe, each predicted by a probe of all others."""
+    """The training images of a linear probe, each predicted by a probe of all other pictures."""
 
-    correct: str  # 1 or 0 for each image, whether its class is predicted
+    correct: str  # 1 or 0 for each image, whether its class is predicted; "" for many images
 
 
 CROSS_VALIDATION_FILE = "cross_validation.json"  # in the folder of a run, beside the probe
 CROSS_VALIDATION = Record(CrossValidation, "the cross-validation of a linear probe", ("correct",))
 
 
-def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> LinearProbe:
+def fit_probe(
+    features_nd: np.ndarray,
+    labels_n: np.ndarray,
+    classes: int,
+    pictures_n: np.ndarray | None = None,
+) -> LinearProbe:
     """Fit a ridge regression from features to 1 for an image's class and 0 for other classes.
 
     With many images, a logistic regression begins with it.
@@ -244,9 +250,12 @@ def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> Li
 
     The strength minimises the squared leave-one-out error, which has a closed form (the PRESS
     statistic). The leave-one-out predictions also give the factor that turns outputs into logits,
-    by `fit_temperature`.
+    by `fit_temperature`. Images with the same number in `pictures_n` are copies, with the same
+    features, and are left out together.
     """
     n = len(features_nd)
+    pictures_n = np.arange(n) if pictures_n is None else pictures_n
+    copies_n = np.bincount(pictures_n)[pictures_n]
     mean_d = features_nd.mean(0)
     deviation = np.sqrt(features_nd.var(0).mean()) or 1.0
     x = (features_nd - mean_d) / deviation
@@ -258,9 +267,13 @@ def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> Li
     for strength in n * STRENGTHS:
         shrinkage = squares / (squares + strength)
         # the share of an image in its own prediction (leverage), with its share in the mean
-        own_n = np.minimum((left**2 * shrinkage).sum(1) + 1 / n, 1 - 1e-9)
+        own_n = np.minimum((left**2 * shrinkage).sum(1) + 1 / n, (1 - 1e-9) / copies_n)
         residuals_nk = targets_nk - shares_k - (left * shrinkage) @ projected
-        without_nk = residuals_nk / (1 - own_n)[:, None]
+        # solves (1 - H) without = residuals for the c copies of a picture: all of H is own
+        sums_ck = np.zeros((pictures_n.max() + 1, classes))
+        np.add.at(sums_ck, pictures_n, residuals_nk)
+        factor_n = own_n / (1 - copies_n * own_n)
+        without_nk = residuals_nk + factor_n[:, None] * sums_ck[pictures_n]
         error = float((without_nk**2).mean())
         if best is None or error < best[0]:
             best = error, strength, shrinkage, targets_nk - without_nk
@@ -273,6 +286,7 @@ def fit_probe(features_nd: np.ndarray, labels_n: np.ndarray, classes: int) -> Li
     probe = LinearProbe(weight_kd, bias_k, cross_validated_n)
     if n >= max(MANY_IMAGES, MANY_OF_CLASS * classes):
         probe = _logistic(left * roots, labels_n, probe, LOGISTIC_STRENGTH * strength / n)
+        probe = probe._replace(cross_validated_n=cross_validated_n[:0])
     weight_kd = probe.weight_kd @ right.T / deviation
     return probe._replace(weight_kd=weight_kd, bias_k=probe.bias_k - weight_kd @ mean_d)
 
@@ -353,8 +367,10 @@ def save_probe(run: PreparedRun) -> None:
             print_note(f"{run.config.model} has no linear classifier, and so no linear probe")
         return
     some = run.data.train.spaced(MOST_IMAGES)
-    inputs, labels, _ = features(net, run.task, some, replace(run.scoring, context=SINGLE_PROCESS))
-    probe = fit_probe(inputs.numpy(), labels.numpy(), classes)
+    alone = replace(run.scoring, context=SINGLE_PROCESS)
+    inputs, labels, indices = features(net, run.task, some, alone)
+    pictures_n = pictures_of(run.data, [some.names[index] for index in indices])
+    probe = fit_probe(inputs.numpy(), labels.numpy(), classes, pictures_n)
     with torch.no_grad():
         for parameter, value in zip(classifier.parameters(), probe[:2], strict=True):
             parameter.copy_(torch.from_numpy(value))
@@ -363,6 +379,14 @@ def save_probe(run: PreparedRun) -> None:
     path = run.folder / CROSS_VALIDATION_FILE
     run.context.on_rank_zero(write_json, path, CROSS_VALIDATION.output, result)
     run.context.on_rank_zero(bundle.save, run.folder / run_folder.PROBE)
+
+
+def pictures_of(data: DataSet, names: Sequence[str]) -> np.ndarray:
+    """A number for the picture of each image, the same for copies."""
+    contents = {name: key for key, same in (data.rule.copies or {}).items() for name in same}
+    numbers: dict[str, int] = {}
+    keys = (contents.get(name, name) for name in names)
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 def has_probe(run: PreparedRun) -> bool:
