@@ -481,7 +481,12 @@ def test_a_linear_probe_chooses_who_trains_and_ships_where_training_is_no_better
 
 
 @pytest.mark.parametrize(
-    "change", [dict(own_splits=("val",)), dict(rule=SplitRule(group="parent"))]
+    "change",
+    [
+        dict(own_splits=("val",)),
+        dict(rule=SplitRule(group="parent")),
+        dict(rule=SplitRule(left_out=("near copy of a test image",))),
+    ],
 )
 def test_probes_of_data_with_other_validation_images_are_not_cross_validated(
     probed, data, tmp_path, change
@@ -632,8 +637,9 @@ def test_a_plan_measures_each_candidate_once(measure_s, data, tmp_path, monkeypa
     monkeypatch.setattr(timing, "MEASURE_S", measure_s)
     monkeypatch.setattr(timing, "WARM_UP_S", measure_s and timing.WARM_UP_S)
     both = CANDIDATES[1:]
-    job, found = job_of(tmp_path, data), times_of(both, MS)
+    job, found = job_of(tmp_path, data), replace(times_of(both, MS), busy="a load of 9")
     lines, plan = drain(make_plan(job, found))
+    assert plan.busy == "a load of 9"
     assert {*plan.candidates} == {each.name for each in both}
     assert plan.epochs == 4
     assert sum("measuring" in line for line in lines) == 2
@@ -763,10 +769,10 @@ def test_failures_have_the_form_of_a_file():
 # ---- the teacher
 
 
-def teach_with(folder: Path, data, outcome: Outcome, left_s: float):
+def teach_with(folder: Path, data, outcome: Outcome, left_s: float, plan: FitPlan = PLAN):
     teacher = Candidate(model="resnet_rs_tiny", resolution=16, family="resnet_rs")
     found = times_of((*CANDIDATES, teacher), MS | {teacher.name: 10.0})
-    return teacher, drain(teach(job_of(folder, data), PLAN, outcome, found, left_s))[1]
+    return teacher, drain(teach(job_of(folder, data), plan, outcome, found, left_s))[1]
 
 
 def score_file(folder: Path, number: int, name: str, like: RungScore, correct: str):
@@ -819,6 +825,32 @@ def test_a_teacher_trains_the_best_finalist_once_more(whole, data, tmp_path, mon
 def test_without_a_candidate_beyond_the_budget_there_is_no_teacher(whole, data, tmp_path):
     steps = teach(job_of(tmp_path, data), PLAN, whole[1], FOUND, 1e6)
     assert drain(steps) == ([], Teaching(reason="no candidate is beyond the budget"))
+
+
+def test_after_probes_a_network_without_weights_is_no_teacher(whole, data, tmp_path):
+    plan = replace(PLAN, rungs=(replace(PLAN.rungs[0], epochs=0), *PLAN.rungs[1:]))
+    _, teaching = teach_with(tmp_path, data, whole[1], 1e6, plan)
+    assert teaching == Teaching(reason="no candidate beyond the budget has released weights")
+
+
+def test_survivors_depend_on_the_load_when_the_fit_was_planned(data, tmp_path, monkeypatch):
+    """A fit that goes on does not look at the load of that moment."""
+    seen = []
+
+    def note(ranked, keep, times, budgets):
+        seen.append(times.busy)
+        return tuple(ranked[:keep])
+
+    monkeypatch.setattr("fullstride.autofit.halving.survivors_of_budgets", note)
+
+    def scored(job, plan, rung, candidates, left_s):
+        yield rung.end
+        return [score_of(each.name, images(900)) for each in candidates], {}
+
+    monkeypatch.setattr("fullstride.autofit.halving.run_rung", scored)
+    plan = replace(PLAN, busy="a load of 9 on 2 cores")
+    drain(run_halving(job_of(tmp_path, data), plan, replace(FOUND, busy="")))
+    assert {*seen} == {plan.busy}
 
 
 def plan_for(seconds):

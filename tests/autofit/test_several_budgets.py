@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from generators import drain
@@ -23,7 +25,7 @@ from fullstride.autofit.plan import (
     plan_of,
 )
 from fullstride.autofit.settings import FitSettings
-from fullstride.autofit.ship import pick
+from fullstride.autofit.ship import Shipment, pick
 from fullstride.data.dataset import open_data
 from fullstride.deploy.formats import open_file
 from fullstride.measure.budget import Budget
@@ -230,6 +232,12 @@ def test_each_budget_gets_the_best_file_within_it(whole):
     told = json.loads((folder / "fit.json").read_text())["shipment"]["smaller"]
     assert [each["model"] for each in told] == [ships.model]
     assert f"within {small.ms_per_image:g} ms" in (folder / "report.html").read_text()
+
+
+def test_where_the_exported_files_are_gone_a_line_says_so(tmp_path):
+    shipment = cast(Shipment, SimpleNamespace(files=()))
+    with pytest.raises(ValueError, match="has no exported file any more: run the fit again"):
+        pick(tmp_path, shipment, find_task().metric, 5.0)
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> 
     statistics, and the probe; at the end the scores of the run's bundle. As these scores choose the
     winner, they are biased upward.
 
-    The survivors depend only on the stored scores and the candidates' times:
+    The survivors depend only on the stored scores, the candidates' times and the plan:
 
     1. Candidates are ranked by what their scores and times let expect of other images, see
        `expected`, and the faster of equal ones comes first.
@@ -170,7 +170,7 @@ def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> 
     Raises ValueError if all candidates of a rung fail.
     """
     names, scores, failures = plan.candidates, list[RungScore](), dict[str, str]()
-    metric = job.metric
+    metric, times = job.metric, replace(candidate_times, busy=plan.busy)
     for rung in plan.rungs:
         before, (names, left_s) = names, in_time(job, plan, rung.number - 1, names, scores)
         if late := before[len(names) :]:
@@ -179,12 +179,12 @@ def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> 
             continue  # nothing is left to choose
         yield f"rung {rung.number} of {len(plan.rungs)}: {len(names)} {rung.end}"
         here, failed = yield from run_rung(
-            job, plan, rung, [candidate_times.by_name[each] for each in names], left_s
+            job, plan, rung, [times.by_name[each] for each in names], left_s
         )
         failures |= failed
         scores += here
-        ranked = rank(here, candidate_times.ms, metric)
-        names = survivors_of_budgets(ranked, rung.keep, candidate_times, job.budgets)
+        ranked = rank(here, times.ms, metric)
+        names = survivors_of_budgets(ranked, rung.keep, times, job.budgets)
         yield f"rung {rung.number}: {', '.join(names)}"
     finalists, _ = in_time(job, plan, len(plan.rungs), names, scores)
     if late := names[len(finalists) :]:
@@ -367,10 +367,15 @@ def teach(
     `run_halving`: as the student is not faster, a tie would gain nothing.
     """
     best = candidate_times.by_name[outcome.finalists[0]]
-    if not candidate_times.beyond:
+    teachers = [each for each in candidate_times.candidates if each.name in candidate_times.beyond]
+    if not teachers:
         return Teaching(reason="no candidate is beyond the budget")
+    if not plan.rungs[0].epochs:  # by its recipe, training begins with a probe
+        teachers = [each for each in teachers if each.weights]
+    if not teachers:
+        return Teaching(reason="no candidate beyond the budget has released weights")
     own = stored_time(job.folder, best) or measure_training(job, best)
-    chosen = yield from find_teacher(job, plan, candidate_times, own, left_s)
+    chosen = yield from find_teacher(job, plan, candidate_times, teachers, own, left_s)
     if chosen is None:
         return Teaching(reason="there is no time to train a teacher")
     teacher, time = chosen
@@ -410,13 +415,17 @@ def teach(
 
 
 def find_teacher(
-    job: FitJob, plan: FitPlan, candidate_times: CandidateTimes, own: TrainingTime, left_s: float
+    job: FitJob,
+    plan: FitPlan,
+    candidate_times: CandidateTimes,
+    teachers: Sequence[Candidate],
+    own: TrainingTime,
+    left_s: float,
 ) -> Work[tuple[Candidate, TrainingTime] | None]:
     """The first teacher that fits into `left_s` seconds with a student whose time is `own`."""
     side = candidate_times.by_name[own.candidate].resolution
-    others = [each for each in candidate_times.candidates if each.name in candidate_times.beyond]
     order = sorted(
-        by_promise(others, candidate_times.beyond), key=lambda each: each.resolution != side
+        by_promise(teachers, candidate_times.beyond), key=lambda each: each.resolution != side
     )
     for each in order[:MOST_MEASURED]:
         time = stored_time(job.folder, each)

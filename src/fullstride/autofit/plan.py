@@ -196,6 +196,7 @@ class FitPlan:
     ship_s: float
     all_s: float = 0.0  # of training every candidate to the end, for comparison
     left_s: float | None = None  # of the hours, to train and to ship; None: no limit
+    busy: str = ""  # why the times of candidates may be too long, see `why_busy`
 
     @property
     def total_s(self) -> float:
@@ -265,7 +266,8 @@ def make_plan(job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0
         raise ValueError(f"no candidate can be trained; {name}: {why}")
     plan = planned(times, measured_s)
     limit_s = None if hours is None else left_s - measured_s
-    return replace(plan, left_out={**left_out, **plan.left_out}, left_s=limit_s)
+    left_out |= plan.left_out
+    return replace(plan, left_out=left_out, left_s=limit_s, busy=candidate_times.busy)
 
 
 def costs_of(

@@ -208,6 +208,8 @@ def pick(
     for file in (each for each in shipment.files if not each.failure):
         if record := read_record(folder, file.candidate, file.format, file.precision):
             records.append(replace(record, file=file))
+    if not records:
+        raise ValueError(f"{folder / SHIP} has no exported file any more: run the fit again")
     records = within(records, budget, maybe)
     file = records[choose(records, metric)].file
     if not file.within:
