@@ -120,6 +120,15 @@ def test_outputs_there_are_those_of_the_file(file):
         np.testing.assert_array_equal(target.run(file, images), [[2, 4, 6, 500]])
 
 
+def test_a_file_whose_outputs_exceed_an_answer_runs_when_none_are_asked_for(file, monkeypatch):
+    images = np.ones((4096, 4), np.uint8)
+    monkeypatch.setattr(target_module, "MAX_ANSWER_BYTES", 2**16)
+    with here() as target:
+        assert target.run(file, images, rows=0).shape == (0, 4)
+        with pytest.raises(ConnectionError, match="more than 65,536 bytes$"):
+            target.run(file, images)
+
+
 def test_times_are_those_of_all_rounds_and_files_are_sent_once(file, relay):
     with relay() as target:
         other = replace(file, name="again", shape=(2, 4))

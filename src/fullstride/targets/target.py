@@ -205,10 +205,16 @@ class Target:
         (samples,) = times.values()
         return spread([float(np.median(part)) for part in np.array_split(samples, rounds)])
 
-    def run(self, file: TimedFile, images: np.ndarray, threads: int | None = None) -> np.ndarray:
-        """Run a batch of inputs on the target; return float32 outputs."""
+    def run(
+        self,
+        file: TimedFile,
+        images: np.ndarray,
+        threads: int | None = None,
+        rows: int | None = None,
+    ) -> np.ndarray:
+        """Run a batch on the target; return float32 outputs of its first `rows`, None for all."""
         inputs = np.ascontiguousarray(images, np.dtype(file.dtype).newbyteorder("<"))
-        how = {"file": file.request(), "threads": threads, "shape": inputs.shape}
+        how = {"file": file.request(), "threads": threads, "shape": inputs.shape, "rows": rows}
         data = base64.b64encode(inputs.tobytes()).decode()
 
         def work() -> np.ndarray:
@@ -383,9 +389,9 @@ class Target:
             kill.cancel()
         received += line
         if len(received) > limit:
+            reason = ": there is no runner" if is_first else ""
             raise ConnectionError(
-                f"{self.where} answers {received[:40]!r}... and more than {limit:,} bytes: there "
-                "is no runner"
+                f"{self.where} answers {received[:40]!r}... and more than {limit:,} bytes{reason}"
             )
         if time.monotonic() >= end:
             raise ConnectionError(f"{self.where} has not answered within {limit_s:.0f} s")
