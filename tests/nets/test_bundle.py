@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fullstride import cli
+from fullstride.data.transforms.crop import test_view, to_input
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle, build
 from fullstride.nets.preprocessing import LoadOptions, Preprocessing
@@ -371,6 +372,29 @@ def test_weights_from_the_hub_become_ours_with_classes_and_preprocessing(monkeyp
         assert bundle.preprocessing == (authors if ours else Preprocessing(resolution=224))
         assert len(bundle.classes) == 1000
         assert bundle.classes[0].startswith("tench")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_equal"),
+    [
+        ("resnet18.a1_in1k", True),
+        ("convnext_tiny.fb_in22k_ft_in1k_384", True),
+        ("dm_nfnet_f0.dm_in1k", False),
+        ("volo_d4_448.sail_in1k", False),
+    ],
+)
+def test_pictures_are_those_of_timms_transform_or_a_note_says_how_they_differ(
+    name, is_equal, capsys
+):
+    from timm.data import create_transform, resolve_data_config
+
+    config = hub.hub_config(name)
+    ours = hub.hub_preprocessing(name, config)
+    assert is_equal is not (f"{name}: timm evaluates it with" in capsys.readouterr().err)
+    transform = create_transform(**resolve_data_config(pretrained_cfg=config.to_dict()))
+    picture = Image.fromarray(np.random.default_rng(0).integers(256, size=(60, 91, 3), dtype="u1"))
+    pixels = torch.from_numpy(test_view(picture, ours)[None])
+    assert torch.allclose(to_input(pixels, ours)[0], transform(picture), atol=1e-5) is is_equal
 
 
 def test_names_without_released_weights_say_so():

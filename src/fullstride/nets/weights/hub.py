@@ -123,6 +123,9 @@ AUTHORS_FILES = {
     "gernet_l.idstcv_in1k": "GENet_large.pth",
 }
 
+# timm's crop_mode -> the fit that is equal, for "squash" with a crop_pct of 1, or nearest.
+FITS: dict[str, Fit] = {"center": "crop", "squash": "squish", "border": "pad"}
+
 
 def timm_name(name: str) -> str:
     """timm's name for the weights of a name in `HUB`, of `NAME.TAG`, or of `timm/NAME`.
@@ -185,15 +188,23 @@ def is_cached(name: str) -> bool:
 
 
 def hub_preprocessing(model: str, config: Any) -> Preprocessing:
-    return Preprocessing(
+    """timm's preprocessing of a model, or the nearest to it, with a note where it differs."""
+    mode, fit = config.crop_mode, FITS[config.crop_mode]
+    # The authors resize to 448 x 448 without keeping the aspect ratio: Alibaba-MIIL/TResNet#6.
+    if model.startswith("tresnet") and model.endswith("_448"):
+        fit = "squish"
+    pre = Preprocessing(
         resolution=config.input_size[1],
         mean=config.mean,
         std=config.std,
         kernel=config.interpolation,
-        # The authors resize to 448 x 448 without keeping the aspect ratio: Alibaba-MIIL/TResNet#6.
-        fit="squish" if model.startswith("tresnet") and model.endswith("_448") else "crop",
-        crop=config.crop_pct,
+        fit=fit,
+        crop=min(1.0, config.crop_pct),
     )
+    if config.crop_pct > 1 or mode == "border" or (mode == "squash" and config.crop_pct < 1):
+        how = f"crop_mode {mode} and crop_pct {config.crop_pct:g}"
+        print_note(f"{model}: timm evaluates it with {how}, this package with {pre}")
+    return pre
 
 
 def authors_preprocessing(model: str, config: Any) -> Preprocessing:
