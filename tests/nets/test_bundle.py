@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from fullstride import cli
 from fullstride.data.transforms.crop import test_view, to_input
 from fullstride.nets import zoo
-from fullstride.nets.bundle import Bundle, build
+from fullstride.nets.bundle import Bundle, build, reorder_outputs
 from fullstride.nets.preprocessing import LoadOptions, Preprocessing
 from fullstride.nets.weights import convert, hub
 
@@ -372,6 +372,21 @@ def test_weights_from_the_hub_become_ours_with_classes_and_preprocessing(monkeyp
         assert bundle.preprocessing == (authors if ours else Preprocessing(resolution=224))
         assert len(bundle.classes) == 1000
         assert bundle.classes[0].startswith("tench")
+
+
+@pytest.mark.parametrize(
+    "name", ["tresnet_tiny", "timm/dla46x_c", "timm/deit_tiny_distilled_patch16_224"]
+)
+def test_reordered_outputs_are_the_logits_in_another_order(name):
+    net = zoo.create(name, classes=3).eval()
+    for path in net.classifiers:  # of one linear layer, of a convolution, or of two layers
+        for parameter in net.get_submodule(path).parameters():
+            torch.nn.init.normal_(parameter)
+    x = torch.rand(2, 3, *2 * [224 if "deit" in name else 64])
+    with torch.inference_mode():
+        before = net(x)
+        reorder_outputs(net, (1, 2, 0))
+        assert torch.allclose(net(x), before[:, [1, 2, 0]], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

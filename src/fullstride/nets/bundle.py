@@ -251,8 +251,9 @@ def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
 
 
 def reorder_outputs(net: Backbone, outputs: Sequence[int]) -> None:
-    """Reorder the outputs of a linear classifier: new output i is the old `outputs[i]`."""
-    classifier = dict(net.named_modules()).get(net.classifier)
-    if isinstance(classifier, nn.Linear):
-        for parameter in classifier.parameters():
+    """Reorder the outputs of all classifiers: new output i is the old `outputs[i]`."""
+    for path in net.classifiers:
+        modules = net.get_submodule(path).modules()
+        layers = [each for each in modules if isinstance(each, nn.Linear | nn.Conv2d)]
+        for parameter in layers[-1].parameters():
             parameter.data = parameter.data[list(outputs)]
