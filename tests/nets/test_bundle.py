@@ -211,6 +211,17 @@ def test_a_file_of_weights_is_loaded_with_the_preprocessing_of_its_family(bundle
     assert zoo.family_preprocessing(zoo.spec("resnet_rs_50")).kernel == "bicubic"
 
 
+def test_a_released_file_at_another_resolution_is_a_network_of_that_resolution(
+    tmp_path, monkeypatch
+):
+    release = hub.ReleasedFile("tiny_64", "genet_tiny", 10, 64, "crop", 0.875, "a test")
+    monkeypatch.setattr(hub, "RELEASED", (release,))
+    official_file(tmp_path / "tiny_64.pth")
+    loaded = zoo.load(tmp_path / "tiny_64.pth")
+    assert zoo.spec("genet_tiny").resolution == 32
+    assert loaded.net.spec.resolution == loaded.preprocessing.resolution == 64
+
+
 def official_file(path, classes=10, **more):
     """GENet in the authors' names, as a training program saves it with its average."""
     spec = replace(zoo.spec("genet_tiny"), classes=classes)

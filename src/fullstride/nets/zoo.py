@@ -244,6 +244,7 @@ def known_file(path: Path, name: str, options: LoadOptions) -> Opened:
     classes = tuple(map(str, range(spec.classes)))
     if release:
         pre = replace(pre, resolution=release.resolution, fit=release.fit, crop=release.crop)
+        loaded.net.spec = replace(spec, resolution=release.resolution)
         origin, classes = f"as in {release.source}", imagenet_words(spec.classes)
     bundle = Bundle(
         net=loaded.net.eval(),
