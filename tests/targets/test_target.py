@@ -258,6 +258,9 @@ def test_targets_are_commands_or_addresses():
     assert ssh[-2] == "board"
     assert ssh[-1].startswith("/opt/venv/bin/python -u -c 'import sys")
     assert command_of("ssh://board")[-1].startswith("python3 -u -c ")
+    assert command_of("ssh://Pi@MyPi4.Lan:22")[-2] == "MyPi4.Lan"  # an alias of ~/.ssh/config
+    assert command_of("ssh://[FE80::1%Eth0]:22")[-2] == "FE80::1%Eth0"
+    assert command_of("ssh://board/opt/py#3/bin/python")[-1].startswith("'/opt/py#3/bin/python' -u")
     words = command_of("docker exec -i box")
     assert words[:5] == ["docker", "exec", "-i", "box", "python3"]
     assert command_of("docker exec -i box /venv/bin/python3.12")[4:6] == [

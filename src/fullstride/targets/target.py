@@ -419,10 +419,12 @@ def command_of(where: str) -> list[str]:
         is_python = Path(words[-1]).name.startswith("python")
         return [*words, *([] if is_python else [PYTHON]), "-u", "-c", BOOT]
     try:
-        parts = urlsplit(where)
-        host, port = parts.hostname, parts.port
+        parts = urlsplit(where, allow_fragments=False)  # a path may have a #
+        port = parts.port
     except ValueError:
-        host, port, parts = None, None, urlsplit("")
+        port, parts = None, urlsplit("")
+    # `parts.hostname` is in lower case, and ssh distinguishes the cases of its aliases.
+    host = re.sub(r":\d*$", "", parts.netloc.rpartition("@")[2]).strip("[]")
     # ssh would take a name that begins with a hyphen as an option.
     is_option = any((each or "").startswith("-") for each in (parts.username, host))
     if not host or parts.query or parts.password or is_option:
