@@ -261,6 +261,11 @@ def test_what_takes_too_long_or_comes_too_late_is_left_out(monkeypatch):
     assert not list(measure(plan(), asked))
 
 
+def test_a_batch_that_does_not_fit_in_memory_is_left_out():
+    network = all_microbenchmarks()[0]
+    assert prepare_step(network, plan(), "eager", 10**13) is None  # 10**17 bytes
+
+
 def test_a_gpu_whose_data_sheet_is_known_is_found_by_the_name_that_torch_has_for_it():
     for name, profile in (
         ("NVIDIA H200", "h200"),

@@ -14,7 +14,7 @@ import torch
 
 from fullstride.io.console import count_of
 from fullstride.io.records import write_json
-from fullstride.io.writing import check_output, json_output
+from fullstride.io.writing import check_output, json_output, lacks_memory
 from fullstride.latency import fitting, microbenchmarks
 from fullstride.latency.devices import profile_names
 from fullstride.latency.fitting import PRIORS
@@ -196,8 +196,10 @@ def prepare_step(
         if seconds > MAX_CALL_S:
             return None
         return capture(step) if runtime == "cuda graph" else step
-    except (torch.OutOfMemoryError, MemoryError):
-        return None
+    except (MemoryError, RuntimeError) as error:
+        if lacks_memory(error):
+            return None
+        raise
 
 
 def capture(step: workload.Step) -> Callable[[], object]:
