@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 import torch
 from torch import nn
+from toy_bundles import bundle_of
 from write_networks import derive
 
 from fullstride import cli
@@ -291,6 +292,15 @@ def test_a_bench_of_training_takes_training_steps_and_keeps_the_network():
     (found,) = bench_all({"net": net}, [replace(RESNET_RS, fit="given", **SHORT)], options=options)
     assert (found[0].protocol.work, found[0].ratio) == ("training", 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("protocol", ["resnet_rs", "tresnet"])
+@pytest.mark.parametrize("task", ["segment", "detect", "depth"])
+def test_a_protocol_that_trains_classifiers_refuses_heads_of_tasks_in_one_line(task, protocol):
+    net, options = bundle_of(task).net, BenchOptions(memory_gib=0.1)
+    with pytest.raises(ValueError, match="net has the head of a task.*--protocol online") as error:
+        [*bench_all({"net": net}, PROTOCOLS[protocol], options=options)]
+    assert "\n" not in str(error.value)
 
 
 def test_a_batch_that_is_found_is_the_networks_own(monkeypatch):

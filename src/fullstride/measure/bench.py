@@ -24,6 +24,7 @@ from fullstride.measure.protocols import (
     warm_up,
 )
 from fullstride.measure.workload import Layout, Precision, Step, StepOptions
+from fullstride.nets.backbone import Backbone, EmbeddingHead
 from fullstride.nets.efficiency import Efficiency, is_compiled
 
 
@@ -227,6 +228,7 @@ def bench_all(
     batches = None
     for protocol in parts:
         check_possible(protocol, find_device(device), options)
+        check_networks(nets, protocol, options)
         if protocol.fit != "given" and batches is None:
             batches = find_batches(nets, protocol, find_device(device), options)
         yield bench(nets, protocol, device, options, batches)
@@ -253,12 +255,19 @@ def check_possible(protocol: Protocol, device: torch.device, options: BenchOptio
 def check_networks(
     nets: Mapping[str, nn.Module], protocol: Protocol, options: BenchOptions
 ) -> None:
-    """Raise ValueError for an efficiency in inference, and for a missing reference."""
-    for name in nets:
+    """Raise ValueError for an efficiency in inference, for heads that give no logits in training,
+    and for a missing reference."""
+    for name, net in nets.items():
         form = options.step(name).efficiency
         if form != "plain" and protocol.work == "inference":
             raise ValueError(
                 f"{name}, {form}: an efficiency is for training, leave it out for inference"
+            )
+        head = net.task_head if isinstance(net, Backbone) else None
+        if protocol.work == "training" and not isinstance(head, EmbeddingHead | None):
+            raise ValueError(
+                f"{name} has the head of a task, and {protocol.name} trains classifiers: use "
+                "--protocol online or throughput"
             )
     if options.reference is not None and options.reference not in nets:
         raise ValueError(
