@@ -247,6 +247,7 @@ def test_a_spec_that_cannot_be_walked_gets_one_line(spec, resolution, told):
     [
         dict(stem=type("OwnStem", (ConvStem,), {})),
         dict(stages=(Stage(block=type("OwnBlock", (Basic,), {}), depth=2, width=8, stride=2),)),
+        dict(style=Style(self_gate=True)),
     ],
     ids=list,
 )

@@ -184,7 +184,8 @@ def parts(spec: NetSpec, resolution: int | None = None) -> Iterator[tuple[Part, 
     check_range("resolution", side, MOST_CHANNELS)
     stem = NAMES.get(spec.stem)
     branches = [NAMES.get(stage.block) for stage in spec.stages]
-    if stem not in WALKS or not BRANCHES.keys() >= set(branches) or spec.frames:
+    known = stem in WALKS and BRANCHES.keys() >= set(branches)
+    if not known or spec.frames or spec.style.self_gate:
         yield (("network", spec, side), ()), 1
         return
     options = (side % 4 > 0, spec.in_channels > 1 or side > 4) if stem == "SpaceToDepthStem" else ()
@@ -235,7 +236,7 @@ def in_form(build: Callable[[], nn.Module], training: bool) -> nn.Module:
 
 
 def network(spec: NetSpec, side: int) -> list[OperatorRow]:
-    """A network with a stem or a block that has no walk."""
+    """A network with a stem, a block or gates that have no walk."""
     return traced_network(spec, side).rows()
 
 
