@@ -182,6 +182,20 @@ def test_a_batch_that_does_not_fit_is_refused_with_a_hint():
         bench({"tiny": tiny()}, replace(QUICK, batch=100_000_000))
 
 
+def test_a_batch_of_a_paper_that_does_not_fit_is_refused_with_what_can_be_set():
+    with pytest.raises(ValueError, match=r"batch 100000000 at 32 x 32 .*a smaller --resolution"):
+        bench({"tiny": tiny()}, replace(GENET, batch=100_000_000, resolution=32))
+
+
+def test_a_limit_of_memory_is_in_a_row_if_it_limited_anything():
+    options = BenchOptions(memory_gib=0.1)
+    (row,) = bench({"tiny": tiny()}, QUICK, options=options)
+    assert row.memory_gib is None
+    filled = replace(TRESNET, **SHORT)
+    (row,) = bench({"tiny": tiny()}, filled, options=options, batches={"tiny": 8})
+    assert row.memory_gib == 0.1
+
+
 def test_an_error_that_is_not_about_memory_stays_itself():
     with pytest.raises(RuntimeError, match="expected input"):
         bench({"tiny": tiny()}, QUICK, options=BenchOptions(in_channels=1))

@@ -124,9 +124,10 @@ def check_room(
 
 def lack_of_memory(protocol: Protocol) -> AbstractContextManager[None]:
     batch, side = protocol.batch, protocol.resolution
+    is_fixed = batch == 1 or protocol.name in protocols.PROTOCOLS.keys() - {"online", "throughput"}
     return max_batch.memory_errors(
         f"batch {batch} at {side} x {side}",
-        f"try a smaller --{'call-batch' if batch > 1 else 'resolution'}",
+        f"try a smaller --{'resolution' if is_fixed else 'call-batch'}",
     )
 
 
@@ -191,13 +192,14 @@ def bench(
                     steps[name].leave()  # see `measure_all`
         with lack_of_memory(protocol):
             rows = measure_all(steps, protocol, device, options)
+    is_limited = device.type != "cpu" or protocol.fit != "given"
     return [
         replace(
             row,
             peak_memory_mib=peaks[row.name],
             runtime=getattr(nets[row.name], "runtime", ""),
             largest_batch=batches.get(row.name) if protocol.fit == "filled" else None,
-            memory_gib=options.memory_gib,
+            memory_gib=options.memory_gib if is_limited else None,
         )
         for row in rows
     ]
