@@ -144,6 +144,14 @@ def test_times_are_those_of_all_rounds_and_files_are_sent_once(file, relay):
     assert operations == ["hello", "put", "measure", "measure", "remove", "put", "measure"]
 
 
+def test_equal_files_in_two_folders_have_the_same_times(tmp_path, file):
+    copied = tmp_path / file.path.name
+    copied.write_bytes(file.path.read_bytes())
+    with here() as target:
+        times = target.measure([file, replace(file, name="copy", path=copied)], **HOW)
+    assert times.ms["copy"] == times.ms["double"]
+
+
 @pytest.mark.parametrize("cut_after", range(1, 4))
 def test_a_connection_that_ends_is_made_again(file, relay, cut_after):
     with relay(cut_after) as target:

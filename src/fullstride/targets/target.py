@@ -234,8 +234,10 @@ class Target:
         warmup_s: float,
         threads: int | None = None,
     ) -> Times:
-        """Time all files in turn in every round; `threads`: None for all cores."""
-        names = {file.key: file.name for file in files}
+        """Time all files in turn in every round; `threads`: None for all cores.
+
+        Equal files are timed once.
+        """
         how = {"rounds": rounds, "round_s": round_s, "warmup_s": warmup_s, "threads": threads}
         seconds = len(files) * (FILE_S + warmup_s + 4 * rounds * round_s)
 
@@ -247,14 +249,14 @@ class Target:
         answer = self._again(work)
         ms = self._read_answer(dict[str, tuple[Milliseconds, ...]], answer.get("ms"))
         is_uneven = any(len(each) < rounds or len(each) % rounds for each in ms.values())
-        if ms.keys() != names.keys() or is_uneven:
+        if ms.keys() != {file.key for file in files} or is_uneven:
             raise ConnectionError(f"{self.where} answers with times of other files or rounds")
         before, after = (
             self._read_answer(State, {name: each.get(name) for name in STATE})
             for each in (answer.get("before", {}), answer)
         )
         return Times(
-            ms={names[key]: each for key, each in ms.items()},
+            ms={file.name: ms[file.key] for file in files},
             environment=environment_of(self.describe(), before, after, threads),
         )
 
