@@ -414,6 +414,14 @@ def test_out_indices_are_numbers_of_channels_and_strides(name):
             net.features(x, chosen)
 
 
+def test_out_indices_are_refused_where_maps_of_two_strides_have_one_size():
+    net = zoo.create("timm/resnet10t").eval()
+    assert (len(net.strides), len(net.features(torch.rand(1, 3, 16, 16)))) == (5, 4)
+    for chosen in ([4], [0, 3]):
+        with pytest.raises(ValueError, match="4 sizes of maps for 16 x 16 images and 5 strides"):
+            net.features(torch.rand(1, 3, 16, 16), chosen)
+
+
 def test_stages_behind_the_last_chosen_map_are_not_computed():
     net = zoo.create("genet_tiny")
     net.stages[-1] = None

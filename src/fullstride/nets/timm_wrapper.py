@@ -230,6 +230,12 @@ class TimmNetwork(Backbone):
         maps = tuple({m.shape[2:]: m for m in maps}.values())
         if out_indices is None:
             return maps
+        if len(maps) != len(self.strides):  # of a small image, several strides give one pixel
+            size, side = f"{x.shape[2]} x {x.shape[3]}", self.spec.resolution
+            raise ValueError(
+                f"timm/{self.spec.name} has {len(maps)} sizes of maps for {size} images and "
+                f"{len(self.strides)} strides: for out_indices use {side} x {side}"
+            )
         return tuple(maps[i] for i in self.map_numbers(out_indices))
 
     @property
