@@ -280,6 +280,8 @@ def test_a_gpu_whose_data_sheet_is_known_is_found_by_the_name_that_torch_has_for
         "NVIDIA L40S",
         "NVIDIA A10G",
         "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA A100-SXM4-40GB",
         "AMD EPYC",
     ):
         assert by_sheet(other) is None

@@ -223,7 +223,7 @@ def time_of(rounds: Sequence[Round]) -> dict[str, Any]:
 # ---- peaks of the device at hand
 
 # GPUs with these words have a data sheet of their own.
-VARIANT = re.compile(r"\b(PCIE|NVL|TI|SUPER|LAPTOP|SXM2)\b", re.IGNORECASE)
+VARIANT = re.compile(r"\b(PCIE|NVL|TI|SUPER|LAPTOP|SXM2|D|40GB)\b", re.IGNORECASE)
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
