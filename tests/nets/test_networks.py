@@ -458,6 +458,21 @@ def test_another_error_of_a_network_of_timm_is_not_taken_for_its_size():
         net(torch.rand(1, 4, 32, 32))
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (dict(frames=8), "images, and no clips of 8 frames"),
+        (dict(classes=0), "classes 0: use"),
+        (dict(in_channels=0), "in_channels 0: use"),
+    ],
+)
+def test_what_a_network_of_timm_cannot_be_is_refused_in_one_line(changes, says):
+    with pytest.raises(ValueError, match=says) as error:
+        zoo.create("timm/resnet10t", **changes)
+    assert "\n" not in str(error.value)
+    assert zoo.create("timm/resnet10t", frames=0, classes=1).spec.frames == 0
+
+
 def test_networks_of_timm_are_not_scaled():
     with pytest.raises(ValueError, match="timm/resnet18 cannot be scaled"):
         zoo.create("timm/resnet18", width=0.5)

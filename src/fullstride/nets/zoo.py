@@ -9,6 +9,7 @@ from typing import cast
 from torch import nn
 
 from fullstride.io.console import print_note
+from fullstride.io.records import check_bounds
 from fullstride.nets import checkpoints, families
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
@@ -132,7 +133,11 @@ def create(
     changes = {"classes": classes, "in_channels": in_channels}
     changes |= {"resolution": resolution, "frames": frames}
     changed = {key: value for key, value in changes.items() if value is not None}
-    return build(replace(base, **changed))
+    if isinstance(base, TimmSpec) and changed.pop("frames", 0):
+        raise ValueError(f"{name} takes images, and no clips of {frames} frames: leave frames out")
+    changed_spec = replace(base, **changed)
+    check_bounds(changed_spec)  # timm would build it, without a classifier for 0 classes
+    return build(changed_spec)
 
 
 def load(
