@@ -44,6 +44,14 @@ def test_sensitivities_are_the_slopes_that_small_steps_show(runtime):
         np.testing.assert_allclose(sensitivities(work, TRUE, ALL)[:, place], slope, atol=1e-6)
 
 
+@pytest.mark.parametrize("runtime", ["eager", "compiled", "tensorrt"])
+def test_a_device_whose_every_number_is_slower_by_a_share_is_slower_by_that_share(runtime):
+    slopes = dict(zip(ALL, sensitivities(work_of(runtime), TRUE, ALL).T, strict=True))
+    slower = [slope if name.endswith("_us") else -slope for name, slope in slopes.items()]
+    whole = sum(slower) + slopes["group_channels"]  # which is no rate
+    np.testing.assert_allclose(whole, 1, atol=1e-8)
+
+
 def test_a_number_that_is_missing_gives_its_slope_to_the_wider_one():
     work = work_of("eager")
     few = {name: TRUE[name] for name in TRUE if name not in ("norm", "statistics", "gather")}

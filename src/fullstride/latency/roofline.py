@@ -65,6 +65,7 @@ REQUIRED = ("dense", "1x1", "depthwise", "group_channels", "convolution", "launc
 # error of all times of a device that was not measured, or not with these networks.
 REST, DEVICE = "network", "device"
 NORMAL_95 = NormalDist().inv_cdf(0.95)
+STEP = 1e-5  # of a number's logarithm, for slopes that are exact to 1e-10
 
 Positive = Annotated[float, Bounds(ge=1e-12, le=1e12)]
 
@@ -252,40 +253,14 @@ def sensitivities(
     work: PeakTimes, numbers: Mapping[str, float], names: Sequence[str]
 ) -> np.ndarray:
     """Elasticity of each time to each number: (networks, `names`)."""
-    arithmetic, memory, slower = row_seconds(work, numbers)
-    seconds = times(work, numbers)
-    column = {name: number for number, name in enumerate(names)}
-    column = {name: column.get(number_of(name, numbers), len(names)) for name in RATES}
-    network = np.repeat(np.arange(len(work)), work.sizes)
-    # The derivative of hypot(a, m) in log a is a^2 / hypot. A rate divides its time.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        by_arithmetic = np.where(memory < 0, 0, np.nan_to_num(arithmetic**2 / slower)) * work.count
-    by_memory = slower * work.count - by_arithmetic
-    device = np.zeros((len(work), len(names) + 1))  # the last column: numbers not in `names`
-    for rates, index, amount in (
-        (ARITHMETIC, work.arithmetic, by_arithmetic),
-        (MEMORY, work.memory, by_memory),
-    ):
-        columns = np.array([column[name] for name in rates])[index]
-        np.add.at(device, (network, columns), -amount)
-    launches = np.add.reduceat(work.launches * work.count, work.starts)
-    share = np.zeros(len(slower))
-    grouped = work.group_channels > 0
-    share[grouped] = 1 / (1 + work.group_channels[grouped] / numbers["group_channels"])
-    single = {
-        "group_channels": np.add.reduceat(by_arithmetic * share, work.starts),
-        "launch_us": 1e-6 * launches * numbers["launch_us"],
-        "start_us": np.full(len(work), 1e-6 * numbers.get("start_us", 0.0)),
-        "image_us": 1e-6 * work.batch * numbers.get("image_us", 0.0),
-    }
-    device, fourth = device[:, :-1], seconds.total_s**4
-    for place, name in enumerate(names):
-        if name in single:
-            device[:, place] = single[name]
-    out = device * (seconds.device_s**3 / fourth)[:, None]
-    if "host_us" in names:
-        out[:, names.index("host_us")] = seconds.host_s**4 / fourth
-    return out
+    columns = []
+    for name in names:
+        longer, shorter = (
+            np.log(times(work, {**numbers, name: factor * numbers.get(name, 0.0)}).total_s)
+            for factor in (math.exp(STEP), math.exp(-STEP))
+        )
+        columns.append((longer - shorter) / (2 * STEP))
+    return np.stack(columns, axis=1)
 
 
 def bounds(
