@@ -184,8 +184,8 @@ def parts(spec: NetSpec, resolution: int | None = None) -> Iterator[tuple[Part, 
     check_range("resolution", side, MOST_CHANNELS)
     stem = NAMES.get(spec.stem)
     branches = [NAMES.get(stage.block) for stage in spec.stages]
-    known = stem in WALKS and BRANCHES.keys() >= set(branches)
-    if not known or spec.frames or spec.style.self_gate:
+    has_walks = stem in WALKS and BRANCHES.keys() >= set(branches)
+    if not has_walks or spec.frames or spec.style.self_gate:
         yield (("network", spec, side), ()), 1
         return
     options = (side % 4 > 0, spec.in_channels > 1 or side > 4) if stem == "SpaceToDepthStem" else ()
