@@ -255,5 +255,5 @@ def reorder_outputs(net: Backbone, outputs: Sequence[int]) -> None:
     for path in net.classifiers:
         modules = net.get_submodule(path).modules()
         layers = [each for each in modules if isinstance(each, nn.Linear | nn.Conv2d)]
-        for parameter in layers[-1].parameters():
+        for parameter in layers[-1].parameters() if layers else ():
             parameter.data = parameter.data[list(outputs)]
