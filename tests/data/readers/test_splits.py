@@ -376,6 +376,27 @@ def test_a_share_of_zero_gives_the_images_to_training_and_moves_no_other(tmp_pat
         assert set(whole.train.names) == set(split_of(usual))
 
 
+def test_a_validation_split_that_is_given_to_training_shares_no_group_with_the_test(tmp_path):
+    pictures = {f"{s}/{c}/p{p}/{i}.png": 1000 * "tv".index(s[0]) + 100 * "ab".index(c) + 10 * p + i
+                for s in ("train", "val") for c in "ab"
+                for p in range(10) for i in range(2)}  # fmt: skip
+    pictures |= {f"train/a/copy{n}.png": pictures["val/a/p0/0.png"] for n in range(2)}
+    where = str(write(tmp_path, pictures))
+    data = open_data(where, SplitRule(val=0, test=0.3, group=r"/(p\d)/"))
+    patients = [{name.split("/")[2] for name in each.names} for each in (data.train, data.test)]
+    assert not patients[0] & patients[1] and len(data.test) == 24 and not data.val
+    assert set(split_of(data)) == set(pictures)
+    assert len(open_data(where, SplitRule(val=0)).test) == 0
+
+
+def test_training_images_may_all_be_copies_of_a_validation_split_that_is_given_to_them(tmp_path):
+    pictures = {f"{s}/{c}/{n}.png": 10 * "ab".index(c) + n
+                for s in ("train", "val") for c in "ab" for n in range(4)}  # fmt: skip
+    where = str(write(tmp_path, pictures | {"test/a/1.png": 90, "test/b/1.png": 91}))
+    data = open_data(where, SplitRule(val=0))
+    assert (len(data.train), len(data.val), len(data.test)) == (16, 0, 2)
+
+
 def test_a_share_for_the_test_is_taken_where_there_is_none(tmp_path):
     where = str(write(tmp_path, patients("ab", each=1, images=200)))
     assert 60 <= len(open_data(where, SplitRule(test=0.2)).test) <= 100

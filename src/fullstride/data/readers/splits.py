@@ -279,6 +279,8 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
 
     Raises ValueError in one line, OnlyCopiesError if copies leave a class no training image.
     """
+    own = tuple(name for name in ("val", "test") if name in listing.splits)
+    listing = _for_training(listing, rule)
     train, val, test = (listing.splits.get(name) for name in ("train", "val", "test"))
     assert train is not None
     for flag, name, share, samples, what in (
@@ -287,7 +289,6 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     ):
         if samples is not None and share:
             raise ValueError(f"{flag} {share}: {name!r} is the {what} already; leave the share out")
-    own = tuple(name for name, each in (("val", val), ("test", test)) if each is not None)
     if rule.val == rule.test == 0:
         return TakenSplits(Splits(listing.samples, [], []), rule, own, ())
     copies, notes = _find_copies(listing, rule)
@@ -299,7 +300,7 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
         keys = group_keys(listing, rule.group)
         notes += _group_notes(listing, rule, keys)
     units, derived, start = join_units(train, keys, copies), [], 0.0
-    if test is None and (val is None or rule.test):
+    if test is None and ("val" not in own or rule.test):
         share = start = rule.test or TEST_SHARE
         units, taken = _take(units, share, 0.0, 2 if val is None else 1, rule)
         test = _ordered(train, _samples(taken))
@@ -312,14 +313,26 @@ def take_splits(listing: Listing, rule: SplitRule) -> TakenSplits:
     splits = Splits(_ordered(train, _samples(units)), val or [], test or [])
     if rule.group:
         notes += _forced_out(listing.classes, splits, derived)
-    for name, share in (("val", rule.val), ("test", rule.test)):
-        if share == 0:
-            train = _ordered(listing.samples, [*splits.train, *getattr(splits, name)])
-            splits = splits._replace(train=train, **{name: []})
+    if rule.test == 0:
+        with_test = _ordered(listing.samples, [*splits.train, *splits.test])
+        splits = splits._replace(train=with_test, test=[])
     if not rule.keep_duplicates:
         names = {key: tuple(sample.name for sample in same) for key, same in copies}
         rule = replace(rule, copies=names)
     return TakenSplits(splits, rule, own, tuple(notes))
+
+
+def _for_training(listing: Listing, rule: SplitRule) -> Listing:
+    """The listing with splits that have a share of 0 among its training images."""
+    shares = {"val": rule.val, "test": rule.test}
+    splits = {split: each for split, each in listing.splits.items() if shares.get(split) != 0}
+    splits["train"] = [
+        sample
+        for split, samples in listing.splits.items()
+        if split == "train" or split not in splits
+        for sample in samples
+    ]
+    return replace(listing, splits=splits)
 
 
 def _find_copies(listing: Listing, rule: SplitRule) -> tuple[SameImages, list[str]]:
