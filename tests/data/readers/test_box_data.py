@@ -379,6 +379,17 @@ def test_a_bad_line_of_yolo_is_named(tmp_path, line, words):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("shape", ["[2, 2]", "[2, 3]"])
+def test_key_points_of_yolo_are_no_polygon(tmp_path, shape):
+    write_images(tmp_path / "images", "a.png", "b.png")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "data.yaml").write_text(f"names: [cat]\nkpt_shape: {shape}")
+    points = "0.1 0.1 0.9 0.9" if shape == "[2, 2]" else "0.1 0.1 2 0.9 0.9 1"
+    (tmp_path / "labels" / "a.txt").write_text(f"0 0.5 0.5 0.2 0.4 {points}\n")
+    box = targets(open_boxes(str(tmp_path), SplitRule(val=0, test=0)))["a"].boxes[0]
+    assert box == pytest.approx(YOLO.boxes[0])
+
+
 def test_a_class_index_of_yolo_builds_no_million_names(tmp_path):
     write_yolo(tmp_path, "images", "labels", "abc")
     (tmp_path / "labels" / "b.txt").write_text("4000000000 0.5 0.5 0.2 0.4\n")

@@ -384,7 +384,8 @@ def test_a_validation_split_that_is_given_to_training_shares_no_group_with_the_t
     where = str(write(tmp_path, pictures))
     data = open_data(where, SplitRule(val=0, test=0.3, group=r"/(p\d)/"))
     patients = [{name.split("/")[2] for name in each.names} for each in (data.train, data.test)]
-    assert not patients[0] & patients[1] and len(data.test) == 24 and not data.val
+    assert not patients[0] & patients[1]
+    assert (len(data.val), len(data.test)) == (0, 24)
     assert set(split_of(data)) == set(pictures)
     assert len(open_data(where, SplitRule(val=0)).test) == 0
 

@@ -1,7 +1,8 @@
 """Reads YOLO's format: a text file for each image has a line for each object.
 
 A line is a class index and the middle, width and height of a box, as shares of the image; or the
-corners of a polygon, whose box is read. Names of classes are in data.yaml or classes.txt.
+corners of a polygon, whose box is read. Where data.yaml has kpt_shape, key points follow each box,
+and are skipped. Names of classes are in data.yaml or classes.txt.
 """
 
 from collections.abc import Mapping
@@ -80,12 +81,13 @@ def read_yolo(where: Path, root: Path) -> Listing:
         )
     pairs = pair_files(root, folders, kind)
     names, check, largest = _class_names(settings, where, root), BoxCheck(), -1
+    most = 5 if "kpt_shape" in settings else None  # words of a line: key points follow
     splits: dict[str, list[Sample]] = {}
     for split, samples in pairs.listing.splits.items():
         splits[split] = []
         for sample in counted(samples, "text files"):
             text = pairs.files.get(sample.name)
-            target = _objects(root, sample.name, text.name, check) if text else NO_OBJECTS
+            target = _objects(root, sample.name, text.name, check, most) if text else NO_OBJECTS
             if target.labels:
                 largest = max(largest, *target.labels)
             if names and target.labels and max(target.labels) >= len(names):
@@ -104,9 +106,10 @@ def read_yolo(where: Path, root: Path) -> Listing:
     return replace(pairs.listing, classes=classes, splits=splits, notes=notes)
 
 
-def _objects(root: Path, picture: str, text: str, check: BoxCheck) -> Objects:
+def _objects(root: Path, picture: str, text: str, check: BoxCheck, most: int | None) -> Objects:
+    """The objects of a text file, by the first `most` words of each line; None: by all."""
     path, described = root / text, []
-    lines = [line.split() for line in read_text(path).splitlines()]
+    lines = [line.split()[:most] for line in read_text(path).splitlines()]
     try:
         size = image_size(root / picture) if any(lines) else (0, 0)
     except UnreadableImage:  # it is left out and counted where it is decoded
