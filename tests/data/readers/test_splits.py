@@ -216,6 +216,14 @@ def test_a_group_that_the_data_do_not_have_is_refused_in_one_line(tmp_path, grou
     assert "\n" not in str(caught.value)
 
 
+def test_a_group_column_without_a_value_is_refused_in_one_line(tmp_path):
+    pictures = write(tmp_path, patients("ab", each=2, images=2)).rglob("*.png")
+    rows = [f"{path.relative_to(tmp_path)},{path.parts[-3]}," for path in pictures]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label,patient", *rows]))
+    with pytest.raises(ValueError, match="group 'patient': no image has one, for example"):
+        open_data(str(tmp_path / "table.csv"), SplitRule(group="patient"))
+
+
 def test_the_digits_have_no_groups():
     with pytest.raises(ValueError, match="the digits have none"):
         open_data("digits", SplitRule(group="1"))

@@ -75,8 +75,8 @@ def group_keys(listing: Listing, group: str) -> dict[str, str]:
     searched in the name. Raises ValueError in one line for a `group` that the data do not have.
     """
     if listing.groups is not None:
-        return {name: value for name, value in listing.groups.items() if value}
-    if "(" in group:
+        keys = {name: value for name, value in listing.groups.items() if value}
+    elif "(" in group:
         keys = _by_pattern(listing, group)
     elif group == PARENT or (group.isascii() and group.isdecimal() and int(group) > 0):
         keys = _by_level(listing, group)
