@@ -1,5 +1,6 @@
 """Pictures with a class or a depth for each pixel are read from folders of several layouts."""
 
+import io
 import shutil
 from pathlib import Path
 
@@ -192,10 +193,14 @@ def test_what_is_wrong_with_a_map_is_one_line_that_names_its_file(tmp_path):
     assert "7" in reasons[0]
     assert "3 channels" in reasons[2]
     depths = open_depths(str(tmp_path), SplitRule(val=0, test=0))
-    np.save(tmp_path / "depth" / "train" / "x.npy", np.array([{}], object))
+    objects, archive = io.BytesIO(), io.BytesIO()
+    np.save(objects, np.array([{}], object))
+    np.savez(archive, np.ones((2, 2)))
     broken = depths.train.targets[0].__class__(tmp_path, "depth/train/x.npy")
-    with pytest.raises(UnreadableImage, match="no array"):
-        broken.read()
+    for content in (objects.getvalue(), archive.getvalue(), b"", b"PK\x03\x04 and more"):
+        (tmp_path / broken.name).write_bytes(content)
+        with pytest.raises(UnreadableImage, match="no array"):
+            broken.read()
 
 
 def test_pictures_without_a_map_are_left_out_with_a_note_but_not_all(tmp_path):

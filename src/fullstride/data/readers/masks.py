@@ -97,7 +97,7 @@ class DepthFile:
             return read_png(path, self.name).astype(np.float32) / np.float32(MILLIMETRES)
         try:
             check_regular(path)
-            stored = np.load(path, mmap_mode="r", allow_pickle=False)
+            stored = np.lib.format.open_memmap(path, mode="r")
             if np.size(stored) > 1e6 * MAX_MEGAPIXELS:
                 raise ValueError(f"it has more than {MAX_MEGAPIXELS:g} million values")
             metres = np.array(stored, np.float32)
