@@ -268,18 +268,15 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
     root = _map_root(folder, MASKS)
     pairs = read_masks(root)
     train = (pairs.files[each.name].name for each in pairs.listing.splits["train"])
-    table = find_colours(root, pairs.folder, chosen)
     is_coloured = is_in_colours(root / next(train))
+    table = find_colours(root, pairs.folder, chosen) if chosen or is_coloured else None
     if is_coloured and table is None:
         raise ValueError(
             f"the masks in {str(pairs.folder)!r} are in colours: name a table of these by "
             "--task.colours FILE, with a line such as 128 0 0 road for each class, or "
             f"--task.colours {VOC_PALETTE} for Pascal VOC's palette"
         )
-    if table and (chosen or is_coloured):
-        names = table.names
-    else:
-        table, names = None, class_names(root, pairs.folder) or _numbers(root, pairs)
+    names = table.names if table else class_names(root, pairs.folder) or _numbers(root, pairs)
     classes = _classes_of_values(names)
 
     def target(name: str) -> MaskFile:

@@ -275,6 +275,13 @@ def test_masks_in_colours_are_read_by_a_table_of_these(tmp_path, name, mode):
         mask.read()
 
 
+def test_a_table_of_colours_beside_masks_of_values_is_not_read(tmp_path):
+    write_pictures(tmp_path, {"train": 4}, (8, 8))
+    classes = open_masks(str(tmp_path)).classes
+    (tmp_path / "labelmap.txt").write_text("background\nroad\n")
+    assert open_masks(str(tmp_path)).classes == classes
+
+
 def test_the_colours_of_voc_are_known(tmp_path):
     # aeroplane, bicycle, tvmonitor and the border of the published palette
     colours = ((128, 0, 0), (0, 128, 0), (0, 64, 128), (224, 224, 192), (0, 0, 0))
