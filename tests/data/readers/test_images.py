@@ -570,6 +570,8 @@ def test_the_cut_is_the_same_in_every_process(tmp_path):
             "val' has 'z', which the training images",
         ),
         (["train/a/1.png", "train/b/1.png", "test/1.png"], "", "test' has no class folders: put"),
+        (["val/a/1.png", "Test/a/1.png"], "", "has 'val', 'Test' and no train: put the images"),
+        (["a/1.png", "b/1.png", "test/a/1.png"], "", "has 'test' and no train"),
         (["train/1.png", "test/2.png"], "", "train' has images but no class folders"),
         (
             ["train/a/1.png", "val/a/1.png", "valid/a/1.png"],

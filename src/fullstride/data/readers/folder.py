@@ -126,6 +126,11 @@ def read_folder(root: Path, unseen_classes: bool = False, kind: FileKind = IMAGE
     """The images or videos of a folder, by the rules of `open_data`."""
     train, val, test = (_split_folder(root, names) for names in (TRAIN, VAL, TEST))
     folders = {name: folder for name, folder in (("val", val), ("test", test)) if folder}
+    if folders and not train:
+        raise ValueError(
+            f"{str(root)!r} has {quote_names([each.name for each in folders.values()])} and no "
+            "train: put the images for training in train/, or rename a class of that name"
+        )
     if not (train and folders):
         classes = _classes(root, kind)
         return Listing(classes, {"train": _samples(root, root, classes, kind)}, Below(root))
