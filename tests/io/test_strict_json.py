@@ -157,6 +157,17 @@ def test_bounds_of_a_type_hold_for_python_too():
         Part(2, math.nan)
 
 
+@pytest.mark.parametrize("value", [2**63, -(10**400)])
+def test_a_whole_number_beyond_64_bits_is_refused_in_one_line(value):
+    @dataclass(frozen=True)
+    class Limited:
+        count: Annotated[int, Bounds(ge=0)]
+
+    with pytest.raises(ValueError, match="use a whole number of 64 bits, at ") as raised:
+        check_bounds(Limited(value))
+    assert "\n" not in str(raised.value)
+
+
 def test_a_file_that_is_missing_or_no_json_or_too_large_is_one_line(tmp_path):
     path = tmp_path / "a.json"
     with pytest.raises(ValueError, match="no a.json in .*: give another"):

@@ -45,7 +45,7 @@ class Bounds:
 
     def __contains__(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            (abs(value) <= MAX_INT if isinstance(value, int) else math.isfinite(value))
             and (self.ge is None or value >= self.ge)
             and (self.gt is None or value > self.gt)
             and (self.le is None or value <= self.le)
@@ -93,9 +93,9 @@ def check_bounds(instance: Any, prefix: str = "") -> None:
                 raise ValueError(f"{prefix}{shown} {shortened(number)}: use {fits}")
             for bounds, kind in _bounds_in(hint):
                 if isinstance(number, int | float) and number not in bounds:
-                    raise ValueError(
-                        f"{prefix}{shown} {shortened(number)}: use {_NOUNS[kind]}, {bounds}"
-                    )
+                    is_huge = isinstance(number, int) and abs(number) > MAX_INT
+                    fits = f"{_NOUNS[kind]}{' of 64 bits' * is_huge}, {bounds}"
+                    raise ValueError(f"{prefix}{shown} {shortened(number)}: use {fits}")
 
 
 @cache
