@@ -339,6 +339,15 @@ def test_what_other_machines_and_running_processes_write_is_left_alone(tmp_path)
     assert sorted(content(tmp_path)) == sorted(theirs)
 
 
+def test_what_another_container_with_the_same_host_name_writes_is_left_alone(tmp_path, monkeypatch):
+    with monkeypatch.context() as other:
+        other.setattr(writing, "machine", lambda: "the same boot pid:[7]")
+        theirs = tmp_path / f".file.{NOBODY}-{writing._host()}.new"
+    theirs.write_text("half")
+    check_output(tmp_path / "file", ANY)
+    assert theirs.exists()
+
+
 @pytest.mark.parametrize("name", [f"{NOBODY}", "1", "77-00000000"])
 def test_what_a_kill_between_two_renames_took_away_comes_back_on_any_machine(name, tmp_path):
     write_folder(tmp_path / "b", "old")

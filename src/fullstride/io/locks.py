@@ -14,11 +14,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from fullstride.io.records import from_json, to_json
-from fullstride.io.writing import open_regular
+from fullstride.io.writing import machine, open_regular
 
 HEARTBEAT_S = 10.0  # between two renewals
 # A lock that was not renewed for this long is taken over. Network file systems show the times of
@@ -203,16 +202,6 @@ def this_process() -> Holder:
         start=_start_of(process) or 0,
         token=uuid.uuid4().hex,
     )
-
-
-@cache
-def machine() -> str:
-    """Identifies one boot of one machine or container; "" where unknown, as outside of Linux."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return ""
 
 
 def _start_of(process: int) -> int | None:

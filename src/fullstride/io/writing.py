@@ -238,7 +238,8 @@ def refuse_foreign(path: Path, output: Output) -> None:
         raise ValueError(f"{path} exists and is not {output.noun}: give another path, or move it")
 
 
-MAX_AGE_S = 24 * 3600  # another machine's temporary file is abandoned after this time
+# A temporary file of another machine, or from before a restart, is abandoned after this time.
+MAX_AGE_S = 24 * 3600
 SCRATCH = Output("a folder for a while", "", lambda path: False, ("*",))
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
@@ -435,10 +436,19 @@ def _hidden(path: Path, kind: str) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{_host()}.{kind}")
 
 
-@cache
 def _host() -> str:
     """Identifies this machine or container, outside of which its process numbers mean nothing."""
-    return f"{zlib.crc32(platform.node().encode()):08x}"
+    return f"{zlib.crc32(f'{platform.node()} {machine()}'.encode()):08x}"
+
+
+@cache
+def machine() -> str:
+    """Identifies one boot of one machine or container; "" where unknown, as outside of Linux."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 def _runs(process: int) -> bool:
