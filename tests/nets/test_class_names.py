@@ -123,5 +123,6 @@ def test_a_file_of_other_than_a_name_for_each_output_is_refused(content, shown, 
     with pytest.raises(ValueError, match=shown) as caught:
         read_class_names(path, 3)
     assert str(path) in str(caught.value)
-    path.write_text("katze, Hauskatze \nHund\nfisch\n\n")
-    assert read_class_names(path, 3) == ("katze, Hauskatze", "Hund", "fisch")
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_text("katze, Hauskatze \nHund\nfisch\n\n", encoding)
+        assert read_class_names(path, 3) == ("katze, Hauskatze", "Hund", "fisch")

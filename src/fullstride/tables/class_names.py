@@ -220,7 +220,7 @@ def imagenet(subset: str):
 def read_class_names(path: Path, count: int) -> tuple[str, ...]:
     """The names in a file, one a line. Raises ValueError unless there are `count`."""
     try:
-        lines = read_regular(path, MAX_FILE_BYTES).decode().rstrip().splitlines()
+        lines = read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig").rstrip().splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not text in UTF-8") from None
     names = tuple(line.strip() for line in lines)

@@ -398,7 +398,8 @@ def test_a_class_index_of_yolo_builds_no_million_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["names: {1: cat}", "names: [a, a]", "- 1", "names: [", "a: &b *b"]
+    "text",
+    ["names: {1: cat}", "names: [a, a]", "names: [no, yes]", "- 1", "names: [", "a: &b *b"],
 )
 def test_a_yaml_file_without_names_is_one_line(tmp_path, text):
     write_yolo(tmp_path, "images", "labels", "abc")

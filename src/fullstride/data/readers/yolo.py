@@ -167,11 +167,11 @@ def _class_names(settings: Mapping[str, Any], where: Path, root: Path) -> tuple[
         path = next(filter(Path.is_file, lists), None)
         lines = read_text(path).splitlines() if path else []
         names = [line.strip() for line in lines if line.strip()]
-    is_list = isinstance(names, list) and all(isinstance(each, str | int) for each in names)
+    is_list = isinstance(names, list) and {*map(type, names)} <= {str, int}
     if not is_list or len({*map(str, names)}) < len(names):
         raise ValueError(
             f"the names of {str(where)!r} are not one distinct name for each class from 0 on: "
-            "write names: [cat, dog]"
+            "write names: [cat, dog], with quotes around yes and no, which YAML reads as booleans"
         )
     return tuple(map(str, names))
 
