@@ -318,6 +318,15 @@ def test_a_kill_at_any_point_leaves_the_earlier_or_the_new_content_whole(kind, w
     assert {tuple(line[3:]) for line in lines} == {("True", "True")}
 
 
+@pytest.mark.parametrize("where", [".", "..", "/", "a/.."])
+def test_a_path_without_a_name_is_refused_in_one_line(where, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for refuse in (check_output, lambda *words: atomic_write(*words).__enter__()):
+        with pytest.raises(ValueError, match=r"is no name of a file .* such as .*new$"):
+            refuse(Path(where), FOLDER)
+    assert content(tmp_path) == {".": "an empty folder"}
+
+
 @pytest.mark.skipif(writing._renameat2() is None, reason="no exchange of names in this system")
 def test_two_folders_exchange_their_names(tmp_path):
     for name in "ab":
