@@ -87,6 +87,10 @@ def test_spaces_separate_labels_that_are_combined_and_not_names_of_two_words(tmp
     assert open_labels(names, SplitRule(val=0, test=0)).classes == ("fire hydrant", "traffic light")
     digits = table(tmp_path, "path,labels\na.png,3 7\nb.png,10\n", "d.csv")
     assert open_labels(digits, SplitRule(val=0, test=0)).classes == ("3", "7", "10")
+    single = table(tmp_path, "path,labels\na.png,3\nb.png,10\nc.png,3\n", "s.csv")
+    notes = {each: open_labels(each, SplitRule(val=0, test=0)).notes for each in (digits, single)}
+    assert any("d.csv are separated by spaces" in note for note in notes[digits])
+    assert not any("separated" in note for note in notes[single])
 
 
 def test_a_separator_may_be_chosen_where_the_table_has_several(tmp_path):

@@ -330,7 +330,8 @@ def find_separator(table: Path, cells: Iterable[str]) -> str:
         return signs[0]
     words = {word for cell in cells for word in cell.split()}
     numbers = all(word.isdecimal() for word in words)
-    return " " if numbers or len(words) < len(cells) else ""
+    several = any(len(cell.split()) > 1 for cell in cells)
+    return " " if several and (numbers or len(words) < len(cells)) else ""
 
 
 def _labels_cell(table: Path, header: Header, line: int, fields: list[str]) -> str:
