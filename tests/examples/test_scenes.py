@@ -211,6 +211,8 @@ def test_only_scenes_are_replaced(tmp_path):
     folder = tmp_path / "scenes"
     write_scenes(folder, {"train": 3, "val": 1, "test": 1}, 24, kind="floor")
     (folder / "notes.txt").write_text("mine")
+    for _ in range(2):
+        write_scenes(tmp_path / "one split", {"test": 1}, 24)
     write_scenes(folder, {"train": 2, "val": 1, "test": 1}, 24)
     assert len([*(folder / "train").glob("*.png")]) == 2
     assert not [*folder.glob("depth/*/*")]
@@ -253,12 +255,20 @@ def test_the_command_writes_all_splits(tmp_path, monkeypatch, capsys):
         assert counts == [10, 2, 5]
     with Image.open(tmp_path / "s/train/00000.png") as image:
         assert image.size == (32, 32)
-    for wrong in (["--side", "5"], ["--count", "0"]):
+    for wrong, what in (
+        (["--side", "5"], "use 24 to"),
+        (["--count", "0"], "at least 1"),
+        (["--seed", "-1"], "seed -1: use 0 or more"),
+        (["--frames", "3", "--as-videos"], "--frames, --as-videos without --kind motion: add it"),
+        (["--kind", "motion", "--one-class"], "--one-class with --kind motion: leave it out"),
+    ):
         monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "s"), *wrong])
         with pytest.raises(SystemExit) as stop:
             main()
         assert stop.value.code == 2
-        assert len(capsys.readouterr().err.splitlines()) == 1
+        message = capsys.readouterr().err
+        assert what in message
+        assert len(message.splitlines()) == 1
 
 
 def test_each_split_of_a_small_count_has_a_scene(tmp_path, monkeypatch):

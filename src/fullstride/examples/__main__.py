@@ -7,6 +7,7 @@ from pathlib import Path
 from fullstride.examples.files import COUNTS, write_motion, write_scenes
 from fullstride.examples.scenes import FRAMES, KINDS
 from fullstride.io.console import printable
+from fullstride.io.records import refuse_flags
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
     kinds = (*KINDS, MOTION)
     what = "floor: with depths; motion: clips of digits that move, by direction"
     parser.add_argument("--kind", choices=kinds, default=KINDS[0], help=what)
-    parser.add_argument("--frames", type=int, default=FRAMES, help="frames of a clip")
+    parser.add_argument("--frames", type=int, help=f"frames of a clip (default: {FRAMES})")
     parser.add_argument("--as-videos", action="store_true", help="clips are .mp4 files")
     parser.add_argument("--one-class", action="store_true", help="all digits are of class digit")
     words = parser.parse_args()
@@ -30,8 +31,12 @@ def main() -> None:
     shared = words.folder, counts, words.side, words.seed
     try:
         if words.kind == MOTION:
-            write_motion(*shared, words.frames, as_videos=words.as_videos)
+            refuse_flags({"one_class": words.one_class}, f"with --kind {MOTION}: leave it out")
+            frames = FRAMES if words.frames is None else words.frames
+            write_motion(*shared, frames, as_videos=words.as_videos)
         else:
+            of_clips = {"frames": words.frames is not None, "as_videos": words.as_videos}
+            refuse_flags(of_clips, f"without --kind {MOTION}: add it")
             write_scenes(*shared, words.kind, one_class=words.one_class)
     except (ValueError, OSError) as error:
         print(printable(str(error)), file=sys.stderr)

@@ -30,8 +30,9 @@ DESCRIPTION = "scenes of fullstride"
 
 
 def _is_ours(folder: Path) -> bool:
+    files = (folder / "annotations" / f"instances_{split}.json" for split in SPLITS)
     try:
-        text = read_regular(folder / "annotations" / "instances_train.json", MAX_JSON_BYTES)
+        text = read_regular(next(filter(Path.is_file, files), folder), MAX_JSON_BYTES)
         return json.loads(text)["info"]["description"] == DESCRIPTION
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -72,7 +73,7 @@ def write_scenes(
     `seed` gives other scenes of the same digits and photographs. An earlier data set of scenes in
     the folder is replaced. Raises ValueError in one line, also without the extra `examples`.
     """
-    check_scenes(counts, side)
+    check_scenes(counts, side, seed)
     if kind not in KINDS:
         raise ValueError(f"scenes of the kind {kind!r}: use {' or '.join(KINDS)}")
     classes = ("digit",) if one_class else tuple("0123456789")
@@ -87,8 +88,8 @@ def write_scenes(
             _write_split(temporary, split, scenes, classes)
 
 
-def check_scenes(counts: Mapping[str, int], side: int) -> None:
-    """Raise ValueError for splits, numbers or a side that scenes cannot have."""
+def check_scenes(counts: Mapping[str, int], side: int, seed: int) -> None:
+    """Raise ValueError for splits, numbers, a side or a seed that scenes cannot have."""
     if others := [split for split in counts if split not in SPLITS]:
         raise ValueError(f"scenes have no split {others[0]!r}: use {', '.join(SPLITS)}")
     if wrong := [split for split, count in counts.items() if count < 1]:
@@ -96,6 +97,8 @@ def check_scenes(counts: Mapping[str, int], side: int) -> None:
     low, high = SIDES
     if not low <= side <= high:
         raise ValueError(f"scenes of {side} pixels a side: use {low} to {high}")
+    if seed < 0:
+        raise ValueError(f"seed {seed}: use 0 or more")
 
 
 def _write_split(
@@ -181,7 +184,7 @@ def write_motion(
     H.264 file SPLIT/CLASS/00000.mp4. See `write_scenes` for the arguments. Raises ValueError in one
     line, also without the extras `examples` and, for videos, `video`.
     """
-    check_scenes(counts, side)
+    check_scenes(counts, side, seed)
     if not MIN_FRAMES <= frames <= MAX_FRAMES:
         raise ValueError(f"clips of {frames} frames: use {MIN_FRAMES} to {MAX_FRAMES}")
     if as_videos:
