@@ -303,6 +303,8 @@ def test_a_dry_run_prints_the_total_cost_and_trains_nothing(tmp_path, capsys):
         ({"master": "timm/resnet18"}, {}, "super-blocks"),
         ({"format": "onnx"}, {}, "--format"),
         ({"regression": "paper", "whole": 3}, {}, "--whole 3"),
+        ({"regression": "paper", "whole": 0}, {}, "--next thompson: .* give --next none"),
+        ({"preset": "paper", "next": "greedy", "whole": 0}, {}, "--next greedy"),
         ({"target": "here", "format": "onxx"}, {}, "onnx"),
         ({}, {"resolution": 32}, "--resolutions"),
         ({}, {"seed": 3}, "--seed"),

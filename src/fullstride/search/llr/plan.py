@@ -209,6 +209,11 @@ class SearchJob(StudyJob):
                 f"--whole {settings.whole}: the paper's regression takes tunings only; leave it "
                 "out, or give --regression bayesian"
             )
+        if settings.method.regression == "paper" and settings.method.next != "none":
+            raise ValueError(
+                f"--next {settings.method.next}: the paper's regression takes changes at one place "
+                "only; give --next none, or --regression bayesian"
+            )
         super().check()
         if settings.is_here:
             find_label(settings.format)
