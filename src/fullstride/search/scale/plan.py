@@ -3,6 +3,7 @@
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -86,8 +87,8 @@ def is_resnet_rs(model: str) -> bool:
 def grid(settings: ScaleSettings) -> list[ScalePoint]:
     """All points. Several models are points themselves, each at its own resolutions and width 1.
 
-    Raises ValueError for unknown networks, for a width or depth of timm's networks, and for layers
-    that no ResNet-RS has.
+    Raises ValueError for unknown networks, for a width or depth of timm's networks, for layers that
+    no ResNet-RS has, and for points with equal names.
     """
     points = []
     single = len(settings.models) == 1
@@ -110,6 +111,12 @@ def grid(settings: ScaleSettings) -> list[ScalePoint]:
                 possible = " ".join(map(str, sorted(resnet_rs.SCALED_LAYERS)))
                 raise ValueError(f"--depths {depth:g}: a ResNet-RS has layers {possible}")
             points.append(ScalePoint(model=model, width=width, depth=float(depth), resolution=side))
+    name, count = Counter(point.name for point in points).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"--models {' '.join(settings.models)}: {count} points have the name {name}; leave one "
+            "out, or give its file another name"
+        )
     return points
 
 
