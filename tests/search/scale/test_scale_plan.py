@@ -316,3 +316,19 @@ def test_regimes_are_recipes_or_epochs_of_the_recipe(few_digits):
     slow = replace(job, settings=replace(job.settings, slow_resolution=True))
     assert slow.recipe_of(narrow, long).rand_magnitude == 10
     assert slow.recipe_of(replace(wide, resolution=448), long).rand_magnitude == 20
+
+
+@pytest.mark.parametrize(
+    ("regimes", "message"),
+    [
+        (("sub/short.json",), "--recipe sub/short.json and numbers of epochs"),
+        (("/short.json",), "give names of recipes"),
+        (("²",), "no recipe named '²'"),
+        (("scaling_10",), "--recipe digits is for numbers of epochs: leave it out"),
+    ],
+)
+def test_a_regime_that_is_a_path_or_leaves_no_use_to_the_recipe_is_refused(
+    few_digits, regimes, message
+):
+    with pytest.raises(ValueError, match=message):
+        job_of(few_digits, estimated(regimes=regimes)).check()

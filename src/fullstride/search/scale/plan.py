@@ -15,7 +15,7 @@ import torch
 
 from fullstride.data.readers.listing import quote_names
 from fullstride.io.console import count_of
-from fullstride.io.writing import lacks_memory
+from fullstride.io.writing import lacks_memory, looks_like_path
 from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import operators_of
 from fullstride.latency.network_times import estimates
@@ -389,9 +389,14 @@ class ScaleJob(StudyJob):
         """The lengths of training by name, which is also the name of a folder."""
         regimes, recipe = dict[str, RecipeChoice](), self.recipe
         for name in self.settings.regimes:
-            if name.replace(".", "", 1).isdigit():  # epochs of the recipe
+            if name.replace(".", "", 1).isdecimal():  # epochs of the recipe
                 changes = {**recipe.changes, "epochs": float(name)}
                 regimes[f"{name}_epochs"] = RecipeChoice(recipe.source, changes)
+            elif looks_like_path(name):
+                raise ValueError(
+                    f"--regimes {name}: give names of recipes, or --recipe {name} and numbers of "
+                    "epochs"
+                )
             else:
                 regimes[name] = RecipeChoice(name, recipe.changes)
         return regimes or {"recipe": recipe}
@@ -421,6 +426,11 @@ class ScaleJob(StudyJob):
         super().check()
         for regime in self.regimes:
             self.recipe_of(self.points[0], regime)
+        if self.recipe.source and [*self.regimes] == [*self.settings.regimes]:
+            raise ValueError(
+                f"--recipe {self.recipe.source} is for numbers of epochs: leave it out with "
+                f"--regimes {' '.join(self.regimes)}"
+            )
 
     def recipe_of(self, point: ScalePoint, regime: str) -> Recipe:
         """The recipe of a point; regularisation may depend on its width and resolution."""
