@@ -120,6 +120,8 @@ def test_other_data_settings_or_recipe_are_refused(few_digits, folder):
         run_scale(few_digits, folder, RecipeChoice("digits", {"epochs": 2, "batch_size": 16}))
     with pytest.raises(ValueError, match="--resolutions"):
         run_scale(few_digits, folder, RecipeChoice("digits", {"resolution": 8}))
+    with pytest.raises(ValueError, match="--seeds"):
+        run_scale(few_digits, folder, RecipeChoice("digits", {"seed": 7}))
 
 
 def test_the_folder_is_analysed_from_its_trainings_alone(folder, capsys):

@@ -423,6 +423,8 @@ class ScaleJob(StudyJob):
         """Raise ValueError, in one line, for arguments with which no point can train."""
         if "resolution" in self.recipe.changes:
             raise ValueError("recipe.resolution is set by each point: choose by --resolutions")
+        if "seed" in self.recipe.changes:
+            raise ValueError("recipe.seed is set by each training: give their number by --seeds")
         super().check()
         for regime in self.regimes:
             self.recipe_of(self.points[0], regime)
