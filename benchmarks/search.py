@@ -323,7 +323,7 @@ def main() -> None:
         most_widths=12,
         samples=3 if words.quick else 9,
         trainings=25 if words.quick else None,
-        measured=8 if words.quick else 16,
+        measured=8 if words.quick and words.target == HERE else 16,
         whole=min(4, words.whole) if words.quick else words.whole,
         finalists=3 if words.quick else 5,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fullstride.data.dataset import DataSet
+from fullstride.io.records import refuse_flags
 from fullstride.io.writing import scratch_folder
 from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
@@ -219,17 +220,33 @@ class SearchJob(StudyJob):
             find_label(settings.format)
         else:
             load_profile(settings.target)
-            if settings.format:
-                raise ValueError(
-                    f"--format {settings.format} is measured here: leave it out with --target "
-                    f"{settings.target}"
-                )
+            measuring = {
+                "format": settings.format,
+                "measured": settings.measured != SearchSettings.measured,
+            }
+            refuse_flags(measuring, f"with --target {settings.target}: nothing is measured here")
         _ = self.variants
+        self.check_trainings()
         name = self.training_recipe.score
         if not self.task.find_metric(name, len(self.data.classes)).higher_is_better:
             raise ValueError(
                 f"recipe.score {name} is lower for a better network, and a search compares scores "
                 "that are higher: leave it out, or give top1"
+            )
+
+    def check_trainings(self) -> None:
+        settings, method = self.settings, self.method
+        if method.final:
+            _ = self.final_choice(self.home).resolve(case_of(self.data))
+        else:
+            refuse_flags({"final_epochs": settings.final_epochs}, "is for --final: name a recipe")
+        if method.next == "none":
+            refuse_flags({"trainings": settings.trainings}, "with --next none: leave it out")
+        most, least = settings.trainings, len(self.design.places)
+        if most is not None and most < least:
+            raise ValueError(
+                f"--trainings {most}: the first design takes {least}; give at least {least}, or "
+                "fewer --samples"
             )
 
     @property
@@ -309,7 +326,7 @@ class SearchJob(StudyJob):
         if self.method.next == "none":
             return 0
         most = self.settings.trainings
-        return FURTHER if most is None else max(0, most - len(self.design.places))
+        return FURTHER if most is None else most - len(self.design.places)
 
     @property
     def training_recipe(self) -> Recipe:
