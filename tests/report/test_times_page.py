@@ -74,6 +74,12 @@ def test_the_page_of_measurements_has_a_table_for_each_protocol_and_names_the_fa
     assert measured[0].environment.device in words(page)
 
 
+def test_networks_of_other_resolutions_are_compared_for_the_fastest(measured):
+    big, small, *_ = measured
+    small = replace(small, protocol=replace(small.protocol, resolution=8), images_per_s=1e6)
+    assert "resnet_rs_tiny is the fastest of 2 networks" in words(bench_page([big, small], 1))
+
+
 def test_the_samples_of_an_image_are_times_of_calls_or_of_rounds(measured):
     online, rounds = measured[0], measured[-1]
     assert online.ms_per_image_samples == online.samples  # a call is one image

@@ -12,7 +12,7 @@ from fullstride.report import plots
 from fullstride.report.console_lines import left_out_line, selection_lines
 from fullstride.report.console_tables import measurement_notes, ms, protocol_cells, three_digits
 from fullstride.report.page import render_template
-from fullstride.report.scatter import choice_figure, measured_figure, name_of
+from fullstride.report.scatter import choice_figure, kind_of, measured_figure, name_of
 
 Cell = tuple[str, str]  # a value, and what stands below it in small letters
 
@@ -71,7 +71,7 @@ def option_cells(option: Option, budget_ms: float, *, is_best: bool, is_tied: bo
 def bench_page(rows: Sequence[Measurement], channels: int | None = None) -> str:
     """The page of measurements: the plot of all, a table for each protocol, and the conditions."""
     protocols = dict.fromkeys(row.protocol.name for row in rows)
-    first = [row for row in rows if row.protocol == rows[0].protocol]
+    first = [row for row in rows if kind_of(row) == kind_of(rows[0])]
     fastest = max(first, key=lambda row: row.images_per_s)
     networks = count_of(len({row.name for row in rows}), "network")
     headline = (
