@@ -285,6 +285,7 @@ def test_when_the_time_is_over_nothing_begins_and_the_page_says_what_is_left(tmp
     [
         (["bench", "genet_tiny", "--quick"], "say --suite papers too"),
         (["bench", "--suite", "papers", "--protocol", "genet", "--compiled"], "leave it out"),
+        (["bench", "--suite", "papers", "--layout", "nhwc"], "--layout with --suite papers"),
         (
             ["bench", "genet_tinny", "--suite", "papers", "--device", "cpu"],
             "did you mean genet_tiny",

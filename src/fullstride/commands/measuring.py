@@ -236,7 +236,7 @@ def print_tables(runs: Iterable[Any], is_one_table: bool) -> list[Any]:
 
 
 def bench_suite(models: tuple[str, ...], settings: BenchSettings, quick: bool, out: Path) -> None:
-    own = ("resolution", "device", "precision", "memory_gib", "layout")
+    own = ("resolution", "device", "precision", "memory_gib")
     others = (each for each in fields(settings) if each.name not in own)
     changed = {each.name: getattr(settings, each.name) != each.default for each in others}
     refuse_flags(changed, "with --suite papers: leave it out, the suite has its own")
