@@ -25,9 +25,9 @@ from fullstride.deploy import export as exporting
 from fullstride.deploy import predict as predicting
 from fullstride.deploy.comparison import MAX_DIFFERENCE, Comparison, ComparisonImages
 from fullstride.deploy.export import export, make_reference
-from fullstride.deploy.export_runs import evenly_spaced
+from fullstride.deploy.export_runs import evenly_spaced, export_runs
 from fullstride.deploy.predict import inputs, predict
-from fullstride.deploy.settings import ExportOptions
+from fullstride.deploy.settings import ExportOptions, ShipSettings
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE
 
@@ -159,6 +159,8 @@ def test_what_cannot_be_exported_is_said_in_one_line(pictures, tmp_path):
     ):
         with pytest.raises(ValueError, match=f"^[^\n]*{message}[^\n]*$"):
             export(bundle, path, images, ExportOptions(**how))
+    with pytest.raises(ValueError, match="--backend is for --format triton-server"):
+        export_runs(["net"], path, ShipSettings(format="auto", backend="openvino"))
     with pytest.raises(ValueError, match="--data"):
         export(bundle, path, ComparisonImages([]))
     with pytest.raises(ValueError, match="2 labels for 6 pictures"):

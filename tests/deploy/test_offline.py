@@ -157,6 +157,18 @@ def test_a_store_of_another_job_is_refused_in_one_line(saved, photos, tmp_path, 
     assert "the images differs" in refused(words, capsys)
 
 
+def test_flags_of_rows_need_out_and_flags_of_lines_and_videos_do_not_go_with_it(
+    saved, photos, tmp_path, capsys
+):
+    words = f"predict {saved} {photos} --device cpu"
+    rows = "--rank 0 --ranks 2 --part-images 7 --workers 3"
+    names = "--workers, --rank, --ranks, --part-images"
+    assert f"{names} without --out" in refused(f"{words} {rows}", capsys)
+    lines = f"--out {tmp_path}/out --views 10x3 --clip-starts slowfast --json"
+    assert "--json, --views, --clip-starts with --out" in refused(f"{words} {lines}", capsys)
+    assert not (tmp_path / "out").exists()
+
+
 def test_ranks_are_those_of_torchrun_unless_they_are_given(monkeypatch):
     assert OfflineSettings().share == (0, 1)
     monkeypatch.setenv("RANK", "2")

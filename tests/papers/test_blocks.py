@@ -209,5 +209,5 @@ def test_the_command_says_estimated_and_takes_no_flags_that_the_profile_decides(
     assert cli.run([*words, "--out", str(tmp_path / "file")]) == 2
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
-    assert cli.run([*words, "--rounds", "3", "--layout", "nhwc"]) == 2
-    assert "--rounds, --layout with --target" in capsys.readouterr().err
+    assert cli.run([*words, "--rounds", "3", "--layout", "nhwc", "--device", "cuda:7"]) == 2
+    assert "--device, --rounds, --layout with --target" in capsys.readouterr().err

@@ -58,6 +58,7 @@ class ModelFlags(OpenFlags):
 
 
 TEACHER = ModelFlags(call_batch=128)
+ALONE = OfflineFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,21 +92,27 @@ class OutputFlags:
     # depths in millimetres.
     maps: Path | None = None
 
-    def check(self, videos: VideoFlags) -> None:
+    def check(self, videos: VideoFlags, offline: OfflineFlags) -> None:
         """Raise ValueError for flags that do not fit together."""
+        has_starts = videos.clip_starts != VideoFlags.clip_starts
         if self.out and self.nearest:
             raise ValueError(
                 "--nearest prints images, and --out writes embeddings: give one of them"
             )
         if self.out and (self.draw or self.maps):
             raise ValueError("--out writes rows, and --draw and --maps pictures: give one of them")
+        if not self.out:
+            of_rows = {name: value != getattr(ALONE, name) for name, value in vars(offline).items()}
+            refuse_flags(of_rows, "without --out, the files of rows: add it")
+        elif not videos.stream:
+            printed = {"json": self.json, "views": videos.views, "clip_starts": has_starts}
+            refuse_flags(printed, "with --out, which writes rows of images: leave it out")
         if videos.every_s is not None and not videos.stream:
             raise ValueError(f"--every-s {videos.every_s:g} is for --stream: add it")
         if videos.stream:
             others = {name: getattr(self, name) for name in ("out", "nearest", "draw", "maps")}
-            is_chosen = videos.clip_starts != VideoFlags.clip_starts
             refuse_flags(
-                {"views": videos.views, "clip_starts": is_chosen, **others},
+                {"views": videos.views, "clip_starts": has_starts, **others},
                 "do not go with --stream, a line for each clip: leave them out",
             )
 
@@ -177,7 +184,7 @@ def predict(
 
     if which.top is not None and which.top < 1:
         raise ValueError(f"--top {which.top}: use 1 or more")
-    outputs.check(videos)
+    outputs.check(videos, offline)
     model, tta = how.open(run), which.tta
     if which.min_score is not None:
         model = with_min_score(model, which.min_score)

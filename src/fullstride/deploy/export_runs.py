@@ -20,6 +20,7 @@ from fullstride.deploy.exported import one_input
 from fullstride.deploy.int8 import INT8_FINETUNE, finetune_int8
 from fullstride.deploy.predict import inputs, logits
 from fullstride.deploy.settings import ShipSettings
+from fullstride.io.records import refuse_flags
 from fullstride.measure.budget import HERE
 from fullstride.measure.environment import choose_device
 from fullstride.nets.bundle import Bundle
@@ -178,7 +179,10 @@ def export_runs(
             f"--target {settings.target} measures the files of one run: name one run, and say "
             "--format auto"
         )
-    if not auto:  # before slow work
+    if auto:
+        has_backend = options.backend != "onnx"
+        refuse_flags({"backend": has_backend}, "is for --format triton-server: leave it out")
+    else:  # before slow work
         exporting.check_free(
             out, exporting.find_format(options.format, precision or "fp32"), options.force
         )

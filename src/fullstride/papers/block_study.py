@@ -227,7 +227,8 @@ def find_method(
     if target:
         from fullstride.latency.devices import load_profile
 
-        options = {"rounds": rounds is not None, "precision": precision, "layout": layout}
+        options: dict[str, object] = {"device": device != "auto", "rounds": rounds is not None}
+        options |= {"precision": precision, "layout": layout}
         refuse_flags(options, f"with --target {target}: leave it out, the profile has its own")
         profile, images = load_profile(target), 64 if batch is None else batch
         return Method(
