@@ -10,6 +10,7 @@ import pytest
 from matplotlib.transforms import Bbox
 from PIL import Image
 
+from fullstride import cli
 from fullstride.report import plots
 from fullstride.report.console_tables import count, ms, percent, wilson
 from fullstride.report.page import Content, Entry, Prediction, picture, render, write
@@ -263,6 +264,14 @@ def test_the_plot_for_a_readme_is_a_png():
     assert png(picture([TRAINED, UNTRAINED])).startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="no network to plot"):
         picture([Entry(**{**vars(TRAINED), "ms_p50": None})])
+
+
+def test_a_plot_without_times_is_refused_before_anything_is_scored(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    words = ["report", str(tmp_path), "--picture", str(tmp_path / "p.png"), "--out", str(out)]
+    assert cli.run(words) == 2
+    assert "--picture is a plot of measured times: give them by --bench" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_names_in_the_plot_cover_neither_each_other_nor_a_mark():

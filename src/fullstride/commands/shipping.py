@@ -339,7 +339,7 @@ def report(
         out: The page, a self-contained file.
         bench: A file of `fullstride bench --out`, for times; its other networks are shown as
             untrained.
-        picture: A PNG file for the plot of accuracy against latency.
+        picture: With --bench: a PNG file for the plot of accuracy against latency.
         data: The images, if none of the models is a run; by default the first run's images.
         trust: Also open files of the formats pt2 and aoti, which are programs.
     """
@@ -351,6 +351,8 @@ def report(
         raise ValueError("nothing to report: name one or more run folders")
     check_output(out, PAGE)
     check_output(picture, PLOT)
+    if not bench:
+        refuse_flags({"picture": picture}, "is a plot of measured times: give them by --bench")
     content = gather(runs, bench, data=data, trust=trust)
     page.write(out, page.render(content))
     if picture:

@@ -242,8 +242,9 @@ def notes(
         use = "Scores are on the images that epochs are chosen by, as there is no test."
     lines = [
         f"{data.name}: {sizes}. {use}",
-        "Accuracies are of the averaged weights after the last epoch, or after the best one if the "
-        "recipe stops early.",
+        "Accuracies are of the weights in the bundles and files: after training, the average after "
+        "the last epoch, or after the best one if the recipe stops early, unless a soup or a linear "
+        "probe replaced it.",
     ]
     if shown:
         use = f"on {data.score_split} images, wrong ones first."
