@@ -178,6 +178,9 @@ def test_what_cannot_be_streamed_is_said_in_one_line(bundle, tmp_path):
     for every_s in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="above 0"):
             next(stream(bundle, path, every_s=every_s))
+    for top in (0, -1):
+        with pytest.raises(ValueError, match=f"top {top}: use 1 or more"):
+            next(stream(bundle, path, top=top))
     Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
     for wrong, part in (
         (write_frames(tmp_path / "frames"), "no times"),

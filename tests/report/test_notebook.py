@@ -24,7 +24,7 @@ from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets import zoo
 from fullstride.report.console_lines import score_line
-from fullstride.report.console_tables import protocol_table, selection_table
+from fullstride.report.console_tables import protocol_table, selection_table, table
 from fullstride.study.driver import Event, run_study
 from fullstride.study.settings import StudyOptions
 from fullstride.tasks.classify import Classify
@@ -61,6 +61,14 @@ def printed(*parts) -> list[str]:
     for part in parts:
         Console(width=1000, file=file, force_jupyter=False).print(part)
     return file.getvalue().split()
+
+
+def test_a_header_of_a_table_is_text_and_no_markup():
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table(["to m[v2]", "[/old]"], [["a[b]", "1"]]))
+    header, row = console.export_text().splitlines()
+    assert header.split() == ["to", "m[v2]", "[/old]"]
+    assert row.split() == ["a[b]", "1"]
 
 
 def test_a_measurement_is_its_row_of_the_table_and_how_it_was_measured():

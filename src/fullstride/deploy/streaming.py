@@ -70,6 +70,8 @@ def stream(
         raise ValueError("streaming needs a network of clips, and this one takes images")
     if not 0 < every_s < math.inf:
         raise ValueError(f"every_s {every_s:g}: use a number of seconds above 0")
+    if top < 1:
+        raise ValueError(f"top {top}: use 1 or more")
     path = ""
     if isinstance(video, (str, os.PathLike)):
         path = os.fspath(video)

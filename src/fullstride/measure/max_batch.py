@@ -99,8 +99,8 @@ def budget_bytes(gib: float | None, device: torch.device) -> float:
 
 
 def check_gib(gib: float | None) -> None:
-    if gib is not None and not 0 < gib < float("inf"):
-        raise ValueError(f"memory of {gib:g} GiB: use a number above 0")
+    if gib is not None and not 0 < gib < 1e9:
+        raise ValueError(f"memory of {gib:g} GiB: use a number above 0, and below 1e9")
 
 
 def limit_memory(limit_bytes: float, device: torch.device) -> None:

@@ -91,7 +91,9 @@ MOST_CLASSES = 100  # rows in the table of pseudo-labels
 
 def table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     """A table without lines, with a bold header."""
-    result = Table(*columns, box=None, header_style="bold")
+    result = Table(box=None, header_style="bold")
+    for column in columns:
+        result.add_column(Text(printable(column)))
     for row in rows:
         result.add_row(*(Text(printable(cell)) for cell in row))
     return result

@@ -519,7 +519,7 @@ def gains_at(
     """The gain along each axis, over pairs of neighbours with at least one point on the front.
 
     A gain is the sum of the pairs' falls of the error / the sum of the doublings of the time. The
-    interval is by the noise over seeds or, without a repeated seed, by the spread of the pairs.
+    interval is by the noise over seeds or, where it is unknown or 0, by the spread of the pairs.
     """
     from scipy.stats import t
 
@@ -534,7 +534,7 @@ def gains_at(
             continue
         gain = falls.sum() / doublings.sum()
         half = None
-        if deviation is not None:
+        if deviation:
             # Networks between two others are in two pairs, where their noise cancels.
             weights = Counter(small.name for small, _ in pairs)
             weights.subtract(large.name for _, large in pairs)
