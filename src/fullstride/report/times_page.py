@@ -45,7 +45,7 @@ def choice_page(selection: Selection) -> str:
         plot=Markup(plots.svg(choice_figure(selection.options, choice, where), headline)),
         caption="Up and to the left is better. No faster network is as accurate as one on the "
         "front. Hollow markers are estimates, with their 90 % interval on the front.",
-        tables=[("The front, the fastest first", columns, rows)],
+        sections=[("The front, the fastest first", [], [("", columns, rows)])],
         notes=[*map(printable, lines)],
         environment={},
     )
@@ -78,7 +78,7 @@ def bench_page(rows: Sequence[Measurement], channels: int | None = None) -> str:
         f"{name_of(fastest)} is the fastest of {networks}: {ms(1e3 / fastest.images_per_s)} an "
         f"image by the protocol {fastest.protocol.name}, on {fastest.environment.device}."
     )
-    tables = []
+    sections = []
     for protocol in protocols:
         same = [row for row in rows if row.protocol.name == protocol]
         (_, _, _, *columns), cells = protocol_cells([same])
@@ -86,7 +86,7 @@ def bench_page(rows: Sequence[Measurement], channels: int | None = None) -> str:
             [(name_of(row), about(row)), *((cell, "") for cell in line)]
             for row, (_, _, _, *line) in zip(same, cells, strict=True)
         ]
-        tables.append((f"Protocol {protocol}", ["network", *columns], named))
+        sections.append((f"Protocol {protocol}", [], [("", ["network", *columns], named)]))
     return render_template(
         "times.html",
         title=printable(f"Times of {networks}"),
@@ -95,7 +95,7 @@ def bench_page(rows: Sequence[Measurement], channels: int | None = None) -> str:
         plot=Markup(plots.svg(measured_figure(rows), headline)),
         caption="To the left is better. A marker is the median, and its bar encloses 80 % of the "
         "calls (online, genet) or of the rounds (other protocols).",
-        tables=tables,
+        sections=sections,
         notes=[*map(printable, measurement_notes(rows, channels))],
         environment=asdict(rows[0].environment),
     )
