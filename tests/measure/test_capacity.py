@@ -156,7 +156,10 @@ def test_on_the_cpu_a_small_network_is_proven_to_fit_near_its_prediction():
     [
         (["genet_tiny", "--memory-gib", "0"], "memory of 0 GiB: use a number above 0"),
         (["genet_tiny", "--memory-gib", "nan"], "memory of nan GiB: use a number above 0"),
-        (["genet_tiny", "--memory-gib", "1e300", "--predict"], "memory of 1e+300 GiB: use a number"),
+        (
+            ["genet_tiny", "--memory-gib", "1e300", "--predict"],
+            "memory of 1e+300 GiB: use a number",
+        ),
         (["genet_tiny", "--device", "cpu", "--memory-gib", "1e6"], "cpu has"),
         (["genet_tiny", "--device", "cpu"], "--memory-gib"),
         (["genet_tiny", "--device", "cuda:99", "--memory-gib", "16"], "cuda:99 is not here"),

@@ -15,7 +15,7 @@ from fullstride.report import plots
 from fullstride.report.console_tables import count, ms, percent, wilson
 from fullstride.report.page import Content, Entry, Prediction, picture, render, write
 from fullstride.report.plots import png
-from fullstride.report.scatter import ScalingPanel, ScalingPoint, scaling_figure
+from fullstride.report.scatter import ScalingPanel, scaling_figure
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.task import Calibration, ConfusionMatrix
 
@@ -397,7 +397,8 @@ def test_a_plot_of_few_classes_is_not_stretched_to_the_width_of_the_page():
 def test_plots_with_bars_say_in_their_legends_what_the_bars_are():
     points = [plots.Point("a", 1.0, 90.0, (85.0, 94.0))]
     shares = Calibration((0, 50, 100), (0, 30, 96), (0.0, 27.5, 95.0))
-    panel = ScalingPanel("", [ScalingPoint("a", 1.0, 9.0, 8.0, 10.0, True)])
+    point = plots.Point("a", 1.0, 9.0, (8.0, 10.0))
+    panel = ScalingPanel("", [point], [point])
     for figure in (
         plots.score_latency_figure(points, TOP1),
         plots.reliability_figure(shares),

@@ -243,8 +243,8 @@ def notes(
     lines = [
         f"{data.name}: {sizes}. {use}",
         "Accuracies are of the weights in the bundles and files: after training, the average after "
-        "the last epoch, or after the best one if the recipe stops early, unless a soup or a linear "
-        "probe replaced it.",
+        "the last epoch, or after the best one if the recipe stops early, unless a soup or a "
+        "linear probe replaced it.",
     ]
     if shown:
         use = f"on {data.score_split} images, wrong ones first."

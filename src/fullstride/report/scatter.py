@@ -254,23 +254,12 @@ MOST_LABELS = 12  # for the most accurate points on the front
 
 
 @dataclass(frozen=True)
-class ScalingPoint:
-    """A trained network."""
-
-    name: str
-    ms: float  # per image
-    error: float  # per cent
-    low: float  # interval of the error
-    high: float
-    on_front: bool
-
-
-@dataclass(frozen=True)
 class ScalingPanel:
-    """Trainings of one length."""
+    """Trainings of one length; the score of a point is its error in per cent."""
 
     title: str
-    points: Sequence[ScalingPoint]
+    points: Sequence[plots.Point]
+    front: Sequence[plots.Point]
     law: Callable[[np.ndarray], np.ndarray] | None = None  # ms per image -> error
 
 
@@ -280,15 +269,14 @@ def scaling_figure(panels: Sequence[ScalingPanel], budget_ms: float | None = Non
         plots.name_bars(figure, "95 % interval")
         for (axes,), panel in zip(rows, panels, strict=True):
             axes.set_title(panel.title, fontsize=10, parse_math=False)
-            times = [point.ms for point in panel.points]
+            times = [point.ms_per_image for point in panel.points]
             plots.scale_latency(axes, times)
             scale_errors(axes, panel.points)
             for point in panel.points:
                 look: Any = dict(colour=INK, alpha=0.45, filled=False)
-                if point.on_front:
+                if point in panel.front:
                     look = dict(colour=COLOURS[0])
-                at, ends = (point.ms, point.error), (point.low, point.high)
-                Mark(at=at, up=ends, size=6, **look).draw(axes)
+                Mark(at=plots.place(point), up=point.interval, size=6, **look).draw(axes)
             if panel.law is not None:
                 grid = np.geomspace(min(times), 2 * max(times), 100)
                 axes.plot(grid, panel.law(grid), color=COLOURS[1], lw=1.4, zorder=1)
@@ -296,17 +284,16 @@ def scaling_figure(panels: Sequence[ScalingPanel], budget_ms: float | None = Non
                 plots.draw_budget(axes, budget_ms)
             axes.set_xlabel("time of an image (ms)")
             axes.set_ylabel("error (%)")
-            front = [point for point in panel.points if point.on_front][-MOST_LABELS:]
-            named = [plots.Point(each.name, each.ms, each.error) for each in front]
-            plots.label(figure, axes, named, {})
+            plots.label(figure, axes, panel.front[-MOST_LABELS:], {})
     return figure
 
 
-def scale_errors(axes: Axes, points: Sequence[ScalingPoint]) -> None:
+def scale_errors(axes: Axes, points: Sequence[plots.Point]) -> None:
     """Let the axis span the errors and their intervals, from half the least error on."""
-    least = min(point.error for point in points)
-    low = max(min(point.low for point in points), least / 2, 0.01)
-    high = max(low * 1.1, *(point.high for point in points))
+    errors = [plots.place(point)[1] for point in points]
+    ends = [*errors, *chain(*(point.interval or () for point in points))]
+    low = max(min(ends), min(errors) / 2, 0.01)
+    high = max(low * 1.1, *ends)
     axes.set_yscale("log")
     axes.set_ylim(low / 1.05, high * 1.05)
     if high > 10 * low:

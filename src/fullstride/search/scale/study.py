@@ -17,7 +17,7 @@ from fullstride.io.records import to_json
 from fullstride.report import plots
 from fullstride.report.console_tables import table
 from fullstride.report.page import render_template, write
-from fullstride.report.scatter import ScalingPanel, ScalingPoint, scaling_figure
+from fullstride.report.scatter import ScalingPanel, scaling_figure
 from fullstride.search.block_tuning import TRAINING, NetworkTraining, TunedScore, training_trial
 from fullstride.search.scale import analysis
 from fullstride.search.scale.finished import (
@@ -99,13 +99,13 @@ def figure(results: ScaleResults) -> Figure:
 
 
 def panel(regime: analysis.RegimeAnalysis) -> ScalingPanel:
-    front = {point.name for point in regime.front}
-    points = [
-        ScalingPoint(printable(p.name), p.ms, p.error, p.low, p.high, p.name in front)
+    points = {
+        (p.name, p.size): plots.Point(printable(p.name), p.ms, p.error, (p.low, p.high))
         for p in regime.points
-    ]
+    }
+    front = [points[each.name, each.size] for each in regime.front]
     law = regime.saturating
-    return ScalingPanel(title_of(regime), points, law.error_at if law else None)
+    return ScalingPanel(title_of(regime), [*points.values()], front, law and law.error_at)
 
 
 def title_of(regime: analysis.RegimeAnalysis) -> str:
