@@ -114,8 +114,8 @@ def grid(settings: ScaleSettings) -> list[ScalePoint]:
     name, count = Counter(point.name for point in points).most_common(1)[0]
     if count > 1:
         raise ValueError(
-            f"--models {' '.join(settings.models)}: {count} points have the name {name}; leave one "
-            "out, or give its file another name"
+            f"--models {' '.join(settings.models)}: several points have the name {name}; leave "
+            "one out, or give its file another name"
         )
     return points
 
