@@ -33,9 +33,9 @@ from fullstride.train.scoring import count, finite_scores
 
 LINE_S = 10.0  # between two lines on a training
 # Validation images that a cross-validated training image counts for, as probes without one image
-# each vary together. Of two to six probes on 60 to 1,200 images of five data sets, the chosen one
-# has 0.69 points less of the test than the best one where these images count 0.5, 0.72 where they
-# count 1, and 0.83 without them (docs/log.md).
+# each vary together. The one that is chosen among two to six probes, on 60 to 1,200 images of five
+# data sets, has 0.69 points less of the test than the best one where these images count 0.5, 0.72
+# where they count 1, and 0.83 without them (docs/log.md).
 CROSS_VALIDATED = 0.5
 
 
