@@ -76,6 +76,15 @@ def test_a_length_beside_the_time_and_too_little_time_are_one_line(steady, few_d
         within(tmp_path / "run", few_digits, 1)
 
 
+@pytest.mark.parametrize("has_test", [True, False])
+def test_a_time_limit_needs_no_validation_images(few_digits, tmp_path, has_test):
+    none = few_digits.val.subset([])
+    data = replace(few_digits, val=none, test=few_digits.test if has_test else none)
+    assert within(tmp_path / "run", data, 60).epochs > 0
+    times = time_training(tmp_path / "run", "genet_tiny", data, LONG.resolve(case_of(data)), RunOptions())
+    assert times.val_s == 0 < times.image_s
+
+
 def test_hours_and_minutes_add_up():
     assert time_limit_s(1, 30) == 5400
     assert time_limit_s(None, None) is None

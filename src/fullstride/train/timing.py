@@ -35,6 +35,7 @@ from fullstride.train.optimizer import Course
 from fullstride.train.prepare import PreparedRun, network_to_train, prepare
 from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
+from fullstride.train.scoring import scoring_batches
 
 DATA_BENCH = json_output("a benchmark of the data path", "recipe", "verdict", "waiting")
 SIZES = 9  # images to read the size of
@@ -522,14 +523,16 @@ def time_steps(learner: Trainer, run: PreparedRun, steps_s: float) -> tuple[floa
 
 @torch.inference_mode()
 def time_scoring(run: PreparedRun) -> float:
-    """Measure the seconds to score a validation image, after the first batch if there are more.
+    """Measure the seconds to score an image, after the first batch if there are more.
 
-    On a CPU, `PART` of the images of each batch are scored.
+    It is a validation image, or without any a test or training image. On a CPU, `PART` of the
+    images of each batch are scored.
     """
-    assert run.val is not None
     run.net.eval()
     part, seconds = slice(PART if run.device.type == "cpu" else None), list[float]()
-    with closing(run.val.epoch(0)) as batches:
+    others = run.data.test or run.data.train
+    source = run.val or scoring_batches(run.task, others, run.scoring)
+    with closing(source), closing(source.epoch(0)) as batches:
         start = begin = time.perf_counter()
         for number, (x, targets, _) in enumerate(batches):
             loaded = time.perf_counter()
