@@ -85,6 +85,22 @@ def test_commands_say_that_there_is_no_score(last, tmp_path, capsys):
     assert "no score, as all images were trained on" in lines
 
 
+def test_a_run_whose_test_images_cannot_be_read_has_a_bundle_without_test_scores(tmp_path, capsys):
+    for number, split in enumerate(("train", "val", "test")):
+        write(tmp_path / "data" / split, 4, first=10 * number)
+    for file in (tmp_path / "data" / "test").glob("*/*"):
+        file.write_bytes(f"{file}".encode())
+    folder = tmp_path / "run"
+    words = ["train", f"{tmp_path}/data", "--model", "genet_tiny", "--out", f"{folder}"]
+    words += ["--epochs", "1", "--batch-size", "4", "--resolution", "16", "--device", "cpu"]
+    assert cli.run(words) == 0
+    out, err = capsys.readouterr()
+    assert f"no score, as no test image could be scored; bundle in {folder}" in out
+    assert f"{folder} has no test scores: none of the 8 images can be read" in err
+    assert [*run_folder.bundle.read_metadata(folder / run_folder.BUNDLE).scores] == ["val"]
+    assert cli.run(words) == 0  # a finished run
+
+
 def test_a_file_of_such_a_run_is_compared_on_training_images(last):
     folder, _ = last
     images = comparison_images(str(folder), tasks.load(str(folder)))

@@ -89,11 +89,13 @@ class TrainingProgress:
         if self.watch_stall and self.watch_stall.note:
             self.bar.print(f"stalled  {self.watch_stall.note}")
         split, bundle = data.score_split, folder / run_folder.BUNDLE
-        scored = bool(getattr(data, split))
+        scored = split in read_metadata(bundle).scores
         scores = run_folder.final_scores(folder, split, self.metric) if scored else {}
         skipped = {name: reason for row in self.rows for name, reason in row["skipped"].items()}
         report_skipped(skipped | scores.get("skipped", {}))
-        line = f"no score, as all images were trained on; bundle in {bundle}"
+        trained = "all images were trained on"
+        why = f"no {split} image could be scored" if getattr(data, split) else trained
+        line = f"no score, as {why}; bundle in {bundle}"
         if scored:
             line = test_line(split, scores, self.metric, bundle, data.missing_classes(split))
             if baseline := task_of(read_metadata(bundle)).baseline_note(scores):
@@ -304,7 +306,7 @@ def shift_lines(
     The lines say how far below it is, which classes lose most images, which test images are least
     like the training images (by the cosine of embeddings to the nearest one), and how to choose a
     better network for them. There are no lines if the test is as good or too small to tell, without
-    a validation split or test, and for tasks without one class per image.
+    validation or test scores, and for tasks without one class per image.
 
     `run` is the folder of the run, with the bundle and its scores; `test` are test scores of a
     file of the network, by default the run's; `device` computes embeddings.
@@ -313,7 +315,9 @@ def shift_lines(
     if not task_of(bundle).single_label or "val" not in bundle.scores or not len(data.test):
         return []
     splits = load_scores(run / run_folder.SCORES).splits
-    val, test = splits["val"], test or splits["test"]
+    val, test = splits["val"], test or splits.get("test")
+    if not test:
+        return []
     low, high = wilson(val.scores["top1"], int(val.scores["images"]))
     _, most = wilson(test.scores["top1"], int(test.scores["images"]))
     below = low - test.scores["top1"]

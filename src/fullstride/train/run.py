@@ -30,7 +30,8 @@ def finish(run: PreparedRun) -> None:
     """Score the final weights on validation and test images, and save them as the bundle.
 
     Scores in the log are not computed again. The task's state, such as a temperature, is first
-    fitted on the validation split. Raises FloatingPointError if the final scores are not finite.
+    fitted on the validation split. Test images that cannot be scored, such as unreadable ones, are
+    told of, and left out. Raises FloatingPointError if the final scores are not finite.
     """
     final, results = final_network(run), {}
     if run.recipe.measures_statistics:
@@ -44,7 +45,11 @@ def finish(run: PreparedRun) -> None:
         if val:
             results["val"] = val.with_interval()
         if len(run.data.test):  # data with its own validation split may have no test
-            results["test"] = run.score(final.net, run.data.test, task).with_interval()
+            try:
+                results["test"] = run.score(final.net, run.data.test, task).with_interval()
+            except ValueError as error:
+                if run.context.is_rank_zero:
+                    print_note(f"{run.folder} has no test scores: {error}")
     except FloatingPointError as error:
         raise FloatingPointError(
             f"{error} at the end of training: lower recipe.lr ({run.recipe.lr:g}), such as "
