@@ -1,8 +1,9 @@
 """Training within a time: how many epochs fit, and what is refused."""
 
+import json
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -61,12 +62,18 @@ def test_steps_are_timed_for_a_hundredth_of_the_time_within_bounds(
     assert timed == [pytest.approx(seconds, rel=0.1)]
 
 
-def test_a_run_that_goes_on_keeps_its_length(steady, few_digits, tmp_path):
+def test_a_run_that_goes_on_keeps_its_length(steady, few_digits, tmp_path, capsys):
     recipe = within(tmp_path / "run", few_digits, 10)
     rows = train(tmp_path / "run", "genet_tiny", few_digits, recipe)
     next(rows)
     rows.close()
-    assert within(tmp_path / "run", few_digits, 3600, RecipeChoice(recipe)) == recipe
+    file = tmp_path / "recipe.json"
+    file.write_text(json.dumps(asdict(recipe) | {"epochs": 100.0}))
+    for choice in (LONG, RecipeChoice(recipe), RecipeChoice(str(file)), RecipeChoice()):
+        assert within(tmp_path / "run", few_digits, 3600, choice) == recipe
+    assert not capsys.readouterr().err
+    assert within(tmp_path / "run", few_digits, 3600, RecipeChoice("scratch")) == recipe
+    assert "run keeps its own recipe, which has no name, not scratch" in capsys.readouterr().err
 
 
 def test_a_length_beside_the_time_and_too_little_time_are_one_line(steady, few_digits, tmp_path):

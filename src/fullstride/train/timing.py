@@ -34,6 +34,7 @@ from fullstride.train.loop import BatchSource, Pause, Trainer, build_trainer
 from fullstride.train.optimizer import Course
 from fullstride.train.prepare import PreparedRun, network_to_train, prepare
 from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, RecipeChoice, RunOptions
+from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import scoring_batches
 
@@ -412,8 +413,15 @@ def recipe_within(
     if not even a tenth of an epoch fits.
     """
     run_folder.check_folder(folder)
+    config = run_folder.resumable_config(folder)
+    if config and deadline is not None:  # the length may be what fitted the time
+        lengths = {name: config.recipe[name] for name in LENGTHS}
+        choice = replace(choice, changes={**lengths, **choice.changes})
     named = replace(run_folder.resolve(choice, folder, data, options), deadline=deadline)
-    if deadline is None or run_folder.resumable_config(folder):
+    is_name = isinstance(choice.source, str) and choice.source in RECIPES
+    if config and is_name and not named.name and context.is_rank_zero:
+        print_note(f"{folder} keeps its own recipe, which has no name, not {choice.source}")
+    if config or deadline is None:
         return named
     if context.is_distributed:
         raise ValueError("a time limit is measured in one process: give --epochs with torchrun")

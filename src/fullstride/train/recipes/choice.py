@@ -131,7 +131,7 @@ class RecipeChoice:
                     "the same arguments"
                 )
             recipe = replace(saved.recipe, **with_all_options(saved.recipe, self.changes))
-            return NamedRecipe(recipe, saved.name or self.source, case)
+            return NamedRecipe(recipe, saved.name, case)
         name = self.source or default_recipe(case)
         follows = name in BY_IMAGES
         recipe = with_changes(find_recipe(name, case), self.changes, case, follows_images=follows)
