@@ -68,7 +68,7 @@ def test_a_run_that_goes_on_keeps_its_length(steady, few_digits, tmp_path, capsy
     next(rows)
     rows.close()
     file = tmp_path / "recipe.json"
-    file.write_text(json.dumps(asdict(recipe) | {"epochs": 100.0}))
+    file.write_text(json.dumps(asdict(LONG.resolve(case_of(few_digits)).recipe)))
     for choice in (LONG, RecipeChoice(recipe), RecipeChoice(str(file)), RecipeChoice()):
         assert within(tmp_path / "run", few_digits, 3600, choice) == recipe
     assert not capsys.readouterr().err
@@ -195,6 +195,31 @@ def test_a_run_that_goes_on_repeats_the_schedule_that_the_clock_has_made(
             assert torch.equal(one, other)
     bundle = Bundle.load(tmp_path / "cut" / "bundle")
     assert f"for {machine.steps / 4:.3g} of 15 epochs by a time limit" in bundle.source
+
+
+def test_steps_are_timed_by_their_mean_over_the_schedule_where_images_grow(
+    few_digits, tmp_path, monkeypatch
+):
+    growing = replace(SHORT, grow_from=8)
+    machine = Machine(monkeypatch, lambda step: 1.0)
+    rows_within(tmp_path / "run", few_digits, None, growing)
+    mean_s = machine.now / machine.steps
+    assert 0.25 < mean_s < 0.75
+    times = time_training(
+        tmp_path / "timed", "genet_tiny", few_digits, NamedRecipe(growing), RunOptions(), 4.0
+    )
+    assert times.step_s == pytest.approx(mean_s)
+
+
+@pytest.mark.parametrize(("precise_bn", "images"), [(True, 9 * 84), (False, 8 * 20)])
+def test_the_passes_of_a_soup_at_the_end_of_a_run_are_part_of_its_time(
+    steady, few_digits, tmp_path, precise_bn, images
+):
+    whole = LONG.resolve(case_of(few_digits)).recipe
+    recipe = replace(whole, soup=8, precise_bn=precise_bn)
+    most_s = 60 - images * TIMES.image_s
+    planned_s = within(tmp_path / "run", few_digits, 60, RecipeChoice(recipe)).epochs * 2.3 + 1.9
+    assert 0.8 * most_s < planned_s <= most_s
 
 
 def test_the_average_of_weights_spans_the_same_part_of_the_schedule():

@@ -349,10 +349,8 @@ class Pace:
         images = self.scores * len(self.run.data.val)  # scored so far
         image_s = self.scores_s / images if images else None
         whole_s, end_s = self.run.seconds_left(now_s, int(epoch), step, image_s)
-        data, end_images = self.run.data, 0
-        if self.run.recipe.measures_statistics:
-            end_images = min(len(data.train), final_weights.MOST_IMAGES) + len(data.val)
-        end_s *= 1 + end_images / max(1, len(data.val) + len(data.test))
+        data = self.run.data
+        end_s *= 1 + end_images(self.run.recipe, data) / max(1, len(data.val) + len(data.test))
         left_s = self.end_s - time.perf_counter() - end_s
         slower = whole_s / course.stride / max(left_s, 1e-9)
         most = course.whole - course.at(done)
@@ -367,12 +365,20 @@ class Pace:
         return course.turned(done, done + steps)
 
 
+def end_images(recipe: Recipe, data: DataSet) -> int:
+    """The images that a run computes at its end for precise statistics and a soup."""
+    images, measures = len(data.val), recipe.measures_statistics
+    if measures:
+        images += min(len(data.train), final_weights.MOST_IMAGES)
+    return images * (recipe.soup + measures)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
     """The seconds that the parts of a training take on one device."""
 
     steps: int = 0  # per epoch
-    step_s: float = 0.0  # a step with its wait for images
+    step_s: float = 0.0  # a step with its wait for images, the mean over the schedule
     score_every: int = 1  # epochs between scores and checkpoints
     image_s: float = 0.0  # scoring an image
     val_s: float = 0.0  # scoring the validation split
@@ -436,8 +442,7 @@ def recipe_within(
     scored_s = 2 * times.val_s + len(data.test) * times.image_s
     if named.recipe.linear_probe:
         scored_s += times.precise_s + times.val_s  # the same images
-    if named.recipe.measures_statistics:
-        scored_s += times.precise_s
+    scored_s += end_images(named.recipe, data) * times.image_s
     left_s = deadline - time.perf_counter() - times.start_s - scored_s - 3 * times.save_s
     whole, epochs = recipe_in_epochs(data, named.recipe).epochs, left_s / times.epoch_s
     if epochs >= whole:
@@ -503,14 +508,17 @@ def time_run(run: PreparedRun, begin: float, steps_s: float) -> RunTimes:
 def time_steps(learner: Trainer, run: PreparedRun, steps_s: float) -> tuple[float, float]:
     """Measure the seconds of a step for `steps_s`, with its wait for images, and of the first step.
 
-    Slow steps on a CPU are timed by `PART` of their images, which takes less memory, too.
+    Slow steps on a CPU are timed by `PART` of their images, which takes less memory, too. If images
+    grow, steps are timed at the whole resolution, and the mean over the schedule follows by pixels.
     """
+    grows = run.resolved.grow_from is not None
+    epoch, mean_work = (len(run.work), statistics.mean(run.work)) if grows else (0, 1.0)
     # timing starts once the batches that workers prepared during their start are used up
     in_parts = learner.device.type == "cpu" and not run.resolved.unlabelled_batch
     untimed, total = 1 + 2 * run.workers, max(1, learner.divergence.total)
     part, seconds, first = slice(PART if in_parts else None), list[float](), 1
     keeping = compute.keep_freed_memory(learner.device)  # as training does
-    with keeping, learner.numerics(), closing(endless(run.batches, 0)) as batches:
+    with keeping, learner.numerics(), closing(endless(run.batches, epoch)) as batches:
         start = begin = timed = time.perf_counter()
         for number, (x, targets, indices) in enumerate(batches):
             loaded, some = time.perf_counter(), indices[part]
@@ -526,7 +534,7 @@ def time_steps(learner: Trainer, run: PreparedRun, steps_s: float) -> tuple[floa
                 first, timed = number + 1, begin
             elif number >= first and begin - timed >= steps_s:
                 break
-    return statistics.mean(seconds[first:]), seconds[0]
+    return mean_work * statistics.mean(seconds[first:]), seconds[0]
 
 
 @torch.inference_mode()
