@@ -258,6 +258,17 @@ def test_on_a_cpu_a_batch_takes_half_of_the_free_memory_that_the_system_names(mo
     assert choose_passes(recipe, net, 5000, "cpu").grad_accum_steps == 1
 
 
+def test_passes_are_chosen_for_the_largest_images_of_training_or_evaluation():
+    net = zoo.create("resnet_rs_tiny")
+    recipe = Recipe(epochs=2, batch_size=512, lr=0.1, grad_accum_steps=0, precision="fp32")
+
+    def passes(resolution: int, ratio: float) -> int:
+        own = replace(recipe, resolution=resolution, train_resolution_ratio=ratio)
+        return choose_passes(own, net, 5000, "cuda", memory_bytes=2 * GIB).grad_accum_steps
+
+    assert passes(64, 2) == passes(128, 1) == passes(128, 0.5) > passes(64, 1)
+
+
 def test_parts_keep_the_groups_of_the_triplet_loss_and_what_never_fits_is_refused():
     net = zoo.create("resnet_rs_tiny")
     recipe = Recipe(epochs=1, batch_size=48, lr=0.1, grad_accum_steps=0, precision="fp32")

@@ -184,10 +184,11 @@ def choose_passes(
         memory_bytes = budget_bytes(None, device) * (CPU_SHARE if device.type == "cpu" else 1.0)
     if math.isinf(memory_bytes):
         return replace(recipe, grad_accum_steps=1)
+    resolution = net.spec.resolution if recipe.resolution is None else recipe.resolution
     prediction = predict(
         net,
         memory_bytes,
-        net.spec.resolution if recipe.resolution is None else recipe.resolution,
+        max((resolution, *recipe.resolutions(resolution))),
         "float32" if recipe.precision == "tf32" else find_precision(recipe.precision),
         net.spec.in_channels,
         device="cuda" if device.type == "cuda" else "cpu",
