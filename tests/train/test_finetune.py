@@ -185,6 +185,8 @@ def test_better_by_a_standard_error_is_clearly_better():
     assert not is_clearly_better({}, {}, metric, 100)
     assert not is_clearly_better(scores(82.0), scores(71.0), metric, 100, errors=3)
     assert is_clearly_better(scores(82.0), scores(70.0), metric, 100, errors=3)
+    for best in (100.0, 96.0):  # one of 25 images
+        assert not is_clearly_better(scores(best), scores(best - 4), metric, 25, errors=3)
 
 
 @pytest.mark.parametrize(

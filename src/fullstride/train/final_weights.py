@@ -457,6 +457,6 @@ def is_clearly_better(
         return bool(scores)
     if metric.name != "top1":
         return metric.quality(scores) > metric.quality(other)
-    share = scores["top1"] / 100
+    share = (images * scores["top1"] / 100 + 1 / 2) / (images + 1)  # which is never certain
     error = 100 * math.sqrt(share * (1 - share) / images)
     return scores["top1"] - other["top1"] > errors * error
