@@ -28,6 +28,7 @@ from fullstride.nets.spec import NetSpec, Stage
 from fullstride.tasks import find_task
 from fullstride.tasks.classify import Classify
 from fullstride.tasks.losses import weighted_triplet
+from fullstride.tasks.multilabel import MultiLabel
 from fullstride.train import prepare, run, run_folder
 from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.compute import SINGLE_PROCESS
@@ -423,17 +424,31 @@ def test_a_teacher_whose_classes_have_another_order_teaches_the_same(finished, d
         matching_teacher(renamed, "it", tuple("abcdefghij"), bundle.preprocessing)
 
 
+@pytest.mark.parametrize("task", [Classify(), MultiLabel()])
 def test_initial_weights_of_the_same_classes_in_another_order_begin_with_the_same_outputs(
-    finished, digits
+    task, finished, digits
 ):
     bundle = Bundle.load(finished[0] / run_folder.BUNDLE)
     order = [3, 0, 1, 2, 9, 8, 7, 6, 5, 4]
     data = replace(digits, classes=tuple(digits.classes[index] for index in order))
-    net, _ = prepare.initial_network("genet_tiny", Classify(), data, SHORT, bundle)
+    net, _ = prepare.initial_network("genet_tiny", task, data, SHORT, bundle)
     pixels = torch.rand(4, 1, 16, 16)
     with torch.inference_mode():
         expected = bundle.net(pixels)[:, order]
         torch.testing.assert_close(net.eval()(pixels), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_classifier_for_as_many_other_classes_begins_with_zeros_and_one_without_names_is_kept(
+    finished, digits
+):
+    bundle = Bundle.load(finished[0] / run_folder.BUNDLE)
+    data = replace(digits, classes=tuple("abcdefghij"))
+    net, _ = prepare.initial_network("genet_tiny", Classify(), data, SHORT, bundle)
+    assert not net.head.fc.weight.any()
+    assert not net.head.fc.bias.any()
+    nameless = replace(bundle, recipe={})
+    net, _ = prepare.initial_network("genet_tiny", Classify(), data, SHORT, nameless)
+    assert torch.equal(net.head.fc.weight, bundle.net.head.fc.weight)
 
 
 def test_a_teacher_of_other_classes_is_refused_before_anything_is_written(

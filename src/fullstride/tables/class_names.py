@@ -62,12 +62,12 @@ def match_classes(outputs: Names, classes: Names, *, named: bool = True) -> Clas
     )
 
 
-def permutation(outputs: Names, classes: Names) -> tuple[int, ...] | None:
+def permutation(outputs: Names, classes: Names, *, named: bool = True) -> tuple[int, ...] | None:
     """`match_classes` for as many classes as outputs; None where they differ."""
     if len(outputs) != len(classes):
         return None
     try:
-        return match_classes(outputs, classes).outputs
+        return match_classes(outputs, classes, named=named).outputs
     except ValueError:
         return None
 

@@ -94,9 +94,10 @@ def initial_network(
 ) -> tuple[Backbone, Preprocessing]:
     """Build the network before training, with random or `start` weights, and its preprocessing.
 
-    A classifier for the same classes in another order is put in the order of the data. The
-    resolution is the recipe's, or else the task adjusts the resolution of `start` or the network.
-    Gray images are read as RGB, with three equal channels, if the weights of `start` take RGB.
+    A classifier for the same classes in another order is put in the order of the data, and one for
+    other classes begins with zeros; as many classes without names are the same. The resolution is
+    the recipe's, or else the task adjusts the resolution of `start` or the network. Gray images are
+    read as RGB, with three equal channels, if the weights of `start` take RGB.
     """
     check_input(model, task)
     task = task.with_options(recipe)
@@ -129,7 +130,7 @@ def initial_network(
     if start is None and isinstance(net, TimmNetwork):
         zero_classifiers(net)
     if start:
-        outputs = permutation(start.classes, data.classes) if task.single_label else None
+        outputs = permutation(start.classes, data.classes, named=start.has_class_names)
         left = copy_weights(start.net, net)
         new = [name for name in left if name.startswith(net.classifiers)]
         other = [name for name in left if name not in new and not name.startswith("task_head.")]
@@ -141,10 +142,10 @@ def initial_network(
                 f"{start.name} does not begin {model} with {channels} input channels: "
                 f"{other[0]} differs and {len(other) - 1} more; give weights of the same network"
             )
-        if outputs:
-            reorder_outputs(net, outputs)
-        elif new:
+        if new or not outputs:
             zero_classifiers(net)
+        else:
+            reorder_outputs(net, outputs)
         pre = start.preprocessing
     return net, replace(
         pre,
