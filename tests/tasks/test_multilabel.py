@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from timm.loss import AsymmetricLossMultiLabel
+from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
 
 from fullstride import cli, tasks
 from fullstride.deploy.comparison import ComparisonImages, score_model
@@ -119,6 +119,17 @@ def test_a_recipe_sets_the_exponents_and_classes_their_weights(few_labels):
     raw = sum(counts) / (4 * torch.tensor(counts).float())
     balanced = task.with_options(replace(SHORT, class_weights="balanced")).loss(logits, targets)
     assert balanced.item() == pytest.approx(multilabel_focal(logits, targets, weights_k=raw).item())
+
+
+def test_the_threshold_and_the_mean_of_bce_are_those_of_timm():
+    logits = torch.randn(8, 4)
+    targets = torch.tensor([1.0, 0.7, 0.3, 0.1, 0.0, 0.2, 0.9, 0.5])[:, None].expand(8, 4)
+    recipe = replace(SHORT, loss="bce", bce_threshold=0.2)
+    for reduction in ("mean", "sum"):
+        task = MultiLabel(labels=4).with_options(replace(recipe, bce_reduction=reduction))
+        theirs = BinaryCrossEntropy(0, 0.2, sum_classes=reduction == "sum")
+        expected = theirs(logits, targets.clone())
+        assert task.loss(logits, targets).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_a_run_resumes_bit_for_bit_and_stores_its_thresholds(trained, few_labels, tmp_path):

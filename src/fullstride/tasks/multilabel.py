@@ -334,11 +334,14 @@ class MultiLabelOptions:
 class MultiLabel(MultiLabelOptions, Task):
     """Multi-label recognition by `multilabel_focal`; compared by the mAP in percent.
 
-    A recipe's losses cross_entropy and bce set both exponents to 0; focal takes `focal_gamma` for
-    labels that an image has, and `focal_gamma_negative` for the other labels.
+    A recipe's losses cross_entropy and bce set both exponents to 0, and bce takes `bce_threshold`
+    and `bce_reduction`; focal takes `focal_gamma` for labels that an image has, and
+    `focal_gamma_negative` for the other labels. Labels are not smoothed.
     """
 
     objective: Literal["cross_entropy", "bce", "focal"] = "cross_entropy"  # a recipe's `loss`
+    bce_reduction: Literal["sum", "mean"] = "sum"
+    bce_threshold: float = 0.0
     focal_gamma: float = 2.0
     class_weights: Literal["none", "balanced", "sqrt"] = "none"
     class_counts: tuple[int, ...] = ()  # training images with each label, for `class_weights`
@@ -408,7 +411,12 @@ class MultiLabel(MultiLabelOptions, Task):
             how = self.class_weights
             weights = weight_tensor(self.class_counts, how, outputs.device, torch.float32)
         if self.objective != "focal":
-            return multilabel_focal(outputs, targets, weights_k=weights)
+            is_bce = self.objective == "bce"
+            if is_bce and self.bce_threshold:
+                targets = (targets > self.bce_threshold).float()
+            loss = multilabel_focal(outputs, targets, weights_k=weights)
+            is_mean = is_bce and self.bce_reduction == "mean"
+            return loss / outputs.shape[1] if is_mean else loss
         other = self.focal_gamma_negative
         return multilabel_focal(
             outputs,
