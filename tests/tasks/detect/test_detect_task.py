@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -112,6 +113,11 @@ def test_files_are_compared_by_pairs_of_boxes() -> None:
     assert DETECT.agree(rows(a), rows(a, c)).tolist() == [True]
     assert DETECT.agree(rows(a), rows(a, b)).tolist() == [False]
     assert DETECT.difference(rows(), rows()) == 0
+    for column in range(6):
+        nan = rows(a, b)
+        nan[0, 1, column] = torch.nan
+        assert math.isnan(DETECT.difference(nan, rows(a, b)))
+        assert math.isnan(DETECT.difference(rows(a, b), nan))
 
 
 def test_a_score_of_the_extra_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

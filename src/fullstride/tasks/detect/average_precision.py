@@ -3,6 +3,7 @@
 Letters: N images, D detections, M objects. All scores are in percent; docs/tasks/detection.md
 defines them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -374,8 +375,10 @@ def difference(a_nd6: Tensor, b_nd6: Tensor) -> float:
     """The largest distance of a detection from the nearest one of the other set.
 
     Distances are the larger of `PIXEL` times the pixels and the difference of the scores; without
-    another detection of the class, the score.
+    another detection of the class, the score. NaN if a number is not finite.
     """
+    if not (a_nd6.isfinite().all() and b_nd6.isfinite().all()):
+        return math.nan
     pixels_ndd, scores_ndd = distances(a_nd6, b_nd6)
     apart_ndd = torch.maximum(PIXEL * pixels_ndd, scores_ndd)
     largest = 0.0
