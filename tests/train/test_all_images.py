@@ -146,8 +146,9 @@ def test_the_splits_of_a_run_travel_with_it_to_the_same_data_wherever_they_are(t
             assert on.notes == ()
         assert images_to_score(run, BUNDLE, given).split == "test"
     (tmp_path / "run/bundle").mkdir()
-    inside = images_to_score(f"{run}/bundle", BUNDLE, where, "val")
-    assert inside.images.names == data.val.names
+    for name in ("bundle", "best", "probe", "soup/1"):
+        inside = images_to_score(f"{run}/{name}", BUNDLE, where, "val")
+        assert inside.images.names == data.val.names
     assert matching_data(run, BUNDLE, where).train.names == data.train.names
 
 

@@ -212,7 +212,7 @@ def whole(few_digits, tmp_path_factory):
 
 def ingredients(folder):
     """The saved bundles by their epoch."""
-    bundles = [Bundle.load(slot) for slot in sorted((folder / final_weights.SOUP).iterdir())]
+    bundles = [Bundle.load(slot) for slot in sorted((folder / run_folder.SOUP).iterdir())]
     return {int(bundle.scores["val"][final_weights.EPOCH]): bundle for bundle in bundles}
 
 
@@ -362,7 +362,7 @@ def test_what_others_wrote_in_the_place_of_an_epoch_is_refused_before_training(
     started = run.train(tmp_path / "run", "genet_tiny", few_digits, NOISY)
     next(started)
     started.close()
-    slot = tmp_path / "run" / final_weights.SOUP / "3"
+    slot = tmp_path / "run" / run_folder.SOUP / "3"
     slot.mkdir(parents=True)
     (slot / "letter.txt").write_text("words")
     with pytest.raises(ValueError, match=r"letter\.txt"):

@@ -122,7 +122,6 @@ def batch_norms(net: Backbone, frozen: Collection[str] = ()) -> list[BATCH_NORM]
 # like weights, or measured for each average with the recipe's `precise_bn`.
 
 
-SOUP = "soup"  # subfolder of a run with the ingredients
 EPOCH = "epoch"  # key of an ingredient's epoch in its scores
 
 
@@ -185,7 +184,7 @@ def better_average(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
 
 
 def slots(run: PreparedRun) -> list[Path]:
-    return [run.folder / SOUP / str(number) for number in range(1, run.recipe.soup + 1)]
+    return [run.folder / run_folder.SOUP / str(number) for number in range(1, run.recipe.soup + 1)]
 
 
 def saved_scores(slot: Path) -> Mapping[str, float]:

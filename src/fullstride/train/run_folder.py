@@ -163,6 +163,7 @@ def load_scaler(scaler: torch.amp.GradScaler, saved: Mapping[str, float], where:
 
 RUN_CONFIG, LOG, CHECKPOINT = "run.json", "log.jsonl", "checkpoint.pt"
 BEST, PROBE, BUNDLE, SCORES = "best", "probe", "bundle", "scores.json"
+SOUP = "soup"  # subfolder with the ingredients of an average, which are bundles
 OUTPUTS = {
     RUN_CONFIG: writing.Output(
         "a run's configuration", "", writing.has_keys("model", "fingerprint", "recipe")

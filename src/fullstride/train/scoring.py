@@ -428,8 +428,12 @@ def images_to_score(
 def _config(where: str, data: str) -> RunConfig | None:
     """The configuration of the run at `where`, or of the run with the bundle `where`."""
     path = Path(where)
-    is_bundle = path.name in (run_folder.BEST, run_folder.BUNDLE)
-    for folder in (path, path.parent) if is_bundle else (path,):
+    places = [path]
+    if path.name in (run_folder.BEST, run_folder.BUNDLE, run_folder.PROBE):
+        places += [path.parent]
+    if path.parent.name == run_folder.SOUP:
+        places += [path.parent.parent]
+    for folder in places:
         if (folder / run_folder.RUN_CONFIG).exists():
             hint = "give the bundle in it" if data else "give --data"
             return run_folder.read_config(folder, hint)
@@ -503,8 +507,9 @@ def _copies_of_training(config: RunConfig, model: HasOutputs, images: Images) ->
     files = {"train": train.file, "scored": images.file}
     sizes = {f"train/{name}": _size(train.file(name)) for name in train.names}
     sizes |= {f"scored/{name}": _size(images.file(name)) for name in images.names}
-    both = [{sizes[key] for key in sizes if key.startswith(side)} for side in files]
-    samples = [Sample(key, 0, size) for key, size in sizes.items() if size in both[0] & both[1]]
+    of_side = [{sizes[key] for key in sizes if key.startswith(side)} for side in files]
+    both = set.intersection(*of_side)
+    samples = [Sample(key, 0, size) for key, size in sizes.items() if size in both]
 
     def content(key: str) -> Path | bytes:
         side, _, name = key.partition("/")
