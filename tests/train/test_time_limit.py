@@ -88,7 +88,9 @@ def test_a_time_limit_needs_no_validation_images(few_digits, tmp_path, has_test)
     none = few_digits.val.subset([])
     data = replace(few_digits, val=none, test=few_digits.test if has_test else none)
     assert within(tmp_path / "run", data, 60).epochs > 0
-    times = time_training(tmp_path / "run", "genet_tiny", data, LONG.resolve(case_of(data)), RunOptions())
+    times = time_training(
+        tmp_path / "run", "genet_tiny", data, LONG.resolve(case_of(data)), RunOptions()
+    )
     assert times.val_s == 0 < times.image_s
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from fullstride.data.dataset import DataSet
 from fullstride.nets.bundle import Bundle
 from fullstride.study.trials import Work
 from fullstride.tasks import build_head, task_of
+from fullstride.tasks.classify import ClassificationScore
 from fullstride.tasks.task import Metric, Score, Task
 from fullstride.train import run_folder
 from fullstride.train.compute import SINGLE_PROCESS
@@ -129,38 +130,16 @@ def score_run(run: PreparedRun) -> PairedScores:
     return max(results, key=lambda result: run.metric.quality(result.scores))
 
 
-class CorrectImages(Score):
-    """A score that also records which images are classified correctly."""
-
-    def __init__(self, score: Score):
-        self.score = score
-        self.correct: list[bool] = []
-
-    def update(self, outputs: Tensor, targets: Tensor) -> None:
-        self.score.update(outputs, targets)
-        self.correct += (outputs.argmax(1) == targets).tolist()
-
-    def merge(self, other: "CorrectImages") -> None:
-        self.score.merge(other.score)
-        self.correct += other.correct
-
-    def compute(self) -> dict[str, float]:
-        return self.score.compute()
-
-
 def score_validation(run: PreparedRun, task: Task, net: nn.Module) -> PairedScores:
     """Score `net` on the validation split of `run`. Unreadable images are not correct."""
     assert run.val is not None
-    if not task.single_label:
-        score, images = count(net, task.score(), run.val, SINGLE_PROCESS)
-        scores = finite_scores(score, images)
+    score, images = count(net, task.score(), run.val, SINGLE_PROCESS)
+    scores = finite_scores(score, images)
+    if not isinstance(score, ClassificationScore):
         return PairedScores(scores, resampled=resampled_of(score, run.metric == task.metric))
-    noting = CorrectImages(task.score())
-    scores = finite_scores(*count(net, noting, run.val, SINGLE_PROCESS))
-    correct = iter(noting.correct)
+    right = iter(score.right)
     names, skipped = run.data.val.names, run.val.skipped
-    flags = "".join(str(int(name not in skipped and next(correct))) for name in names)
-    return PairedScores(scores, flags)
+    return PairedScores(scores, "".join(str(int(n not in skipped and next(right))) for n in names))
 
 
 def resampled_of(score: Score, is_compared: bool) -> tuple[float | None, ...]:

@@ -38,16 +38,16 @@ TOP = 5
 class ClassificationScore(Score):
     """Scores of predicted classes, counted batch by batch.
 
-    The memory grows with the pairs of classes that occur, not with K². `loss` is the mean
-    cross-entropy of the logits as they are. `ece` is the expected calibration error of
-    softmax(logits / temperature); if the temperature is not 1, `ece_uncalibrated` is the error
-    of softmax(logits).
+    The memory grows with the images and the pairs of classes that occur, not with K². `loss` is the
+    mean cross-entropy of the logits as they are. `ece` is the expected calibration error of
+    softmax(logits / temperature); if the temperature is not 1, `ece_uncalibrated` is the error of
+    softmax(logits).
     """
 
     def __init__(self, temperature: float = 1.0) -> None:
         self.temperature = temperature
-        self.images, self.correct, self.loss = 0, 0, 0.0
-        self.classes, self.in_top = 0, 0
+        self.right: list[bool] = []  # whether the class of each image is predicted, in order
+        self.classes, self.in_top, self.loss = 0, 0, 0.0
         self.pairs: Counter[tuple[int, int]] = Counter()  # images by label and prediction
         # by temperature, see `calibration_bins`
         self.bins = {each: np.zeros((3, BINS)) for each in (temperature, 1.0)}
@@ -57,9 +57,8 @@ class ClassificationScore(Score):
         predictions = logits.argmax(1)
         is_correct = predictions == labels
         log_softmax = logits.log_softmax(1)
-        self.images += len(labels)
+        self.right += is_correct.tolist()
         self.classes = logits.shape[1]
-        self.correct += int(is_correct.sum())
         self.in_top += count_in_top(logits, labels)
         self.loss += len(labels) * F.nll_loss(log_softmax, labels).item()
         for temperature, bins in self.bins.items():
@@ -68,8 +67,7 @@ class ClassificationScore(Score):
         self.pairs.update(zip(labels.tolist(), predictions.tolist(), strict=True))
 
     def merge(self, other: Self) -> None:
-        self.images += other.images
-        self.correct += other.correct
+        self.right += other.right
         self.loss += other.loss
         self.classes = max(self.classes, other.classes)  # 0 if a process had no image
         self.in_top += other.in_top
@@ -78,17 +76,17 @@ class ClassificationScore(Score):
         self.pairs.update(other.pairs)
 
     def compute(self) -> dict[str, float]:
-        matrix = self.confusion()
-        top = {f"top{TOP}": 100 * (self.in_top / self.images)} if self.classes > TOP else {}
+        matrix, images = self.confusion(), len(self.right)
+        top = {f"top{TOP}": 100 * (self.in_top / images)} if self.classes > TOP else {}
         ece = {"ece": self.calibration().error}
         if self.temperature != 1:
             ece["ece_uncalibrated"] = self.calibration(1.0).error
         return {
-            "top1": 100 * (self.correct / self.images),
+            "top1": 100 * (sum(self.right) / images),
             **top,
             "balanced_accuracy": matrix.balanced_accuracy,
             "macro_f1": matrix.macro_f1,
-            "loss": self.loss / self.images,
+            "loss": self.loss / images,
             **ece,
         }
 
