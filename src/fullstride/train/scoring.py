@@ -1,7 +1,7 @@
 """Scores networks on images, and finds the images to score a run on."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -21,7 +21,6 @@ from fullstride.io.console import count_of, print_note, verb_of
 from fullstride.io.records import from_json, read_json, write_json
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
-from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tables.class_names import match_classes
 from fullstride.tasks import find_task, task_of
 from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric, Score, Task, full_precision
@@ -158,11 +157,18 @@ def score_bundle(
     """
     net, task = bundle.net.to(device), task_of(bundle)
     if mirrored:
-        net, task = MirrorAverage(net, task), task.uncalibrated()
+        net = ViewAverage(net, task, lambda x: (x, x.flip(-1)))
+        task = task.uncalibrated()
     if views is None:
         how = BatchOptions(bundle.preprocessing, device)
         return score_images(net, task, images, how).with_interval()
-    average = ViewAverage(net, task, views.pre)
+    pre = views.pre
+
+    def parts(pixels: Tensor) -> Iterator[Tensor]:
+        """uint8 views (1, V, T, H, W, C) of a video, as many at a time as the task scores."""
+        return (to_input(part, pre) for part in pixels[0].split(task.scoring_batch))
+
+    average = ViewAverage(net, task, parts)
     # one video at a time, as uint8 views: float32 views have four times the bytes
     batches = Batches(
         images,
@@ -176,41 +182,21 @@ def score_bundle(
     return result.with_interval()
 
 
-class MirrorAverage(nn.Module):
-    """Averages a network's probabilities for an image and its mirror image.
+class ViewAverage(nn.Module):
+    """Averages a network's probabilities over views of N images or videos.
 
-    (N, C, H, W) -> (N, K), the logarithms of the means, which are logits with temperature 1.
+    `views` turns an input into batches of N views, or for N = 1 of any number: (N, ...) -> (N, K),
+    the logarithms of the means as finite numbers, which are logits with temperature 1.
     """
 
-    def __init__(self, net: nn.Module, task: Task):
+    def __init__(self, net: nn.Module, task: Task, views: Callable[[Tensor], Iterable[Tensor]]):
         super().__init__()
-        self.net, self.task = net, task
+        self.net, self.task, self.views = net, task, views
 
     def forward(self, x: Tensor) -> Tensor:
-        both = [self.task.activate(self.net(each).float()) for each in (x, x.flip(-1))]
-        return logarithms(torch.stack(both).mean(0))
-
-
-class ViewAverage(nn.Module):
-    """Averages a network's probabilities over the views of a video.
-
-    uint8 views (N, V, T, H, W, C) -> (N, K), the logarithms of the means. Only as many views as the
-    task scores at once become float32 at a time.
-    """
-
-    def __init__(self, net: nn.Module, task: Task, pre: Preprocessing):
-        super().__init__()
-        self.net, self.task, self.pre = net, task, pre
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        parts = pixels.flatten(0, 1).split(self.task.scoring_batch)
-        rows = [self.task.activate(self.net(to_input(part, self.pre)).float()) for part in parts]
-        return logarithms(torch.cat(rows).unflatten(0, pixels.shape[:2]).mean(1))
-
-
-def logarithms(probabilities: Tensor) -> Tensor:
-    """The logarithms of probabilities as finite logits."""
-    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+        rows = torch.cat([self.task.activate(self.net(each).float()) for each in self.views(x)])
+        means = rows.unflatten(0, (-1, len(x))).mean(0)
+        return means.clamp_min(torch.finfo(means.dtype).tiny).log()
 
 
 def score_batches(
