@@ -24,7 +24,6 @@ from fullstride.train.compute import DistributedContext
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.recipes.named import DIGITS, FINETUNE, RECIPES
 from fullstride.train.recipes.papers import GENET
-from fullstride.train.timing import TimedBatches
 
 SHORT = replace(DIGITS, epochs=2, resolution=16, batch_size=16)
 METRIC = find_task().metric
@@ -124,28 +123,22 @@ def test_a_duration_has_the_unit_that_people_use(seconds, text):
     assert duration(seconds) == text
 
 
-class Epochs:
-    """Epochs of 40 batches."""
-
-    def __len__(self):
-        return 40
-
-    def epoch(self, number, start=0):
-        yield from range(start, 40)
-
-
 @pytest.mark.parametrize(
     ("seconds", "when"),
     [(1.0, (0, 23)), (0.26, (1, 2)), (20.0, (0, 5))],
     ids=["after 20 steps", "after 10 s", "after 30 s"],
 )
-def test_the_time_of_a_step_is_that_of_the_first_ones_without_the_start(seconds, when, monkeypatch):
+def test_the_time_of_a_step_is_that_of_the_first_ones_without_the_start(
+    seconds, when, plan, monkeypatch
+):
     clock, reports = [0.0], []
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
-    timed = TimedBatches(Epochs(), lambda *report: reports.append(report))
-    for number in range(3):
-        for index in timed.epoch(number):
-            clock[0] += 50.0 if index < 3 and not number else seconds
+    run = replace(plan, batches=range(40), resolved=replace(plan.resolved, epochs=3))
+    pace = timing.Pace(run, lambda *_: None, lambda *report: reports.append(report))
+    for done in range(1, 121):
+        step_s = 50.0 if done <= 3 else seconds
+        clock[0] += step_s
+        pace(run.course, done, step_s)
     assert reports == [(pytest.approx(seconds), *when)]
 
 

@@ -25,7 +25,7 @@ from fullstride.train.recipes.named import BY_IMAGES, RECIPES, default_recipe, f
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import StallWatch
 from fullstride.train.scoring import SplitScores, load_scores
-from fullstride.train.timing import TimedBatches
+from fullstride.train.timing import Report
 
 if TYPE_CHECKING:
     from fullstride.data.dataset import DataSet, Images
@@ -51,7 +51,7 @@ class TrainingProgress:
         self.watch_stall: StallWatch | None = None
         self.rows: list[dict[str, Any]] = []
 
-    def announce(self, run: PreparedRun) -> None:
+    def announce(self, run: PreparedRun) -> Report:
         self.run, self.watch_stall = run, StallWatch(run)
         if self.bar.shown:
             for line in plan_lines(run):
@@ -59,9 +59,10 @@ class TrainingProgress:
             is_share = self.metric.percent_of_images
             if few := few_images_line("val", len(run.data.val), is_share=is_share):
                 self.bar.print(f"warning  {few}")
+        return self.report
 
     def watch(self, batches: "TrainingBatches") -> Any:
-        return self.bar.watch(TimedBatches(batches, self.report))
+        return self.bar.watch(batches)
 
     def report(self, step_s: float, epoch: int, step: int) -> None:
         assert self.run

@@ -23,7 +23,7 @@ from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.choice import DEFAULTS, HERE, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.scoring import FinalNetwork, all_skipped, save_scores
-from fullstride.train.timing import Pace, recipe_within
+from fullstride.train.timing import Pace, Report, recipe_within
 
 
 def finish(run: PreparedRun) -> None:
@@ -91,7 +91,7 @@ def train(
     recipe: Recipe | NamedRecipe,
     options: RunOptions = DEFAULTS,
     context: DistributedContext = SINGLE_PROCESS,
-    announce: Callable[[PreparedRun], None] = lambda run: None,
+    announce: Callable[[PreparedRun], Report | None] = lambda run: None,
     watch: Callable[[TrainingBatches], loop.BatchSource] = lambda batches: batches,
 ) -> Generator[dict[str, Any], None, None]:
     """Train `model` on `data` in `folder`; yield each epoch's row of the log, earlier epochs too.
@@ -101,7 +101,8 @@ def train(
     after an epoch. The weights with the best validation score are saved as a bundle in the folder.
     With the recipe's `early_stop_patience` these are scored on the test images at the end,
     otherwise the last weights. `announce` is called before the first step of a run that has not
-    ended; `watch` may wrap the training batches, to show progress.
+    ended, and may return a function that `Pace` reports the time of the first steps to; `watch` may
+    wrap the training batches, to show progress.
 
     Raises ValueError if the folder has another run, and LockedError if another process trains
     there.
@@ -135,15 +136,14 @@ def task_for(data: str, options: RunOptions, changes: Mapping[str, Any]) -> Task
 def trained_epochs(
     run: PreparedRun,
     checkpoint_every_steps: int,
-    announce: Callable[[PreparedRun], None],
+    announce: Callable[[PreparedRun], Report | None],
     watch: Callable[[TrainingBatches], loop.BatchSource],
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of a run in a locked folder, from its last checkpoint on."""
     resume = run_folder.load_checkpoint(run.folder)
     rows = run_folder.read_log(run.folder, run.metric, resume["epochs"] if resume else 0)
     has_ended, run = (run.folder / run_folder.BUNDLE).is_dir(), run.resumed(resume)
-    if not has_ended:
-        announce(run)
+    report = None if has_ended else announce(run)
     yield from rows
     if has_ended:
         return
@@ -157,7 +157,7 @@ def trained_epochs(
         per_epoch = run.steps_per_epoch
         how = run.resolved.in_epochs(per_epoch), per_epoch, run.teacher, run.context
         trainer = loop.build_trainer(run.net, run.task, *how)
-        pause = Pace(run, loop.every(checkpoint_every_steps, per_epoch))
+        pause = Pace(run, loop.every(checkpoint_every_steps, per_epoch), report)
         with keep_freed_memory(run.device):
             epochs = loop.run_epochs(trainer, watch(run.batches), resume, pause)
             yield from saved_epochs(run, epochs, rows)

@@ -3,11 +3,10 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,7 +29,7 @@ from fullstride.train.batches import (
     repeat,
     training_batches,
 )
-from fullstride.train.loop import BatchSource, Pause, Trainer, build_trainer
+from fullstride.train.loop import Pause, Trainer, build_trainer
 from fullstride.train.optimizer import Course
 from fullstride.train.prepare import PreparedRun, network_to_train, prepare
 from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, RecipeChoice, RunOptions
@@ -275,32 +274,8 @@ PART, SLOW_S = 16, 1.0
 UNTIMED_STEPS, TIMED_STEPS, TIMED_S, MOST_TIMED_S = 3, 20, 10.0, 30.0
 
 
-class TimedBatches:
-    """Batches that time their first steps, with the wait for images.
-
-    `report` is called once, with the mean seconds per step, the epoch and the step.
-    """
-
-    def __init__(self, batches: BatchSource, report: Callable[[float, int, int], object]):
-        self.batches = batches
-        self.report: Callable[[float, int, int], object] | None = report
-        self.steps, self.seconds = -UNTIMED_STEPS, 0.0
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def epoch(self, number: int, start: int = 0) -> Generator[Any, None, None]:
-        begin = time.perf_counter()
-        for index, batch in enumerate(self.batches.epoch(number, start), start + 1):
-            yield batch
-            begin, step_s = time.perf_counter(), time.perf_counter() - begin
-            self.steps += 1
-            self.seconds += step_s if self.steps > 0 else 0.0
-            enough = self.steps >= TIMED_STEPS and self.seconds >= TIMED_S
-            if self.report and (enough or self.seconds >= MOST_TIMED_S):
-                self.report(self.seconds / self.steps, number, index)
-                self.report = None
-
+# Called once with the mean seconds of the first steps, the epoch and the step.
+Report = Callable[[float, int, int], object]
 
 # The pace of training is compared with the time left after each WINDOW of the time, and the course
 # is changed if the rest would take LATE times the time left, by the faster of the last two windows:
@@ -315,8 +290,9 @@ class Pace:
     through in fewer steps; and in more again, up to the recipe's, if they were fast.
     """
 
-    def __init__(self, run: PreparedRun, pause: Pause):
-        self.run, self.pause = run, pause
+    def __init__(self, run: PreparedRun, pause: Pause, report: Report | None = None):
+        self.run, self.pause, self.report = run, pause, report
+        self.first, self.first_s = 0, 0.0  # steps to report, and their seconds
         has_limit = run.deadline is not None and not run.context.is_distributed
         self.end_s = run.deadline if run.deadline is not None and has_limit else math.inf
         self.window_s = max(MEASURE_S, WINDOW * (self.end_s - time.perf_counter()))
@@ -335,6 +311,11 @@ class Pace:
             epoch = course.at(done - 1) // self.run.steps_per_epoch
             self.work += self.run.work[int(epoch)]
             self.seconds += step_s
+            self.first, self.first_s = self.first + 1, self.first_s + step_s
+            enough = self.first >= TIMED_STEPS and self.first_s >= TIMED_S
+            if self.report and (enough or self.first_s >= MOST_TIMED_S):
+                self.report(self.first_s / self.first, int(epoch), index + 1)
+                self.report = None
         if self.seconds >= self.window_s and done < course.end:
             pace = self.seconds / self.work
             if self.before:
