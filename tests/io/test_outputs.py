@@ -322,7 +322,7 @@ def test_a_kill_at_any_point_leaves_the_earlier_or_the_new_content_whole(kind, w
 def test_a_path_without_a_name_is_refused_in_one_line(where, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for refuse in (check_output, lambda *words: atomic_write(*words).__enter__()):
-        with pytest.raises(ValueError, match=r"is no name of a file .* such as .*new$"):
+        with pytest.raises(ValueError, match=r"is no name of a folder: .* such as .*new$"):
             refuse(Path(where), FOLDER)
     assert content(tmp_path) == {".": "an empty folder"}
 

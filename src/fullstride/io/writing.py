@@ -216,6 +216,8 @@ PLOT = Output(
 
 def refuse_foreign(path: Path, output: Output) -> None:
     """Raise ValueError if `path` exists and is not an earlier `output`."""
+    if output.files and path.name in ("", ".."):  # . and / have no name either
+        raise ValueError(f"{path} is no name of a folder: give one, such as {path / 'new'}")
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -273,8 +275,6 @@ def check_page_or(path: Path | None, output: Output) -> bool:
 
 def _resolved(path: Path) -> Path:
     """Follow a link: the link stays, and its target is replaced."""
-    if path.name in ("", ".."):  # . and / have no name either
-        raise ValueError(f"{path} is no name of a file or folder: give one, such as {path / 'new'}")
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink():
         raise ValueError(f"{path} is a loop of links: give another path")
