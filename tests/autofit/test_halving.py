@@ -481,18 +481,20 @@ def test_a_linear_probe_chooses_who_trains_and_ships_where_training_is_no_better
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "score"),
     [
-        dict(own_splits=("val",)),
-        dict(rule=SplitRule(group="parent")),
-        dict(rule=SplitRule(left_out=("near copy of a test image",))),
+        (dict(own_splits=("val",)), "top1"),
+        (dict(rule=SplitRule(group="parent")), "top1"),
+        (dict(rule=SplitRule(left_out=("near copy of a test image",))), "top1"),
+        ({}, "balanced_accuracy"),
     ],
 )
-def test_probes_of_data_with_other_validation_images_are_not_cross_validated(
-    probed, data, tmp_path, change
+def test_probes_with_other_validation_images_or_another_metric_are_not_cross_validated(
+    probed, data, tmp_path, change, score
 ):
-    """As networks would be chosen that are good on images like the training images alone."""
+    """Networks would be chosen that are good on images like the training images alone."""
     _, (plan, times), choice, _ = probed
+    choice = replace(choice, changes={**choice.changes, "score": score})
     job = job_of(tmp_path / "fit", replace(data, **change), recipe=choice)
     outcome = drain(run_halving(job, replace(plan, rungs=plan.rungs[:1]), times))[1]
     assert [each.cross_validated for each in outcome.scores] == ["", ""]

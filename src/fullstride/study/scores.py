@@ -49,23 +49,22 @@ class PairedScores:
     correct: str = ""
     # the task's metric over resamples of the images, see `bootstrap`; () if `correct` says more
     resampled: tuple[float | None, ...] = ()
-    # 1 or 0 for each training image of a linear probe, see `CrossValidation`; "" where validation
-    # images may be of another kind
+    # 1 or 0 for each training image of a linear probe, see `CrossValidation`; "" for other metrics
+    # than top-1, and where validation images may be of another kind
     cross_validated: str = ""
 
     def value(self, metric: Metric) -> float:
-        """The score; top-1 counts validation images and, by `CROSS_VALIDATED`, training images."""
+        """The score, of cross-validated images too, which count for `CROSS_VALIDATED` each."""
         score, images = self.scores[metric.name], len(self.correct)
-        if metric.name != "top1" or not self.cross_validated:
+        if not self.cross_validated:
             return score
         others, right = len(self.cross_validated), 100 * self.cross_validated.count("1")
         return (score * images + CROSS_VALIDATED * right) / (images + CROSS_VALIDATED * others)
 
     def with_cross_validation(self, metric: Metric) -> str:
         """`value` in words for the end of a line; "" without them."""
-        if metric.name != "top1" or not self.cross_validated:
-            return ""
-        return f", {metric.text(self.value(metric))} with cross-validated training images"
+        value = metric.text(self.value(metric))
+        return f", {value} with cross-validated training images" if self.cross_validated else ""
 
 
 def train_and_score(
@@ -98,7 +97,7 @@ def score_probe(run: PreparedRun) -> PairedScores:
     if not has_probe(run):
         raise ValueError(f"{run.config.model} has no linear classifier, and so no linear probe")
     result = score_validation(run, run.task, probe_network(run).net)
-    if not run.data.val_is_drawn:
+    if not run.data.val_is_drawn or run.metric.name != "top1":
         return result
     validation = CROSS_VALIDATION.load(run.folder / CROSS_VALIDATION_FILE)
     return replace(result, cross_validated=validation.correct)
