@@ -124,6 +124,53 @@ def test_the_error_of_the_regret_is_of_the_difference_on_the_same_test_images():
     assert np.isnan(fit_regret.standard_error(None, draws[0]))
 
 
+def test_redrawn_validation_images_leave_each_file_as_many_right_images_in_all():
+    flags = np.random.default_rng(0).integers(0, 2, (2, 60)).astype(str)
+    files = [
+        replace(
+            reference_file(name, 1.0, 900, 90.0),
+            correct="".join(row[:20]),
+            tested=PairedScores({}, "".join(row[20:])),
+        )
+        for name, row in zip(("small-16", "large-16"), flags, strict=True)
+    ]
+    drawn = fit_regret.redraw(files, 3)
+    for each, row in zip(drawn, flags, strict=True):
+        assert each.file.val["top1"] == pytest.approx(each.correct.count("1") * 5)
+        assert each.test == pytest.approx(each.tested.correct.count("1") * 2.5)
+        right = (each.correct + each.tested.correct).count("1")
+        assert right == list(row).count("1")
+    # an image is the same one for all files
+    pairs = [
+        sorted(zip(*(each.correct + each.tested.correct for each in part), strict=True))
+        for part in (files, drawn)
+    ]
+    assert pairs[0] == pairs[1]
+    assert drawn[0].correct != files[0].correct
+
+
+def test_choices_by_other_validation_images_are_told_beside_the_regret():
+    # the large network has all of the first 20 images right, and 1 of the 40 others
+    files = [
+        replace(
+            reference_file(name, ms, 0, 100 * test.count("1") / len(test)),
+            correct=val,
+            tested=PairedScores({}, test),
+        )
+        for name, ms, val, test in (
+            ("small-16", 1.0, "10" * 10, "10" * 20),
+            ("large-16", 2.0, "1" * 20, "1" + "0" * 39),
+        )
+    ]
+    files[1].file.val["top1"], files[0].file.val["top1"] = 100.0, 50.0
+    regrets, small = fit_regret.regrets_of_choice(files, [1.5, 3.0], TOP1)
+    assert regrets == [0.0, 47.5]
+    assert not small
+    lines = " ".join(fit_regret.redraw_lines(files, [1.5, 3.0], TOP1))
+    assert "the mean regret is 23.75" in lines
+    assert f"lower than here {fit_regret.DRAWS} times" in lines
+
+
 def test_the_shortest_time_in_a_fresh_process_decides_with_five_per_cent_allowed():
     assert ROW.in_budget
     assert not replace(ROW, budget_ms=3.0).in_budget
