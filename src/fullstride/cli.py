@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from functools import partial
 from inspect import Parameter, cleandoc, signature
 from io import StringIO
+from itertools import pairwise
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
@@ -420,7 +421,7 @@ def refuse_contradictions(words: Sequence[str]) -> None:
     """Raise ValueError if a short flag and the flag of its field have different values."""
     for short, field in SHORT_FLAGS.items():
         values: dict[str, str] = {}
-        for word, following in zip(words, [*words[1:], ""], strict=True):
+        for word, following in pairwise((*words, "")):
             flag, equals, value = word.partition("=")
             if flag.replace("_", "-") in (short, f"--recipe.{field.replace('_', '-')}"):
                 values[flag] = value if equals else following

@@ -42,6 +42,18 @@ def test_the_time_of_an_image_is_a_percentile_of_the_calls():
     assert call_time(row, 100).ms == 3.0
 
 
+def test_the_interval_of_a_time_contains_it_however_few_rounds_there_are():
+    base = measurement("net", [1.0] * 9)
+    # the interpolated interval of the first one would be 5.9 to 9.2, and the median is 5.1
+    for samples in (
+        [5.0, 5.0, 5.1, 9.2, 5.1, 9.3, 5.1, 9.2, 9.2],
+        [1.0] * 3 + [2.0] * 3 + [9.0] * 3,
+    ):
+        row = replace(base, samples=samples, protocol=replace(base.protocol, rounds=3))
+        time = call_time(row)
+        assert time.low <= time.ms <= time.high
+
+
 def test_a_measurement_is_repeated_while_the_machine_is_busy_and_the_shortest_time_stays():
     uneven = [1.0, 9.0] * (ROUNDS // 2)
     runs = [[1.5] * ROUNDS, uneven, uneven]

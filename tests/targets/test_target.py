@@ -99,7 +99,7 @@ def test_a_target_says_what_is_there():
     assert {"onnx", "openvino"} <= set(found.runtimes)
     assert set(found.runtimes) | set(found.missing) == set(sessions.PACKAGES)
     assert found.processor in lines
-    assert f"{found.cores} cores" in lines
+    assert f"{found.cores} core" in lines
 
 
 def test_a_missing_runtime_is_named_with_the_line_that_installs_it():
@@ -265,6 +265,7 @@ def test_targets_are_commands_or_addresses():
     assert ssh[ssh.index("-p") + 1] == "2222"
     assert ssh[-2] == "board"
     assert ssh[-1].startswith("/opt/venv/bin/python -u -c 'import sys")
+    assert command_of("here")[0] == sys.executable
     assert command_of("ssh://board")[-1].startswith("python3 -u -c ")
     assert command_of("ssh://Pi@MyPi4.Lan:22")[-2] == "MyPi4.Lan"  # an alias of ~/.ssh/config
     assert command_of("ssh://[FE80::1%Eth0]:22")[-2] == "FE80::1%Eth0"

@@ -160,6 +160,8 @@ def test_of_other_data_without_splits_all_images_are_scored_and_it_is_said(tmp_p
             on = images_to_score(where, BUNDLE, other, split)
             assert (on.split, len(on.images), on.missing) == ("all", 2, ())
             assert any("all images of other" in note for note in on.notes) == (split is None)
+            unknown = any("does not say which" in note for note in on.notes)
+            assert unknown == (split is None and where == "no/run")
     with pytest.raises(ValueError, match="too few images"):
         images_to_score(run, BUNDLE, other, "test")
     given = tmp_path / "given"

@@ -49,7 +49,8 @@ GROUPS = {
 # Flags that `--help` describes beside required flags, by parameter and field; `--help-all`
 # describes all. Other commands have few flags.
 USUAL = {
-    "fit": "task budget_ms target hours weights licence recipe_name epochs executor dry_run",
+    "fit": "task budget_ms minutes hours target formats weights licence resolutions recipe_name "
+    "dry_run",
     "train": "recipe_name epochs batch_size lr resolution weights device task val",
     "validate": "data split device per_class tta out resolution",
     "predict": "top json call_batch device tta out draw nearest",

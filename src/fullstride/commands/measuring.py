@@ -213,7 +213,7 @@ def target(where: Annotated[Positional[str], arg(metavar="TARGET")]) -> None:
 
     Args:
         where: ssh://[USER@]HOST[:PORT][/PATH/OF/PYTHON], or a command that runs Python there, with
-            NumPy and a runtime. --target of other commands takes the same values.
+            NumPy and a runtime, or here. --target of other commands takes the same values.
     """
     from fullstride.targets.target import Target, report
 

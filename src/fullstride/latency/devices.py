@@ -66,7 +66,10 @@ def load_profile(name_or_path: str | Path) -> Profile:
         elif close:
             advice = f"did you mean {' or '.join(close)}, or the path of a JSON file?"
         else:
-            advice = f"choose from {', '.join(names)}, or give the path of a JSON file"
+            advice = (
+                f"choose from {', '.join(names)}, or give the path of a JSON file, or "
+                "ssh://USER@HOST of a machine that can be reached"
+            )
         raise ValueError(f"no profile named {name!r}: {advice}")
     try:
         text = read_regular(path, MAX_BYTES)

@@ -235,7 +235,7 @@ class CallTime:
     """The time of a call divided by its images, in ms."""
 
     ms: float  # a percentile of all calls
-    low: float  # nine in ten rounds have a percentile from `low` to `high`
+    low: float  # nine in ten rounds have a percentile from `low` to `high`, as `ms` is
     high: float
 
 
@@ -244,6 +244,7 @@ def call_time(row: Measurement, percentile: float = 50) -> CallTime:
     rounds = np.array_split(np.array(row.samples), row.protocol.rounds)
     low, high = np.percentile([np.percentile(each, percentile) for each in rounds], (5, 95))
     ms, images = np.percentile(row.samples, percentile), row.protocol.batch
+    low, high = min(low, ms), max(high, ms)  # few rounds are interpolated, beyond it even
     return CallTime(ms=float(ms / images), low=float(low / images), high=float(high / images))
 
 

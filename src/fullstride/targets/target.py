@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ import numpy as np
 from fullstride.io.console import count_of
 from fullstride.io.records import Positive, Record, from_json
 from fullstride.io.writing import user_cache
+from fullstride.measure.budget import HERE
 from fullstride.measure.environment import Environment, version
 from fullstride.measure.protocols import MEASUREMENTS, Measurement, spread
 from fullstride.targets import runner, sessions
@@ -414,6 +416,8 @@ class Target:
 
 def command_of(where: str) -> list[str]:
     """The command that starts the runner. Raises ValueError for anything but a target."""
+    if where == HERE:
+        where = shlex.quote(sys.executable)
     if not where.startswith("ssh://"):
         words = shlex.split(where)
         if not words:

@@ -381,6 +381,8 @@ def images_to_score(
         if split is None and not everything.own_splits:
             split = ALL
             notes.append(f"all images of {everything.name} are scored, as it has no splits")
+            if config is None:
+                notes[-1] += f"; {where} does not say which of them it was trained on"
         whole = everything
         if split != ALL:
             whole = _other_data(model, data)

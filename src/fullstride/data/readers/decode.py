@@ -108,7 +108,7 @@ def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
 
 # Pillow's other readers are not used: EPS starts a program, and none of `SUFFIXES` needs them.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 MAX_FILE_BYTES = 2**30  # of an image; 89 megapixels have at most 712 MB
 MAX_MEGAPIXELS = 89.0  # of an image that is decoded whole; Pillow takes more for a bomb
 

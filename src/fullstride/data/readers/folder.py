@@ -51,7 +51,7 @@ CONVERTERS = {
     **dict.fromkeys((".heic", ".heif", ".hif"), "pillow-heif"),
     ".avif": "Pillow",
     ".jxl": "pillow-jxl-plugin",
-    **dict.fromkeys((".jp2", ".j2k", ".ppm", ".tga", ".ico", ".jfif"), "Pillow"),
+    **dict.fromkeys((".jp2", ".j2k", ".ppm", ".tga", ".ico"), "Pillow"),
     **dict.fromkeys((".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2"), "rawpy"),
     ".psd": "psd-tools",
     ".svg": "CairoSVG",
