@@ -14,6 +14,7 @@ from fullstride import cli
 from fullstride.data.dataset import open_data
 from fullstride.deploy import choose_form, elsewhere
 from fullstride.deploy.comparison import ComparisonImages
+from fullstride.deploy.export import export
 from fullstride.deploy.settings import ExportOptions
 from fullstride.latency.devices import load_profile
 from fullstride.latency.microbenchmarks import WHOLE, all_microbenchmarks
@@ -79,6 +80,21 @@ def test_a_benchmark_measures_names_as_files_there_and_stores_their_latencies(
     (stored,) = read_measurements(there / "genet_tiny-32-1-onnx-fp32.json")
     assert stored == replace(online, name="genet_tiny")
     assert "torch" not in capsys.readouterr().out
+
+
+def export_small(path, **options):
+    digits = open_data("digits").test
+    images = ComparisonImages([digits.picture(index) for index in range(4)])
+    export(small_bundle(), path, images, ExportOptions(**options))
+    return str(path)
+
+
+def test_a_file_has_its_own_precision_in_its_name_and_in_the_note(tmp_path, capsys):
+    path, out = export_small(tmp_path / "a.onnx", precision="fp16"), tmp_path / "times.json"
+    assert cli.run(["bench", path, "--target", WHERE, "--out", str(out)]) == 0
+    assert {row.name for row in read_measurements(out)} == {f"{path} fp16"}
+    *_, note = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(rf"{re.escape(path)} fp16: onnx \S+, 1 thread, fp16", note)
 
 
 def test_the_form_of_an_export_is_chosen_by_times_there(there, tmp_path, measured, monkeypatch):

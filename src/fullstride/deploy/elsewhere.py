@@ -176,7 +176,8 @@ def bench_there(
     with files_there(target, settings.precision or "fp32") as files:
         for name in plan.nets:
             if name in exported:
-                networks[name] = {("", "fp32"): exported[name].model}
+                model = exported[name].model
+                networks[name] = {("", model.metadata.precision): model}
             else:
                 side = plan.options.resolutions.get(name, first.resolution)
                 networks[name] = files.write_named(name, side)
