@@ -16,7 +16,7 @@ from torch import nn
 
 from fullstride import tasks
 from fullstride.deploy import choose_form
-from fullstride.deploy.exported import ExportedModel, InputKind
+from fullstride.deploy.exported import ExportedModel, ExportedModule, InputKind
 from fullstride.deploy.formats import detect_format, open_as_modules
 from fullstride.deploy.formats.base import last_line
 from fullstride.io.console import count_of, print_note
@@ -176,13 +176,23 @@ def bench_there(
     with files_there(target, settings.precision or "fp32") as files:
         for name in plan.nets:
             if name in exported:
-                model = exported[name].model
+                model = with_side(exported[name], settings.resolution)
                 networks[name] = {("", model.metadata.precision): model}
             else:
                 side = plan.options.resolutions.get(name, first.resolution)
                 networks[name] = files.write_named(name, side)
         parts = {each.name: getattr(plan, each.name) for each in fields(plan)}
         yield PlanThere(**parts, files=files, networks=networks)
+
+
+def with_side(module: ExportedModule, side: int | None) -> ExportedModel:
+    """The file to measure at other pixels a side. Raises ValueError if it does not take them."""
+    model = module.model
+    if side is None:
+        return model
+    module(module.random_images(1, side))
+    pre = replace(model.preprocessing, resolution=side)
+    return replace(model, metadata=replace(model.metadata, preprocessing=pre))
 
 
 def check_flags(settings: BenchSettings) -> None:
