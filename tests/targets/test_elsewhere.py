@@ -112,6 +112,13 @@ def test_files_are_measured_at_the_sides_that_are_given_or_refused(tmp_path, cap
     assert f"{own} does not take inputs of (1, 3, 96, 96)" in capsys.readouterr().err
 
 
+def test_a_precision_of_files_alone_is_refused(tmp_path, capsys):
+    words = ["bench", export_small(tmp_path / "a.onnx"), "--precision", "int8"]
+    assert cli.run([*words, "--target", WHERE]) == 2
+    line = "--precision: a file computes as it was exported, leave it out"
+    assert line in capsys.readouterr().err
+
+
 def test_the_form_of_an_export_is_chosen_by_times_there(there, tmp_path, measured, monkeypatch):
     monkeypatch.setattr(choose_form, "CANDIDATES", ("onnx", "openvino", "ncnn"))
     ms = {"onnx fp32": 9.0, "openvino fp32": 4.0, "ncnn fp32": 6.0}

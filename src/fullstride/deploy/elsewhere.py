@@ -170,7 +170,8 @@ def bench_there(
     for name, module in exported.items():
         if (kind := detect_format(module.model.path)) not in there:
             raise ValueError(f"{name} is {kind}, which {target.where} does not run: leave it out")
-    own = replace(settings, precision=None, reference="none")
+    precision = None if {*models} - {*exported} else settings.precision  # of files: refused
+    own = replace(settings, precision=precision, reference="none")
     plan = bench_by_name.plan(models, own, exported, tasks.build_head)
     first, networks = next(iter(plan.protocols.values()))[0], dict[str, Files]()
     with files_there(target, settings.precision or "fp32") as files:
