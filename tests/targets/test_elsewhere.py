@@ -81,6 +81,8 @@ def test_a_benchmark_measures_names_as_files_there_and_stores_their_latencies(
     (stored,) = read_measurements(there / "genet_tiny-32-1-onnx-fp32.json")
     assert stored == replace(online, name="genet_tiny")
     assert "torch" not in capsys.readouterr().out
+    assert cli.run([*words, "--target", WHERE, "--rounds", "1"]) == 0
+    assert read_measurements(there / "genet_tiny-32-1-onnx-fp32.json") == [stored]
 
 
 def export_small(path, **options):
