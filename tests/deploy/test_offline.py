@@ -294,7 +294,7 @@ def test_rows_of_another_job_are_replaced_neither_in_a_folder_nor_in_a_file(
     for out in (tmp_path / "out", tmp_path / "one.parquet"):
         write(model, photos, out)
         before = read_table(out)
-        with pytest.raises(ValueError, match=f"{out.name} has other predictions: arguments differs"):
+        with pytest.raises(ValueError, match=f"{out.name} has other predictions: arguments"):
             write(model, photos, out, top=1)
         write(model, photos, out)
         assert same(read_table(out), before)
