@@ -13,6 +13,7 @@ from functools import partial
 from inspect import Parameter, cleandoc, signature
 from io import StringIO
 from itertools import pairwise
+from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
@@ -230,12 +231,22 @@ def check_places(values: Mapping[str, Any]) -> None:
         missing = [word for word in models if looks_like_path(word) and is_missing(word)]
         missing += images if all(map(is_missing, images)) else []
         if missing:
-            raise ValueError(f"no such file or folder: {missing[0]}")
+            refuse_missing(Path(missing[0]))
         for word in words_of(group, DATA_ARGUMENTS):
             if word and not os.path.exists(word):  # noqa: PTH110  names may be too long for `Path`
                 from fullstride.data.targets import check_place
 
                 check_place(word, task)
+
+
+def refuse_missing(path: Path) -> None:
+    """Raise ValueError with the exported file beside `path` that has its name, if there is one."""
+    if any(each.stem == path.stem for each in path.parent.glob("*")):
+        from fullstride.deploy.formats import near
+
+        if beside := near(path):
+            raise ValueError(f"no file {path}: there is {beside}")
+    raise ValueError(f"no such file or folder: {path}")
 
 
 def words_of(group: Mapping[str, Any], names: Sequence[str]) -> list[str]:

@@ -202,6 +202,28 @@ def test_a_path_that_does_not_exist_is_refused(words, message, tmp_path, capsys)
         assert message in refused(capsys, *words)
 
 
+@pytest.mark.parametrize("word", ["runs/model", "runs/model.pte"])
+def test_a_missing_exported_file_is_refused_with_the_one_beside_it(word, tmp_path, capsys):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "model.txt").touch()
+    (tmp_path / "runs" / "model.tflite").write_bytes(bytes(4) + b"TFL3")
+    with chdir(tmp_path):
+        for command in ("predict", "validate", "bench"):
+            words = [command, word, *["runs"] * (command == "predict")]
+            assert f"no file {word}: there is runs/model.tflite" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    "words", ["export --out net", "measure cost", "measure estimate --target rtx4090"]
+)
+def test_an_exported_file_is_refused_where_a_run_is_needed(words, tmp_path, capsys):
+    for suffix in (".onnx", ".pt2", ".tflite"):
+        path = tmp_path / f"net{suffix}"
+        path.write_bytes(b"PK\3\4")
+        line = refused(capsys, *words.split(), path)
+        assert f"{path} is an exported file: give the run or bundle that it was made from" in line
+
+
 def test_paths_that_do_not_exist_are_refused_without_pytorch(tmp_path):
     (tmp_path / "pets" / "cat").mkdir(parents=True)
     with chdir(tmp_path):

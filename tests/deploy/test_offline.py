@@ -288,6 +288,18 @@ def test_a_file_of_others_is_not_replaced(model, photos, tmp_path):
     assert out.read_bytes() == before
 
 
+def test_rows_of_another_job_are_replaced_neither_in_a_folder_nor_in_a_file(
+    model, photos, tmp_path
+):
+    for out in (tmp_path / "out", tmp_path / "one.parquet"):
+        write(model, photos, out)
+        before = read_table(out)
+        with pytest.raises(ValueError, match=f"{out.name} has other predictions: arguments"):
+            write(model, photos, out, top=1)
+        write(model, photos, out)
+        assert same(read_table(out), before)
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "rows.JSON"])
 def test_a_name_of_another_kind_of_file_does_not_become_a_folder(name, tmp_path):
     with pytest.raises(ValueError, match=f"{name} would be a folder .* ends in .parquet"):

@@ -1,5 +1,8 @@
 """A bundle goes to the hub in one commit, with a card that says what it is."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import yaml
 from bundles import COLOUR, GRAY, make_bundle
@@ -9,6 +12,7 @@ from toy_bundles import bundle_of
 
 import fullstride
 from fullstride import cli
+from fullstride.commands.shipping import PushFlags
 from fullstride.measure.bench import bench
 from fullstride.measure.protocols import ONLINE
 from fullstride.nets import zoo
@@ -66,6 +70,17 @@ def test_a_command_pushes_a_run_with_its_times(hub, tmp_path, capsys):
     card = (hub.root / "ann" / "digits" / "README.md").read_text()
     assert "| genet_tiny |" in card
     assert "online, batch 1, 32 pixels" in card
+
+
+def test_a_file_that_runs_on_another_system_is_pushed_without_a_time(hub, tmp_path):
+    (tmp_path / "net.mlpackage").mkdir()
+    (tmp_path / "net.mlpackage" / "Manifest.json").write_text("{}")
+    package: Any = SimpleNamespace(path=tmp_path / "net.mlpackage", format="coreml")
+    PushFlags(push="ann/digits").commit(make_bundle("genet_tiny", GRAY), package)
+    assert "exported/net.mlpackage/Manifest.json" in names(hub)
+    card = (hub.root / "ann" / "digits" / "README.md").read_text()
+    assert "| genet_tiny |" in card
+    assert "| net.mlpackage |" not in card
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from fullstride import cli
 from fullstride.data.dataset import open_data
 from fullstride.deploy import choose_form, elsewhere
 from fullstride.deploy.comparison import ComparisonImages
+from fullstride.deploy.export import export
 from fullstride.deploy.settings import ExportOptions
 from fullstride.latency.devices import load_profile
 from fullstride.latency.microbenchmarks import WHOLE, all_microbenchmarks
@@ -24,6 +25,7 @@ from fullstride.measure.environment import Environment
 from fullstride.measure.protocols import ONLINE, THROUGHPUT, read_measurements
 from fullstride.measure.tracer import traced
 from fullstride.nets import zoo
+from fullstride.nets.preprocessing import Preprocessing
 from fullstride.targets.target import MACHINE_FILE, Target, connect
 
 QUICK = {"rounds": 2, "round_s": 0.005, "warmup_s": 0.0}
@@ -79,6 +81,44 @@ def test_a_benchmark_measures_names_as_files_there_and_stores_their_latencies(
     (stored,) = read_measurements(there / "genet_tiny-32-1-onnx-fp32.json")
     assert stored == replace(online, name="genet_tiny")
     assert "torch" not in capsys.readouterr().out
+    assert cli.run([*words, "--target", WHERE, "--rounds", "1"]) == 0
+    assert read_measurements(there / "genet_tiny-32-1-onnx-fp32.json") == [stored]
+
+
+def export_small(path, **options):
+    digits = open_data("digits").test
+    images = ComparisonImages([digits.picture(index) for index in range(4)])
+    bundle = small_bundle(preprocessing=Preprocessing(resolution=64, crop=1.0))
+    export(bundle, path, images, ExportOptions(**options))
+    return str(path)
+
+
+def test_a_file_has_its_own_precision_in_its_name_and_in_the_note(tmp_path, capsys):
+    path, out = export_small(tmp_path / "a.onnx", precision="fp16"), tmp_path / "times.json"
+    assert cli.run(["bench", path, "--target", WHERE, "--out", str(out)]) == 0
+    assert {row.name for row in read_measurements(out)} == {f"{path} fp16"}
+    name = re.escape(f"{path} fp16")
+    assert re.search(rf"^{name}: onnx \S+, 1 thread, fp16$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_files_are_measured_at_the_sides_that_are_given_or_refused(tmp_path, capsys):
+    own, any_size = (
+        export_small(tmp_path / name, any_size=name == "any.onnx")
+        for name in ("own.onnx", "any.onnx")
+    )
+    out = tmp_path / "times.json"
+    words = ["--target", WHERE, "--resolution", "96"]
+    assert cli.run(["bench", any_size, "resnet_rs_tiny", *words, "--out", str(out)]) == 0
+    assert {row.protocol.resolution for row in read_measurements(out)} == {96}
+    assert cli.run(["bench", any_size, own, *words]) == 2
+    assert f"{own} does not take inputs of (1, 3, 96, 96)" in capsys.readouterr().err
+
+
+def test_a_precision_of_files_alone_is_refused(tmp_path, capsys):
+    words = ["bench", export_small(tmp_path / "a.onnx"), "--precision", "int8"]
+    assert cli.run([*words, "--target", WHERE]) == 2
+    line = "--precision: a file computes as it was exported, leave it out"
+    assert line in capsys.readouterr().err
 
 
 def test_the_form_of_an_export_is_chosen_by_times_there(there, tmp_path, measured, monkeypatch):

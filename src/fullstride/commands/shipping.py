@@ -20,6 +20,7 @@ from fullstride.io.records import PositiveInt, check_bounds, refuse_flags
 from fullstride.nets.preprocessing import LoadOptions
 
 if TYPE_CHECKING:
+    from fullstride.deploy.export import ExportResult
     from fullstride.deploy.exported import Model
     from fullstride.deploy.offline import Summary
     from fullstride.deploy.predict import Prediction
@@ -264,16 +265,16 @@ class PushFlags:
             of_files = {name: getattr(settings, name) != getattr(SHIP, name) for name in others}
             refuse_flags(of_files, "without --out, the file to write: add it")
 
-    def commit(self, bundle: "Bundle", exported: Path | None) -> None:
+    def commit(self, bundle: "Bundle", exported: "ExportResult | None") -> None:
         from fullstride.deploy.choose_form import measure_bundle, measure_files
-        from fullstride.deploy.formats import open_file
+        from fullstride.deploy.formats import FORMATS, open_file
         from fullstride.report.model_card import push_to_hub
 
-        times = [measure_bundle(bundle)]
-        if exported:
-            model = open_file(exported, trust=True)
-            times += measure_files({exported.name: model}, times[0].protocol)
-        address = push_to_hub(bundle, self.push, public=self.public, exported=exported, times=times)
+        times, path = [measure_bundle(bundle)], exported.path if exported else None
+        if exported and not FORMATS[exported.format].runs_on:
+            model = open_file(exported.path, trust=True)
+            times += measure_files({exported.path.name: model}, times[0].protocol)
+        address = push_to_hub(bundle, self.push, public=self.public, exported=path, times=times)
         print(f"hf:{self.push}: {address}")
 
 
@@ -318,7 +319,7 @@ def export(
             f"run by {exported.runtime}"
         )
     if push.push:
-        push.commit(bundle, exported and exported.path)
+        push.commit(bundle, exported)
 
 
 def report(

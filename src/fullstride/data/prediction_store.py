@@ -177,7 +177,12 @@ def write_part(out: Path, part: int, table: "pa.Table", key: StoreKey) -> None:
 
 
 def write_file(out: Path, tables: Iterator["pa.Table"], schema: "pa.Schema", key: StoreKey) -> None:
-    """Write a store of one file, with a row group for each of `tables`."""
+    """Write a store of one file, with a row group for each of `tables`.
+
+    Raises ValueError if the file has another key.
+    """
+    if out.exists():
+        refuse_other(out, read_key(out), key)
     schema = schema.with_metadata(metadata(key))
     writer = pyarrow().parquet.ParquetWriter
     with atomic_write(out, FILE_OUTPUT) as temporary, writer(temporary, schema) as file:

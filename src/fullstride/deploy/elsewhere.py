@@ -16,7 +16,7 @@ from torch import nn
 
 from fullstride import tasks
 from fullstride.deploy import choose_form
-from fullstride.deploy.exported import ExportedModel, InputKind
+from fullstride.deploy.exported import ExportedModel, ExportedModule, InputKind
 from fullstride.deploy.formats import detect_format, open_as_modules
 from fullstride.deploy.formats.base import last_line
 from fullstride.io.console import count_of, print_note
@@ -151,8 +151,9 @@ class PlanThere(bench_by_name.BenchPlan):
 
     def measure(self, parts: Sequence[Protocol]) -> list[list[Measurement]]:
         times = [self.files.measure(self.networks, part) for part in parts]
-        for each in times:
-            self.files.save(each)
+        for part, each in zip(parts, times, strict=True):
+            if part.rounds >= MEDIANS.rounds:  # `choose` decides by them
+                self.files.save(each)
         return [[row for rows in each.values() for row in rows.values()] for each in times]
 
 
@@ -170,18 +171,30 @@ def bench_there(
     for name, module in exported.items():
         if (kind := detect_format(module.model.path)) not in there:
             raise ValueError(f"{name} is {kind}, which {target.where} does not run: leave it out")
-    own = replace(settings, precision=None, reference="none")
+    precision = None if {*models} - {*exported} else settings.precision  # of files: refused
+    own = replace(settings, precision=precision, reference="none")
     plan = bench_by_name.plan(models, own, exported, tasks.build_head)
     first, networks = next(iter(plan.protocols.values()))[0], dict[str, Files]()
     with files_there(target, settings.precision or "fp32") as files:
         for name in plan.nets:
             if name in exported:
-                networks[name] = {("", "fp32"): exported[name].model}
+                model = with_side(exported[name], settings.resolution)
+                networks[name] = {("", model.metadata.precision): model}
             else:
                 side = plan.options.resolutions.get(name, first.resolution)
                 networks[name] = files.write_named(name, side)
         parts = {each.name: getattr(plan, each.name) for each in fields(plan)}
         yield PlanThere(**parts, files=files, networks=networks)
+
+
+def with_side(module: ExportedModule, side: int | None) -> ExportedModel:
+    """The file to measure at other pixels a side. Raises ValueError if it does not take them."""
+    model = module.model
+    if side is None:
+        return model
+    module(module.random_images(1, side))
+    pre = replace(model.preprocessing, resolution=side)
+    return replace(model, metadata=replace(model.metadata, preprocessing=pre))
 
 
 def check_flags(settings: BenchSettings) -> None:

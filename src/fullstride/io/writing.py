@@ -66,11 +66,10 @@ def lost_worker(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
 
 
+EXPORTED_SUFFIXES = (".engine", ".mlpackage", ".onnx", ".pt2", ".pte", ".tflite", ".xml")
 # Suffixes of files that hold a network or a recipe, here or in other software.
-FILE_SUFFIXES = (
-    *(".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors"),
-    *(".engine", ".onnx", ".pt2", ".xml", ".json"),
-)
+FILE_SUFFIXES = (".bin", ".ckpt", ".npz", ".pt", ".pth", ".safetensors", ".json")
+FILE_SUFFIXES += EXPORTED_SUFFIXES
 
 
 def looks_like_path(word: str) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fullstride.io.console import print_note
 from fullstride.io.records import check_bounds
+from fullstride.io.writing import EXPORTED_SUFFIXES
 from fullstride.nets import checkpoints, families
 from fullstride.nets.backbone import Backbone, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
@@ -168,6 +169,10 @@ def load(
         for whole, kind in (("bundle.json", "bundle"), ("run.json", "run")):
             if (path.parent / whole).exists():
                 raise ValueError(f"{path} is a part of a {kind}: give its folder, {path.parent}")
+        if path.suffix in EXPORTED_SUFFIXES:
+            raise ValueError(
+                f"{path} is an exported file: give the run or bundle that it was made from"
+            )
         return load_file(path, name, options)
     if name and name != str(name_or_path):
         raise ValueError(
