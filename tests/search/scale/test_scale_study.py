@@ -13,12 +13,14 @@ from fullstride.cli import run
 from fullstride.io.records import to_json
 from fullstride.latency.devices import load_profile
 from fullstride.nets import zoo
+from fullstride.search.block_tuning import TRAINING
 from fullstride.search.scale.finished import Source, read_trainings, table_7
 from fullstride.search.scale.plan import ScaleJob
 from fullstride.search.scale.study import SCALE, analyse_trainings, find_trainings, render, scale
 from fullstride.search.settings import ScaleSettings
 from fullstride.study.driver import create_or_resume, run_study
 from fullstride.study.settings import StudyOptions
+from fullstride.study.trials import Failure, Trial
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.named import RECIPES
 
@@ -168,6 +170,20 @@ def test_a_dry_run_ends_with_the_plan(few_digits, tmp_path):
     assert last.stage == "plan"
     assert last.result.total_s > 0
     assert not (tmp_path / "s" / "trials").exists()
+
+
+def test_a_study_whose_trainings_all_failed_says_why(few_digits, tmp_path, capsys):
+    folder = tmp_path / "s"
+    *_, plan = run_scale(few_digits, folder, dry_run=True)
+    for each in plan.result.trainings:
+        trial = folder / "trials" / each.regime / f"{each.point}-seed{each.seed}"
+        TRAINING.write(
+            Trial(folder=trial, result=trial / "result.json"), Failure(failure="a loss of NaN")
+        )
+    with pytest.raises(ValueError, match="8 trainings failed; the first, recipe/.*: a loss of NaN"):
+        run_scale(few_digits, folder, band=0)
+    assert run(["study", "analyse", str(folder)]) == 2
+    assert "a loss of NaN; delete its trials/recipe/" in capsys.readouterr().err
 
 
 def test_networks_of_timm_are_compared_by_their_times_alone(few_digits, tmp_path):

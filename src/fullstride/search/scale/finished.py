@@ -69,6 +69,7 @@ class Source(NamedTuple):
     trainings: Sequence[Training]
     device: str  # the origin of the times
     by_time: bool = False  # whether there are several networks, not one network scaled
+    failures: Mapping[str, str] = {}  # training -> why
 
 
 @dataclass(frozen=True, kw_only=True)
