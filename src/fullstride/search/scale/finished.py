@@ -86,6 +86,11 @@ class FinishedPoint:
     images: int
     trainings: tuple[Training, ...]
 
+    @property
+    def key(self) -> tuple[str, Size]:
+        """Names a point of a regime; in a CSV file several sizes may have one name."""
+        return self.name, self.size
+
     def standard_error(self, seed_deviation: float | None) -> float | None:
         """The standard error of `error` over seeds; None without a repeated seed."""
         return None if seed_deviation is None else seed_deviation / math.sqrt(self.seeds)

@@ -164,10 +164,11 @@ def regime_lines(regime: analysis.RegimeAnalysis) -> Iterator[str]:
 
 def points_table(regime: analysis.RegimeAnalysis) -> Table:
     """All networks, the fastest first; p tests a network of the front against the one before."""
-    front = {point.name: point for point in regime.front}
+    front = {(point.name, point.size): point for point in regime.front}
     rows = [["network", "ms/image", "error %", "95 % interval", "seeds", "front", "p"]]
     for point in regime.points:
-        on_front, interval = front.get(point.name), f"{point.low:.2f} to {point.high:.2f}"
+        on_front = front.get((point.name, point.size))
+        interval = f"{point.low:.2f} to {point.high:.2f}"
         row = [point.name, f"{point.ms:.3g}", f"{point.error:.2f}", interval, str(point.seeds)]
         p_value = on_front and on_front.p_value
         row += ["yes" if on_front else "", "" if p_value is None else f"{p_value:.2g}"]
