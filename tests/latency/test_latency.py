@@ -291,6 +291,10 @@ def test_networks_are_apart_where_their_order_is_right():
     # the difference of two errors has a deviation of 0.14, and 0.84 of it is exceeded in two cases
     # of ten
     assert 1.07 < noisy < 1.2
+    # six networks have few pairs, or none, of a small ratio
+    measured = np.array([1, 2, 4, 8, 16, 32])
+    noise = np.exp([0.1, -0.1, 0.1, -0.1, 0.1, -0.1])
+    assert resolvable_ratio(measured * noise, measured) == pytest.approx(1.14)
 
 
 def test_every_profile_loads_and_names_its_sources():

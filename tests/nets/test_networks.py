@@ -343,6 +343,20 @@ def test_a_stage_that_cannot_be_built_is_refused_with_what_would_work(change, me
         Stage(**{"block": Basic, "depth": 1, "width": 64, **change})
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (dict(width=48, group_width=1), "16 channels in and 48 out do not divide into 48 groups"),
+        (dict(width=32, ratio=0.375, group_width=4), "16 channels in and 32 out .* into 3 groups"),
+    ],
+)
+def test_groups_that_do_not_divide_the_channels_of_basic_blocks_are_refused(change, told):
+    stage = Stage(block=Basic, depth=1, **change)
+    with pytest.raises(ValueError, match=told) as error:
+        replace(SPECS["genet_tiny"], stages=(stage,))
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("width", [5, 37, 101])
 @pytest.mark.parametrize("ratio", [3, 1 / 3, 0.7])
 @pytest.mark.parametrize("group_width", [16, 22, 48])

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +171,34 @@ def test_a_stopped_trial_goes_on_to_the_same_bits(master, few_digits, tmp_path, 
     stamp = trial.result.stat().st_mtime_ns
     finished(TUNING, trial)
     assert trial.result.stat().st_mtime_ns == stamp
+
+
+def test_a_stopped_trial_goes_on_where_its_study_has_moved(
+    master, few_digits, tmp_path, monkeypatch
+):
+    study, moved = tmp_path / "study", tmp_path / "moved"
+    shutil.copytree(master, study / "master")
+
+    def trials(folder: Path) -> dict:
+        how = dict(spec=DEEPER, data=few_digits, recipe=QUICK, checkpoint_every_steps=2)
+        tuning = BlockTuning(master=folder / "master", **how)
+        whole = NetworkTraining(**{**how, "recipe": SMALL})
+        return {
+            TUNING: training_trial(folder / "tuning", tuning),
+            TRAINING: training_trial(folder / "whole", whole),
+        }
+
+    for kind, trial in trials(study).items():
+        with monkeypatch.context() as patch:
+            Stop(patch, run_folder, "save_checkpoint", 1, is_after=True)
+            with pytest.raises(KeyboardInterrupt):
+                finished(kind, trial)
+    study.rename(moved)
+    for kind, trial in trials(moved).items():
+        assert finished(kind, trial).epochs == 2
+        config = json.loads((trial.folder / RUN / "run.json").read_text())
+        assert config["model"] == str(trial.folder / "spec.json")
+        assert str(study) not in json.dumps(config)
 
 
 def tune_and_kill(_, trial, saves: int) -> None:

@@ -17,6 +17,7 @@ from fullstride.data.dataset import open_data
 from fullstride.latency.devices import load_profile
 from fullstride.latency.estimator import Estimator
 from fullstride.nets import zoo
+from fullstride.nets.blocks import Style
 from fullstride.search.block_tuning import TunedScore
 from fullstride.search.llr.plan import WHOLE, SearchJob, Tuning, Variant, find_master
 from fullstride.search.llr.study import SEARCH
@@ -301,6 +302,7 @@ def test_a_dry_run_prints_the_total_cost_and_trains_nothing(tmp_path, capsys):
         ({"master": "genet_tinny"}, {}, "genet_tiny"),
         ({"master": "resnet_rs_nowhere.json"}, {}, "resnet_rs_nowhere"),
         ({"master": "timm/resnet18"}, {}, "super-blocks"),
+        ({"master": "resnet3d_50"}, {}, "resnet3d_50 takes clips"),
         ({"format": "onnx"}, {}, "--format with --target"),
         ({"measured": 40}, {}, "--measured with --target"),
         ({"final_epochs": 5}, {}, "--final-epochs is for --final"),
@@ -324,6 +326,15 @@ def test_what_cannot_be_searched_is_one_line(data, tmp_path, changes, recipe, hi
         [*run_study(SEARCH, data, tmp_path / "s", settings, RecipeChoice("", recipe), HOW)]
     assert "\n" not in str(error.value)
     assert not (tmp_path / "s" / "trials").exists()
+
+
+def test_a_masternet_with_self_gates_is_refused_before_anything_is_written(data, tmp_path):
+    path = tmp_path / "gated.json"
+    path.write_text(replace(zoo.spec("genet_tiny"), style=Style(self_gate=True)).to_json())
+    settings = replace(SETTINGS, master=str(path))
+    with pytest.raises(ValueError, match=r"gated.json has self_gate, .* set it to false"):
+        [*run_study(SEARCH, data, tmp_path / "s", settings, SHORT, HOW)]
+    assert not (tmp_path / "s").exists()
 
 
 def test_the_help_of_the_seed_is_its_own_and_a_negative_one_is_refused(capsys):

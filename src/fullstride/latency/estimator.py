@@ -200,14 +200,9 @@ def parts(spec: NetSpec, resolution: int | None = None) -> Iterator[tuple[Part, 
 def stage_parts(stage: Stage, c_in: int, side: int, style: Style) -> Iterator[tuple[Part, int]]:
     """Yield the first block, which alone depends on `c_in` channels, and the others, if any.
 
-    `side`: pixels of the map that the stage reads. Raises ValueError for groups that do not divide.
+    `side`: pixels of the map that the stage reads.
     """
     branch, inner, groups = NAMES[stage.block], stage.inner, stage.groups
-    if branch == "Basic" and (c_in % groups or stage.width % groups):
-        raise ValueError(
-            f"{c_in} channels in and {stage.width} out do not divide into {groups} groups: "
-            "set group_width=0, or widths that are multiples of the groups"
-        )
     se_at, reduced = None, 0
     if stage.se:
         se_at = "inner" if branch == "Bottleneck" and stage.se.at == "inner" else "out"

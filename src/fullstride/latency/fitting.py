@@ -120,8 +120,12 @@ def resolvable_ratio(
     """The ratio of two estimates above which their order is right in eight cases of ten.
 
     Both estimates of a pair are in one group (a batch size). For each ratio r from 1 to 2 in steps
-    of 0.02, pairs with ratios within 5 % of r are counted.
+    of 0.02, pairs with ratios within 5 % of r are counted. Without any such pair, r is compared
+    with the ratio that normal errors of the logarithms have.
     """
+    # The difference of two errors has sqrt(2) times their deviation, and turns an order round if it
+    # exceeds the logarithm of the ratio; it exceeds 0.84 of its own deviation in two cases of ten.
+    normal_gap = 0.84 * np.sqrt(2) * np.log(estimated / measured).std()
     groups = np.zeros(len(estimated)) if groups is None else groups
     gaps, right = [], []
     for group in np.unique(groups):
@@ -135,6 +139,7 @@ def resolvable_ratio(
     ratios = [1 + 0.02 * step for step in range(51)]
     for ratio in reversed(ratios):
         near = (gap >= np.log(ratio / 1.05)) & (gap < np.log(ratio * 1.05))
-        if near.any() and correct[near].mean() < 0.8:
+        is_right = correct[near].mean() >= 0.8 if near.any() else np.log(ratio) >= normal_gap
+        if not is_right:
             return min(ratio + 0.02, 2.0)
     return ratios[0]

@@ -106,7 +106,13 @@ def padded_spec(spec: NetSpec) -> NetSpec:
         ratio = stage.ratio if round(width * stage.ratio) == inner else inner / width
         stages.append(replace(stage, width=width, ratio=ratio))
         before, wide = stage.width, width
-    return replace(spec, stem_width=stem, stages=tuple(stages), head_width=up(spec.head_width))
+    head = up(spec.head_width)
+    try:
+        return replace(spec, stem_width=stem, stages=tuple(stages), head_width=head)
+    except ValueError as error:  # from groups of basic blocks
+        raise ValueError(
+            f"with padding the network cannot be built ({error}): use it without"
+        ) from None
 
 
 def twin(net: Network, spec: NetSpec) -> Network:
@@ -115,12 +121,7 @@ def twin(net: Network, spec: NetSpec) -> Network:
     Raises ValueError if its modules or groups of channels differ from `net`.
     """
     with torch.random.fork_rng(devices=[]):  # later draws must not depend on unused weights
-        try:
-            other = Network(spec).to(net.head.fc.weight)
-        except ValueError as error:  # from grouped convolutions
-            raise ValueError(
-                f"with padding the network cannot be built ({error}): use it without"
-            ) from None
+        other = Network(spec).to(net.head.fc.weight)
     if list(net.state_dict()) != list(other.state_dict()):
         raise ValueError(
             "the network has other modules than that spec: use the spec that was padded"

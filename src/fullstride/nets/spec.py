@@ -167,6 +167,14 @@ class NetSpec:
             check_range(name, getattr(self, name), MOST_CHANNELS * 16)
         if not self.stages or sum(stage.depth for stage in self.stages) > MOST_BLOCKS:
             raise ValueError(f"a network has 1 to {MOST_BLOCKS} blocks in its stages")
+        c_in = self.stem_width
+        for stage in self.stages:
+            if stage.block is Basic and (c_in % stage.groups or stage.width % stage.groups):
+                raise ValueError(
+                    f"{c_in} channels in and {stage.width} out do not divide into {stage.groups} "
+                    "groups: set group_width=0, or widths that are multiples of the groups"
+                )
+            c_in = stage.width
         self._check_frames()
 
     def _check_frames(self) -> None:

@@ -43,7 +43,6 @@ from fullstride.papers.lines import (
     page,
     same_environment,
 )
-from fullstride.tables import PRINTED
 
 PAGE, DATA, ROWS = "results.md", "results.json", "rows"  # in the folder of a suite
 OUTPUTS = {
@@ -304,11 +303,11 @@ def own_name(name: str) -> str:
 def of_suite(file: SuiteFile) -> Iterator[Timed]:
     device = file.environment.device
     for row in file.numbers:
-        if row.quantity in OF_MS and row.line in PRINTED:
+        if row.quantity in OF_MS:
             way = f"{row.network} on {device}, {short_precision(row.precision)}, {row.layout}, "
             way += row.made
             yield Timed(
-                zoo=PRINTED[row.line],
+                zoo=own_name(row.network),
                 resolution=row.resolution,
                 quantity=row.quantity,
                 value=row.measured,

@@ -1,6 +1,8 @@
 """Runs the stages of a study under one lock; their results are files in one folder."""
 
+import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +16,7 @@ from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import check_purpose
 from fullstride.io.locks import hold
 from fullstride.io.records import Record, deletable, differences, from_json, to_json
-from fullstride.io.writing import check_output
+from fullstride.io.writing import MAX_JSON_BYTES, check_output, looks_like_path, read_regular
 from fullstride.study.executors import find_executor
 from fullstride.study.settings import StudyOptions
 from fullstride.study.trials import (
@@ -30,6 +32,7 @@ from fullstride.study.trials import (
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.named import RECIPES
 
 BY_CASE = RecipeChoice()  # the default of the data and the weights
 DEFAULTS = StudyOptions()
@@ -216,11 +219,40 @@ class StudyConfig:
     settings: Mapping[str, Any]
     recipe: str = ""  # a name or a path; "" for the default of the case
     changes: Mapping[str, Any] = field(default_factory=dict)  # fields of the recipe
+    contents: Mapping[str, str] = field(default_factory=dict)  # argument -> digests of its files
 
     @property
     def arguments(self) -> dict[str, Any]:
         changes = {f"recipe.{name}": value for name, value in self.changes.items()}
         return {**self.settings, "recipe": self.recipe, **changes}
+
+    def changes_since(self, saved: "StudyConfig") -> dict[str, str]:
+        """Argument -> a line, for other arguments, and for files that were edited."""
+        edited = {
+            name: f"the file of {name} has another content"
+            for name, digests in self.contents.items()
+            if saved.contents.get(name, digests) != digests
+        }
+        return edited | differences(saved.arguments, self.arguments)
+
+
+def contents_of(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of the specs, recipes and profiles that each argument names by path."""
+    contents = dict[str, str]()
+    for name, value in arguments.items():
+        for word in value if isinstance(value, list) else [value]:
+            is_path = isinstance(word, str) and looks_like_path(word)
+            if is_path or (name == "recipe" and word not in ("", *RECIPES)):
+                contents[name] = contents.get(name, "") + digest_of(Path(word))
+    return contents
+
+
+def digest_of(path: Path) -> str:
+    """A digest of a JSON file, or of the run or bundle in a folder; "" for anything else."""
+    for file in (path, path / "run.json", path / "bundle.json"):
+        with suppress(OSError, ValueError):
+            return hashlib.sha256(read_regular(file, MAX_JSON_BYTES)).hexdigest()[:16]
+    return ""
 
 
 def check_folder(study: Study, folder: Path) -> None:
@@ -256,9 +288,10 @@ def create_or_resume(study: Study, job: StudyJob) -> str:
         changes=job.recipe.changes,
     )
     config = from_json(StudyConfig, to_json(config), str(path))  # tuples are lists in a file
+    config = replace(config, contents=contents_of(config.arguments))
     if path.exists():
         saved = study.record.load(path)
-        changes = differences(saved.arguments, config.arguments)
+        changes = config.changes_since(saved)
         if saved.fingerprint != config.fingerprint:
             changes = {"data": "its images or labels are others"}
         if not changes:

@@ -10,6 +10,7 @@ import numpy as np
 from torch import nn
 
 from fullstride.data.dataset import DataSet
+from fullstride.io.records import write_json
 from fullstride.nets.bundle import Bundle
 from fullstride.study.trials import Work
 from fullstride.tasks import build_head, task_of
@@ -30,6 +31,7 @@ from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.choice import NamedRecipe, RunOptions
 from fullstride.train.run import final_network, train
+from fullstride.train.run_folder import RUN_CONFIG
 from fullstride.train.scoring import count, finite_scores
 
 LINE_S = 10.0  # between two lines on a training
@@ -78,6 +80,7 @@ def train_and_score(
     line on `name` every `LINE_S`, and returns the run, its scores and the last epoch.
     """
     reached, shown = 0, time.perf_counter()
+    follow_files(*arguments)
     if stop != 0:
         with closing(train(*arguments)) as rows:
             for row in rows:
@@ -89,6 +92,25 @@ def train_and_score(
                     break
     with closing(prepare(*arguments)) as run:
         return run, score_probe(run) if stop == 0 else score_run(run), reached
+
+
+def follow_files(
+    folder: Path, model: str, data: DataSet, named: NamedRecipe, options: RunOptions
+) -> None:
+    """Store in the run of a trial where its spec, weights and teacher are now.
+
+    The paths of files inside a study are absolute, and its folder may have moved since a stop. The
+    content of the spec is compared when the run is resumed.
+    """
+    saved = run_folder.resumable_config(folder)
+    if saved is None:
+        return
+    paths = {"model": model, "weights": options.weights, "teacher": named.recipe.teacher}
+    paths = {name: path for name, path in paths.items() if Path(path).is_absolute()}
+    recipe = {**saved.recipe, "teacher": paths.pop("teacher", saved.recipe["teacher"])}
+    config = replace(saved, recipe=recipe, **paths)
+    if config != saved:
+        write_json(folder / RUN_CONFIG, run_folder.OUTPUTS[RUN_CONFIG], config)
 
 
 def score_probe(run: PreparedRun) -> PairedScores:

@@ -17,6 +17,7 @@ from fullstride.search.scale.finished import (
     table_7,
     write_trainings,
 )
+from fullstride.search.scale.study import points_table
 
 WIDTHS, DEPTHS, SIDES = (0.5, 1.0, 2.0), (1.0, 2.0, 4.0), (64, 128, 256)
 
@@ -109,6 +110,14 @@ def test_the_gain_of_an_axis_is_the_slope_of_the_planted_error():
         assert low < gain.points_per_doubling < high
     by_axis = {gain.axis: gain.points_per_doubling for gain in regime.gains}
     assert max(by_axis, key=by_axis.get) == "depth"
+
+
+def test_sizes_of_one_name_have_the_same_gains_and_places_on_the_front():
+    named, nameless = planted(), [replace(each, name="net") for each in planted()]
+    (one,), (other,) = analyse(named), analyse(nameless)
+    assert one.gains == other.gains
+    rows = [points_table(each) for each in (one, other)]
+    assert [row[1:] for row in rows[0]] == [row[1:] for row in rows[1]]
 
 
 def test_the_next_step_is_the_candidate_with_the_most_gain_for_its_time_within_the_budget():

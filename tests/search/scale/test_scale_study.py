@@ -10,12 +10,19 @@ from described_files import undescribed
 from forks import Fork
 
 from fullstride.cli import run
+from fullstride.io.records import to_json
+from fullstride.latency.devices import load_profile
+from fullstride.nets import zoo
+from fullstride.search.block_tuning import TRAINING
 from fullstride.search.scale.finished import Source, read_trainings, table_7
+from fullstride.search.scale.plan import ScaleJob
 from fullstride.search.scale.study import SCALE, analyse_trainings, find_trainings, render, scale
 from fullstride.search.settings import ScaleSettings
-from fullstride.study.driver import run_study
+from fullstride.study.driver import create_or_resume, run_study
 from fullstride.study.settings import StudyOptions
+from fullstride.study.trials import Failure, Trial
 from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.named import RECIPES
 
 RECIPE = RecipeChoice("digits", {"epochs": 1, "batch_size": 16})
 SMALL = dict(
@@ -124,6 +131,32 @@ def test_other_data_settings_or_recipe_are_refused(few_digits, folder):
         run_scale(few_digits, folder, RecipeChoice("digits", {"seed": 7}))
 
 
+@pytest.mark.parametrize("name", ["models", "target", "recipe"])
+def test_an_edited_file_is_another_argument(few_digits, tmp_path, name):
+    folder, path = tmp_path / "s", tmp_path / f"{name}.json"
+    texts = dict(
+        models=zoo.spec("genet_tiny").to_json(),
+        target=json.dumps(load_profile("rtx3090").to_dict()),
+        recipe=to_json(RECIPES["digits"]),
+    )
+    path.write_text(texts[name])
+    choice = RecipeChoice(str(path) if name == "recipe" else "digits", RECIPE.changes)
+    settings = ScaleSettings(**SMALL)
+    if name != "recipe":
+        settings = replace(settings, **{name: (str(path),) if name == "models" else str(path)})
+    job = ScaleJob(folder=folder, data=few_digits, settings=settings, recipe=choice)
+    folder.mkdir()
+    assert create_or_resume(SCALE, job) == create_or_resume(SCALE, job) == ""
+    (folder / "costs.json").write_text("{}")
+    path.write_text(texts[name] + " ")
+    assert f"the file of {name} has another content: nothing" in create_or_resume(SCALE, job)
+    assert not (folder / "costs.json").exists()
+    (folder / "trials").mkdir()
+    path.write_text(texts[name])
+    with pytest.raises(ValueError, match=f"another scale: the file of {name} has another content"):
+        create_or_resume(SCALE, job)
+
+
 def test_the_folder_is_analysed_from_its_trainings_alone(folder, capsys):
     trainings = find_trainings(str(folder)).trainings
     (folder / "scale.json").unlink()
@@ -137,6 +170,20 @@ def test_a_dry_run_ends_with_the_plan(few_digits, tmp_path):
     assert last.stage == "plan"
     assert last.result.total_s > 0
     assert not (tmp_path / "s" / "trials").exists()
+
+
+def test_a_study_whose_trainings_all_failed_says_why(few_digits, tmp_path, capsys):
+    folder = tmp_path / "s"
+    *_, plan = run_scale(few_digits, folder, dry_run=True)
+    for each in plan.result.trainings:
+        trial = folder / "trials" / each.regime / f"{each.point}-seed{each.seed}"
+        TRAINING.write(
+            Trial(folder=trial, result=trial / "result.json"), Failure(failure="a loss of NaN")
+        )
+    with pytest.raises(ValueError, match="8 trainings failed; the first, recipe/.*: a loss of NaN"):
+        run_scale(few_digits, folder, band=0)
+    assert run(["study", "analyse", str(folder)]) == 2
+    assert "a loss of NaN; delete its trials/recipe/" in capsys.readouterr().err
 
 
 def test_networks_of_timm_are_compared_by_their_times_alone(few_digits, tmp_path):

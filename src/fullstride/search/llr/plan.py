@@ -365,12 +365,19 @@ class SearchJob(StudyJob):
 
 
 def find_master(settings: SearchSettings, data: DataSet) -> NetSpec:
-    """The MasterNet for the images. Raises ValueError, in one line, if it has no super-blocks."""
+    """The MasterNet for the images. Raises ValueError, in one line, if it cannot be searched."""
     spec = zoo.spec(settings.master)
     if not isinstance(spec, NetSpec):
         raise ValueError(
             f"{settings.master} has no super-blocks: name a network of `fullstride zoo` made of "
             "Basic and Bottleneck stages, or the JSON file of a spec"
+        )
+    if spec.frames:
+        raise ValueError(f"{settings.master} takes clips: a search needs a network of images")
+    if spec.style.self_gate:
+        raise ValueError(
+            f"{settings.master} has self_gate, which the tables of times lack: set it to false, or "
+            "name another network"
         )
     return replace(spec, classes=len(data.classes), in_channels=data.channels)
 

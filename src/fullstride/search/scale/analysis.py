@@ -523,10 +523,10 @@ def gains_at(
     """
     from scipy.stats import t
 
-    on_front = {each.name for each in front}
+    on_front = {each.key for each in front}
     for axis in Size._fields:
         every = neighbouring_pairs(points, axis)
-        near = [(small, large) for small, large in every if {small.name, large.name} & on_front]
+        near = [(small, large) for small, large in every if {small.key, large.key} & on_front]
         pairs = [(small, large) for small, large in near if large.ms >= LEAST_RATIO * small.ms]
         falls = np.array([small.error - large.error for small, large in pairs])
         doublings = np.array([math.log2(large.ms / small.ms) for small, large in pairs])
@@ -536,10 +536,10 @@ def gains_at(
         half = None
         if deviation:
             # Networks between two others are in two pairs, where their noise cancels.
-            weights = Counter(small.name for small, _ in pairs)
-            weights.subtract(large.name for _, large in pairs)
-            errors = {each.name: each.standard_error(deviation) or 0.0 for each in points}
-            variance = sum((weight * errors[name]) ** 2 for name, weight in weights.items())
+            weights = Counter(small.key for small, _ in pairs)
+            weights.subtract(large.key for _, large in pairs)
+            errors = {each.key: each.standard_error(deviation) or 0.0 for each in points}
+            variance = sum((weight * errors[key]) ** 2 for key, weight in weights.items())
             half = 1.96 * math.sqrt(variance) / doublings.sum()
         elif len(pairs) > 2:
             spread = np.sqrt(np.sum((falls - gain * doublings) ** 2) / (len(pairs) - 1))

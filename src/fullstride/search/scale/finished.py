@@ -69,6 +69,7 @@ class Source(NamedTuple):
     trainings: Sequence[Training]
     device: str  # the origin of the times
     by_time: bool = False  # whether there are several networks, not one network scaled
+    failures: Mapping[str, str] = {}  # training -> why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,11 @@ class FinishedPoint:
     seeds: int
     images: int
     trainings: tuple[Training, ...]
+
+    @property
+    def key(self) -> tuple[str, Size]:
+        """Names a point of a regime; in a CSV file several sizes may have one name."""
+        return self.name, self.size
 
     def standard_error(self, seed_deviation: float | None) -> float | None:
         """The standard error of `error` over seeds; None without a repeated seed."""

@@ -164,10 +164,11 @@ def regime_lines(regime: analysis.RegimeAnalysis) -> Iterator[str]:
 
 def points_table(regime: analysis.RegimeAnalysis) -> Table:
     """All networks, the fastest first; p tests a network of the front against the one before."""
-    front = {point.name: point for point in regime.front}
+    front = {(point.name, point.size): point for point in regime.front}
     rows = [["network", "ms/image", "error %", "95 % interval", "seeds", "front", "p"]]
     for point in regime.points:
-        on_front, interval = front.get(point.name), f"{point.low:.2f} to {point.high:.2f}"
+        on_front = front.get((point.name, point.size))
+        interval = f"{point.low:.2f} to {point.high:.2f}"
         row = [point.name, f"{point.ms:.3g}", f"{point.error:.2f}", interval, str(point.seeds)]
         p_value = on_front and on_front.p_value
         row += ["yes" if on_front else "", "" if p_value is None else f"{p_value:.2g}"]
@@ -222,10 +223,18 @@ def analyse_trainings(
     budget_ms: float | None = None,
     target_epochs: float | None = None,
     candidates: Sequence[analysis.Candidate] | None = None,
-    failures: Mapping[str, str] | None = None,
 ) -> ScaleResults:
-    """The results of finished trainings, which by default also give the candidates."""
+    """The results of finished trainings, which by default also give the candidates.
+
+    Raises ValueError, in one line, without any; it has the reason if trainings have failed.
+    """
     trainings = tuple(source.trainings)
+    if source.failures and not trainings:
+        name, reason = next(iter(source.failures.items()))
+        raise ValueError(
+            f"no training is finished, {count_of(len(source.failures), 'training')} failed; the "
+            f"first, {name}: {reason}; delete its {TRIALS}/{name}/result.json to try again"
+        )
     regimes = analysis.analyse(
         trainings,
         budget_ms=budget_ms,
@@ -239,7 +248,7 @@ def analyse_trainings(
         budget_ms=budget_ms,
         trainings=trainings,
         regimes=regimes,
-        failures=failures or {},
+        failures=source.failures,
     )
 
 
@@ -307,10 +316,10 @@ def find_trainings(source: str) -> Source:
         return Source(source, table_7(source), TABLE_7)
     path = Path(source)
     if path.is_dir():
-        trainings, _ = read_study(path)
+        trainings, failures = read_study(path)
         costs = saved_stage(path, COSTS, tuple[PointCost, ...])
         by_time = len({cost.point.model for cost in costs}) > 1
-        return Source(source, trainings, source, by_time)
+        return Source(source, trainings, source, by_time, failures)
     if path.suffix == ".csv":
         return Source(source, read_trainings(path), path.name)
     raise ValueError(
@@ -423,12 +432,12 @@ def analyse_all(job: ScaleJob, done: Results) -> Work[ScaleResults]:
     names = {each.name for each in trainings}
     rest = (cost for cost in (*plan.costs, *plan.beyond) if cost.name not in names)
     candidates = [analysis.Candidate(cost.name, cost.point.size, cost.ms) for cost in rest]
+    by_time = len(settings.models) > 1
     results = analyse_trainings(
-        Source(job.data.name, trainings, settings.target, by_time=len(settings.models) > 1),
+        Source(job.data.name, trainings, settings.target, by_time, failures),
         budget_ms=settings.limit_ms,
         target_epochs=settings.target_epochs,
         candidates=candidates,
-        failures=failures,
     )
     write_results(job.folder, results)
     yield from ()
