@@ -14,7 +14,7 @@ from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.finalists import FileRecord, FileTimes, ShippedFile, in_doubt
 from fullstride.autofit.fit import FIT
-from fullstride.autofit.halving import survivors_of_budgets
+from fullstride.autofit.halving import Outcome, Teaching, survivors_of_budgets, with_student
 from fullstride.autofit.plan import (
     Means,
     TrainingTime,
@@ -94,6 +94,18 @@ def test_each_budget_keeps_two_families_or_room_for_what_a_busy_machine_measured
     assert kept(2.504) == (("a-128", "a-64") if busy else ("a-128", "b-128"))
     assert kept(1.085) == ("a-64", "b-64")
     assert {*kept(*budgets)} == {name for budget in budgets for name in kept(budget)}
+
+
+def test_a_better_student_leaves_the_finalists_of_smaller_budgets_their_places():
+    candidates = tuple(each.candidate for each in COSTS[:5])
+    names = tuple(each.name for each in candidates)
+    times = CandidateTimes(
+        candidates=candidates, times=(), budget=FitSettings(budget_ms=(9, 4, 2)).budgets()[0]
+    )
+    student = replace(candidates[0], teacher="trials/large/bundle")
+    teaching = Teaching(teacher="large", student=student, is_better=True)
+    outcome, _ = with_student(teaching, Outcome(scores=(), finalists=names), times)
+    assert outcome.finalists == (student.name, *names)
 
 
 def test_budgets_are_sorted_and_may_be_a_number_a_list_or_a_rate():

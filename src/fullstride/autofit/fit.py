@@ -153,7 +153,8 @@ def teach_best(job: FitJob, done: Results) -> Work:
     plan, hours = done["plan"], job.settings.limit_hours
     assert hours is not None
     spent_s = seconds_of(job.folder, (*BEFORE_PLAN, "plan", "training"))
-    left_s = 3600 * hours - spent_s - plan.ship_s
+    ship_s = plan.ship_s * (1 + 1 / len(done["training"].finalists))  # a student ships too
+    left_s = 3600 * hours - spent_s - ship_s
     return halving.teach(chosen_images(job, done), plan, done["training"], done["budget"], left_s)
 
 

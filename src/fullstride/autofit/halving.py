@@ -9,7 +9,6 @@ from pathlib import Path
 from fullstride.autofit.budget import CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate, by_promise
 from fullstride.autofit.plan import (
-    FINALISTS,
     FitPlan,
     Rung,
     TrainingTime,
@@ -449,7 +448,7 @@ def with_student(
     student, scores = teaching.student, outcome.scores + teaching.scores
     if student is None or not teaching.is_better:
         return replace(outcome, scores=scores), candidate_times
-    finalists = tuple(dict.fromkeys((student.name, *outcome.finalists)))[:FINALISTS]
+    finalists = tuple(dict.fromkeys((student.name, *outcome.finalists)))
     own = (each for each in candidate_times.times if each.candidate == outcome.finalists[0])
     times = (*candidate_times.times, *(replace(each, candidate=student.name) for each in own))
     return (

@@ -160,7 +160,7 @@ def find_front(job: FitJob, candidates: Sequence[Candidate]) -> Work[tuple[float
 ETA = 3  # one in ETA candidates survives a rung, and trains for ETA times the epochs
 FEW = 3  # most candidates that all train to the end, or all but one after linear probes
 MOST_COST = 1 / 3  # of training all candidates to the end
-FINALISTS = 3  # most exported networks
+FINALISTS = 3  # most exported networks of a budget, beside a student
 FILES = 4  # exported files of a finalist, or fewer by --formats and --precisions
 FILE_S = 10.0  # of an export, with its comparison and its measurement
 SHORT, SHORTEST = 1 / 3, 1 / 10  # of the epochs, with few hours, see `make_plan`; ours
