@@ -835,6 +835,30 @@ def test_after_probes_a_network_without_weights_is_no_teacher(whole, data, tmp_p
     assert teaching == Teaching(reason="no candidate beyond the budget has released weights")
 
 
+@pytest.mark.parametrize(
+    ("task", "changes", "why"),
+    [
+        ("multilabel", {}, "requires one class for each image, which the task multilabel does not"),
+        ("classify", {"loss": "bce"}, "recipe.teacher one distribution over all"),
+        ("classify", {"unlabelled": "labels"}, "which would teach labelled images too"),
+    ],
+)
+def test_no_teacher_trains_for_a_student_whom_the_task_or_the_recipe_excludes(
+    whole, data, tmp_path, task, changes, why
+):
+    recipe = RecipeChoice("scratch", CHOICE.changes | changes)
+    settings = FitSettings(budget_ms=5, task=task)
+    if task == "multilabel":
+        data = data.with_targets(data.classes, lambda label: (label,))
+    job = replace(job_of(tmp_path, data, recipe=recipe), settings=settings)
+    teacher = Candidate(model="resnet_rs_tiny", resolution=16, family="resnet_rs")
+    found = times_of((*CANDIDATES, teacher), MS | {teacher.name: 10.0})
+    lines, teaching = drain(teach(job, PLAN, whole[1], found, 1e6))
+    assert why in teaching.reason
+    assert teaching == Teaching(reason=teaching.reason)
+    assert lines == [*tmp_path.iterdir()] == []
+
+
 def test_survivors_depend_on_the_load_when_the_fit_was_planned(data, tmp_path, monkeypatch):
     """A fit that goes on does not look at the load of that moment."""
     seen = []

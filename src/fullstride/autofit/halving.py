@@ -24,6 +24,7 @@ from fullstride.study.scores import PairedScores, expected, paired_p, train_and_
 from fullstride.study.trials import Failure, Trial, TrialKind, Work
 from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
+from fullstride.train.batches import check_task
 from fullstride.train.prepare import SCORING_SHARE
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.run_folder import BUNDLE
@@ -373,6 +374,8 @@ def teach(
         teachers = [each for each in teachers if each.weights]
     if not teachers:
         return Teaching(reason="no candidate beyond the budget has released weights")
+    if why := why_not_taught(job, replace(best, teacher=teachers[0].name)):
+        return Teaching(reason=why)
     own = stored_time(job.folder, best) or measure_training(job, best)
     chosen = yield from find_teacher(job, plan, candidate_times, teachers, own, left_s)
     if chosen is None:
@@ -411,6 +414,16 @@ def teach(
         scores=tuple(scores),
         reason="" if p is None else tied,
     )
+
+
+def why_not_taught(job: FitJob, student: Candidate) -> str:
+    """Why the task or the recipe excludes the teacher of `student`, in one line; "" if neither."""
+    try:
+        named = candidate_recipe(student, job.unseen, job.recipe, job.options_of(student))
+        check_task(job.task, named.recipe)
+    except ValueError as error:
+        return str(error).rpartition(": ")[0]  # without the hint, as the user gave no teacher
+    return ""
 
 
 def find_teacher(
