@@ -46,6 +46,8 @@ from fullstride.autofit.plan import (
     Rung,
     TrainingTime,
     TrialCost,
+    candidate_recipe,
+    epochs_of,
     make_plan,
     measure_training,
     plan_lines,
@@ -62,7 +64,7 @@ from fullstride.study.trials import Failure
 from fullstride.tasks.classify import Classify
 from fullstride.train import timing
 from fullstride.train.loop import Trainer
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.scoring import score_bundle
 
 TOP1 = Classify.metric
@@ -766,6 +768,15 @@ def test_a_measured_epoch_takes_what_training_takes(data, tmp_path):
 
 def test_failures_have_the_form_of_a_file():
     assert from_json(Failure, to_json(Failure(failure="why")), "x") == Failure(failure="why")
+
+
+@pytest.mark.parametrize("length", [{"steps": 300}, {"images": 4800}])
+def test_a_shorter_plan_replaces_the_users_steps_and_images(length, data):
+    choice = RecipeChoice("scratch", {"batch_size": 16, **length})
+    arguments = CANDIDATES[0], data, choice, RunOptions()
+    whole, planned = (candidate_recipe(*arguments, epochs=most) for most in (None, 10))
+    assert (epochs_of(whole, data), epochs_of(planned, data)) == (100, 10)
+    assert epochs_of(candidate_recipe(*arguments, epochs=200), data) == 100
 
 
 # ---- the teacher

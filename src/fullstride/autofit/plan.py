@@ -23,7 +23,13 @@ from fullstride.study.trials import FAILURES, Work, reason
 from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
-from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RunOptions, case_of
+from fullstride.train.recipes.choice import (
+    LENGTHS,
+    NamedRecipe,
+    RecipeChoice,
+    RunOptions,
+    case_of,
+)
 from fullstride.train.timing import RunTimes, time_training
 
 
@@ -62,7 +68,8 @@ def candidate_recipe(
     whole = RecipeChoice(choice.source, changes)
     named = whole.resolve(case)
     if epochs is not None and epochs < epochs_of(named, data):
-        whole = RecipeChoice(choice.source, changes | {"epochs": epochs})
+        others = {name: value for name, value in changes.items() if name not in LENGTHS}
+        whole = RecipeChoice(choice.source, others | {"epochs": epochs})
         named = whole.resolve(case)
     if folder is not None:
         return run_folder.resolve(whole, folder, data, options)
