@@ -689,6 +689,23 @@ def test_the_training_of_less_promising_candidates_is_estimated_by_their_times(
         assert plan.times[each.name].epoch_s == pytest.approx(4 * each.resolution / 48 + score_s)
 
 
+@pytest.mark.parametrize("linear_probe", [None, True, False])
+def test_a_plan_begins_with_probes_unless_the_user_turns_them_off(
+    linear_probe, data, tmp_path, monkeypatch
+):
+    times = TrainingTime(candidate="", epochs=9, steps=4, step_s=1.0)
+    monkeypatch.setattr(
+        fit_plan, "measure_training", lambda job, each: replace(times, candidate=each.name)
+    )
+    changes = {} if linear_probe is None else {"linear_probe": linear_probe}
+    released = [replace(each, weights="released") for each in CANDIDATES]
+    job = job_of(tmp_path, data, recipe=RecipeChoice("", changes))
+    plan = drain(make_plan(job, times_of(released, {each.name: 1.0 for each in released})))[1]
+    assert (plan.rungs[0].epochs == 0) is (linear_probe is not False)
+    probes = plan.recipe(job.recipe).changes.get("linear_probe")
+    assert probes is (linear_probe is not False)
+
+
 @pytest.mark.parametrize(("hours", "timed"), [(None, 1), (20.0, FEWEST_TRAININGS)])
 def test_without_hours_a_single_slow_training_is_timed(hours, timed, data, tmp_path, monkeypatch):
     times = TrainingTime(candidate="", epochs=9, steps=4, step_s=1.0, measure_s=1e4)

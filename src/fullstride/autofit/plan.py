@@ -226,7 +226,7 @@ def make_plan(job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0
     linear probes.
 
     If all candidates have released weights, the first rung is a linear probe in place of a ninth of
-    the epochs: it takes the time of a third of an epoch, and on photographs it ranked networks as
+    the epochs, unless the user's recipe has none: it takes the time of a third of an epoch, and on photographs it ranked networks as
     whole trainings did, unlike one epoch (docs/log.md).
 
     With hours, less the `spent_s` of earlier stages, the plan has fewer epochs, down to a third,
@@ -254,6 +254,7 @@ def make_plan(job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0
         )
         can_probe = case_of(job.data, task=job.task).can_probe
         can_probe &= all(each.candidate.weights for each in costs)
+        can_probe &= job.recipe.changes.get("linear_probe", True)
         how = Means(devices=len(job.devices), can_probe=can_probe, budgets=len(job.budgets))
         return plan_within(costs, left_s - measured_s, hours, how)
 
