@@ -249,6 +249,25 @@ def test_python_and_the_command_line_take_the_same_arguments(tmp_path, capsys):
     assert "budget_ms is 12.0 there and 13.0 now" in capsys.readouterr().out
 
 
+def test_an_output_that_would_become_a_class_of_the_images_is_refused(tmp_path, capsys):
+    flat, split = tmp_path / "flat", tmp_path / "split"
+    for folder in (flat, split / "train", split / "val"):
+        for number, name in enumerate(("cat", "dog")):
+            (folder / name).mkdir(parents=True)
+            for i in range(4):
+                color = (number, i, len(str(folder)))
+                Image.new("RGB", (8, 8), color).save(folder / name / f"{i}.png")
+    fit_words, train_words = ["--budget-ms", "5"], ["--model", "genet_tiny"]
+    for command, words in (("fit", fit_words), ("train", train_words)):
+        for data, out in ((flat, "runs/mine"), (flat, "cat/runs"), (split, "train/runs")):
+            assert cli.run([command, str(data), *words, "--out", str(data / out)]) == 2
+            *_, error = capsys.readouterr().err.splitlines()
+            assert re.search("taken for images, as each folder in .* is a class: give", error)
+            assert not (data / out).exists()
+    open_data(str(split)).check_apart(split / "runs")
+    open_data(str(flat)).check_apart(tmp_path / "runs")
+
+
 def test_a_fit_prints_each_note_on_the_data_once(tmp_path, capsys):
     rng = np.random.default_rng(0)
     for split, count in (("train", 6), ("val", 3), ("test", 3)):

@@ -68,6 +68,7 @@ class StudyJob:
 
     def check(self) -> None:
         """Raise ValueError, in one line, for arguments that no stage can work with."""
+        self.data.check_apart(self.folder)
         if self.task.single_label:
             self.data.check_one_class()
             if len(self.data.classes) < 2:

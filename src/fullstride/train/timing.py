@@ -396,10 +396,11 @@ def recipe_within(
     `deadline` applies to the whole run, by `time.perf_counter`, and None is no limit; in training,
     `Pace` keeps it. The other arguments are as in `run.train`.
 
-    Raises ValueError, in one line, for a length beside the time limit, for several processes, and
-    if not even a tenth of an epoch fits.
+    Raises ValueError, in one line, for a length beside the time limit, for several processes, if
+    not even a tenth of an epoch fits, and for a folder among the images.
     """
     run_folder.check_folder(folder)
+    data.check_apart(folder)
     config = run_folder.resumable_config(folder)
     if config and deadline is not None:  # the length may be what fitted the time
         lengths = {name: config.recipe[name] for name in LENGTHS}
