@@ -35,12 +35,14 @@ from fullstride.study.driver import (
     Work,
     discard,
     read_seconds,
+    saved_stage,
     start_study,
 )
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.run import task_for
 
 BOUGHT = "budget.png"  # the plot of times and the budget, before anything is trained
+SHIPPING = "shipping"
 BEFORE_PLAN = ("data", "candidates", FRONT, "times")
 # The results that an argument changes; other arguments change all but the report of the data.
 PLAN = ("plan.json",)
@@ -164,6 +166,14 @@ def after_teaching(done: Results) -> tuple[halving.Outcome, CandidateTimes]:
     return done["training"], done["budget"]
 
 
+def ship_finalists(job: FitJob, done: Results) -> Work[Shipment]:
+    """Ship, and once more if a file of an earlier call is gone."""
+    saved: Shipment | None = saved_stage(job.folder, SHIPPING, Shipment)
+    if saved and not all((job.folder / path).exists() for path in saved.paths):
+        discard(job.folder, (f"{SHIPPING}.json",))
+    return ship(chosen_images(job, done), *after_teaching(done))
+
+
 def end_fit(job: FitJob, done: Results) -> Work[FitResults]:
     """Write the results and the page, and delete the checkpoints of losers."""
     outcome, candidate_times = after_teaching(done)
@@ -258,11 +268,7 @@ FIT = Study(
             teaching_line,
             when=lambda job, done: job.settings.limit_hours is not None,
         ),
-        Stage(
-            "shipping",
-            lambda job, done: ship(chosen_images(job, done), *after_teaching(done)),
-            Shipment,
-        ),
+        Stage(SHIPPING, ship_finalists, Shipment),
         Stage("results", end_fit),
     ),
     closing=closing_lines,

@@ -76,6 +76,12 @@ class Shipment(ScoredImages):
     notes: tuple[str, ...] = ()  # lines for the user
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """All files in the folder of the fit, relative to it."""
+        copies = (self.model, *(each.model for each in self.smaller))
+        return *copies, *(each.path for each in self.files if not each.failure)
+
+    @property
     def file(self) -> ShippedFile:
         """The file that ships."""
         return self.files[self.best]
