@@ -49,7 +49,8 @@ PLAN = ("plan.json",)
 BUDGET = ("front.json", "times.json", *PLAN)  # the times of each candidate stay
 LIST = ("candidates.json", *BUDGET, "times/*.json", "training_times/*.json")
 CHANGED_BY = dict.fromkeys(("hours", "minutes", "budget_ms", "images_per_s"), BUDGET)
-CHANGED_BY |= {"maybe": PLAN, "data": ("data.json", *LIST)}
+CHANGED_BY |= {"maybe": PLAN, "recipe.background": ("data.json", *PLAN)}
+CHANGED_BY |= dict.fromkeys(("data", "recipe"), ("data.json", *LIST))
 
 
 def fit(
