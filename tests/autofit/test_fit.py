@@ -187,6 +187,10 @@ def test_an_interrupted_fit_says_that_the_same_command_goes_on(tmp_path, monkeyp
         ({"precisions": ("bf16",)}, {}, "bf16"),
         ({"budget_ms": None}, {}, "--budget-ms"),
         ({}, {"resolution": 32}, "--resolutions"),
+        ({}, {"teacher": "runs/nowhere"}, "runs/nowhere"),
+        ({}, {"unlabelled": "labels"}, "no pseudo-labels at labels: write them by .* data label"),
+        ({}, {"unlabelled": "."}, r"no pseudo-labels at \.: write them by .* data label"),
+        ({"task": "segment", "resolutions": (64,)}, {"teacher": "t"}, "teacher t requires one class"),
         ({"task": "segment", "resolutions": (50,)}, {}, "so set --resolutions, such as 64"),
     ],
 )
@@ -197,6 +201,7 @@ def test_what_cannot_be_fitted_is_one_line(digits, tmp_path, changes, recipe, hi
     with pytest.raises(ValueError, match=hint) as error:
         [*run_study(FIT, digits, tmp_path / "fit", settings, RecipeChoice(changes=recipe))]
     assert "\n" not in str(error.value)
+    assert not (tmp_path / "fit" / "times").exists()
 
 
 @pytest.mark.slow
