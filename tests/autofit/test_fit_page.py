@@ -370,6 +370,8 @@ def test_the_last_lines_name_the_file_and_the_command_that_predicts_with_it():
     assert "95 % interval 86.5 to 95.4" in lines[0]
     assert "1.90 ms" in lines[1]
     assert lines[-1] == "fullstride predict runs/mine/model.onnx PICTURES"
+    spaced = closing_lines(RESULTS, Path("my runs/mine"))[-1]
+    assert spaced == "fullstride predict 'my runs/mine/model.onnx' PICTURES"
     program = replace(FILES[0], format="aoti")
     results = replace(RESULTS, shipment=replace(SHIPMENT, files=(program,)))
     assert closing_lines(results, Path("runs/mine"))[-1].endswith("--trust")

@@ -626,8 +626,11 @@ def test_checkpoints_of_losers_are_deleted_and_the_outcome_stays(whole, data, tm
     loser = next(iter({*PLAN.candidates} - {*outcome.finalists}))
     copy = shutil.copytree(folder, tmp_path / "copy")
     size = (copy / "trials" / loser / "checkpoint.pt").stat().st_size
-    assert delete_losers(copy, outcome) >= size
+    (copy / "trials" / loser / "soup" / "1").mkdir(parents=True)
+    (copy / "trials" / loser / "soup" / "1" / "weights").write_bytes(bytes(1000))
+    assert delete_losers(copy, outcome) >= size + 1000
     assert not (copy / "trials" / loser / "checkpoint.pt").exists()
+    assert not (copy / "trials" / loser / "soup").exists()
     assert (copy / "trials" / outcome.finalists[0] / "checkpoint.pt").exists()
     assert delete_losers(copy, outcome) == 0  # nothing is left to delete
     assert fit(copy, data) == outcome

@@ -1,6 +1,7 @@
 """Several budgets of one fit share its trainings, and each gets a file."""
 
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -169,7 +170,8 @@ def training_in(monkeypatch, seconds_per_ms: float):
 
     def measured(job, candidate):
         seconds = seconds_per_ms * fit_plan.rough_ms(job, [candidate])[candidate.name]
-        return TrainingTime(candidate=candidate.name, epochs=1, steps=1, step_s=seconds)
+        one = dict(epochs=1, steps=1, measure_s=9.0)
+        return TrainingTime(candidate=candidate.name, step_s=seconds, **one)
 
     monkeypatch.setattr(fit_plan, "measure_training", measured)
 
@@ -188,6 +190,11 @@ def test_without_a_budget_the_whole_front_is_what_the_hours_can_train(tmp_path, 
     _, limits = drain(find_front(job, candidates))
     assert limits == pytest.approx([9 ** (share / 4) for share in (4, 3, 2, 1)], rel=0.1)
     assert limits[0] >= 9.0  # rounded up
+    stored = [fit_plan.stored_time(tmp_path, each) for each in candidates]
+    measured = [each for each in stored if each]
+    assert measured
+    assert not any(each.measure_s for each in measured), "its seconds are those of the front"
+    shutil.rmtree(tmp_path / "training_times")
     training_in(monkeypatch, 1e9)
     with pytest.raises(ValueError, match="too little"):
         drain(find_front(job, candidates))

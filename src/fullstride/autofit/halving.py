@@ -31,6 +31,7 @@ from fullstride.train.run_folder import BUNDLE
 from fullstride.train.timing import LATE
 
 TRIALS = "trials"  # in the folder of a fit, with a run folder for each candidate
+LEFT_BY_LOSERS = (run_folder.CHECKPOINT, run_folder.BEST, run_folder.PROBE, run_folder.SOUP)
 CHECKPOINT_S = 60.0  # between two checkpoints of a long epoch
 ROOM = 1.2  # budget / time of a candidate whose file is surely within it, see `finalists.PAUSE_S`
 
@@ -327,11 +328,11 @@ def survivors(
 
 
 def delete_losers(folder: Path, outcome: Outcome) -> int:
-    """Delete the checkpoints and the best epochs of all trials but the finalists; return bytes."""
+    """Delete checkpoints, best epochs and soups of all trials but the finalists; return bytes."""
     losers = {each.candidate for each in outcome.scores} | {*outcome.failures}
     size = 0
     for name in losers - {*outcome.finalists}:
-        for part in (run_folder.CHECKPOINT, run_folder.BEST, run_folder.PROBE):
+        for part in LEFT_BY_LOSERS:
             path = folder / TRIALS / name / part
             size += bytes_of(path)
             remove(path)

@@ -146,7 +146,9 @@ def find_front(job: FitJob, candidates: Sequence[Candidate]) -> Work[tuple[float
         if time_of.failure:
             failures.append(f"{each.name}: {time_of.failure}")
         else:
-            trained[each.name] = time_of
+            # as its seconds are those of this stage, the plan must not count them again
+            path, time_of = _path(job.folder, each), replace(time_of, measure_s=0.0)
+            trained[each.name] = TRAINING_TIME.save(path, time_of)
     if not trained:
         raise ValueError(f"no budget can be found by the hours: {(failures or ['no times'])[0]}")
     short = {name: each.seconds(math.ceil(SHORT * each.epochs)) for name, each in trained.items()}

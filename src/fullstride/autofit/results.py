@@ -1,6 +1,7 @@
 """The results of a fit: all numbers as JSON, the last lines of the command, and the HTML page."""
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -222,7 +223,7 @@ def closing_lines(results: FitResults, folder: Path) -> list[str]:
         *(smaller_line(each, results, folder) for each in shipment.smaller),
         *shipment.notes,
         f"{model}: {shipment.file.size_mib:.1f} MiB; all numbers and pictures: {folder / PAGE}",
-        f"fullstride predict {model} PICTURES{trust}",
+        f"fullstride predict {shlex.quote(str(model))} PICTURES{trust}",
     ]
 
 
