@@ -190,7 +190,7 @@ def test_an_interrupted_fit_says_that_the_same_command_goes_on(tmp_path, monkeyp
         ({}, {"teacher": "runs/nowhere"}, "runs/nowhere"),
         ({}, {"unlabelled": "labels"}, "no pseudo-labels at labels: write them by .* data label"),
         ({}, {"unlabelled": "."}, r"no pseudo-labels at \.: write them by .* data label"),
-        ({"task": "segment", "resolutions": (64,)}, {"teacher": "t"}, "teacher t requires one class"),
+        ({"task": "segment", "resolutions": (64,)}, {"teacher": "t"}, "teacher t requires one"),
         ({"task": "segment", "resolutions": (50,)}, {}, "so set --resolutions, such as 64"),
     ],
 )
@@ -244,12 +244,19 @@ def test_python_and_the_command_line_take_the_same_arguments(tmp_path, capsys):
             weights="none",
             candidates=("genet_tiny", "resnet_rs_tiny"),
             resolutions=(16,),
+            epochs=1,
             dry_run=True,
             device="cpu",
             workers=0,
         )
     ]
     assert set(events[-1].result.candidates) == {"genet_tiny-16", "resnet_rs_tiny-16"}
+    assert events[-1].result.epochs == 1
+    assert json.loads((tmp_path / "b" / "fit_config.json").read_text())["changes"] == {"epochs": 1}
+    with pytest.raises(ValueError, match="no argument 'budget_m': did you mean budget_ms"):
+        fit("digits", tmp_path / "c", budget_m=5)
+    with pytest.raises(ValueError, match="no argument 'epoch': did you mean epochs"):
+        fit("digits", tmp_path / "c", budget_ms=5, epoch=1)
     assert cli.run([*words, "--budget-ms", "13", "--out", str(tmp_path / "a")]) == 0
     assert "budget_ms is 12.0 there and 13.0 now" in capsys.readouterr().out
 

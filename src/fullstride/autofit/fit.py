@@ -72,8 +72,9 @@ def fit(
             format, or a `DataSet`.
         out: The folder of the fit.
         recipe: The name, run, bundle or JSON file of a recipe; by default the case's recipe.
-        **arguments: The fields of `FitSettings`, such as `budget_ms=5` and `target="rtx4090"`, and
-            of `StudyOptions`, such as `device="cpu"` and `dry_run=True`.
+        **arguments: The fields of `FitSettings`, such as `budget_ms=5` and `target="rtx4090"`, of
+            `StudyOptions`, such as `device="cpu"` and `dry_run=True`, and of the recipe, such as
+            `epochs=3`.
 
     Raises ValueError, in one line, for arguments and data that do not fit, if `out` has another
     fit, and if no candidate is within the budget.
@@ -85,7 +86,7 @@ def fit(
         'data'
     """
     if not isinstance(data, DataSet):
-        task = task_for(str(data), RunOptions(task=arguments.get("task", "")), {})
+        task = task_for(str(data), RunOptions(task=arguments.get("task", "")), arguments)
         data, arguments = task.open_data(str(data)), {**arguments, "task": task.name}
     return start_study(FIT, data, out, recipe, arguments)
 

@@ -228,8 +228,8 @@ def make_plan(job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0
     linear probes.
 
     If all candidates have released weights, the first rung is a linear probe in place of a ninth of
-    the epochs, unless the user's recipe has none: it takes the time of a third of an epoch, and on photographs it ranked networks as
-    whole trainings did, unlike one epoch (docs/log.md).
+    the epochs, unless the user's recipe has none: it takes the time of a third of an epoch, and on
+    photographs it ranked networks as whole trainings did, unlike one epoch (docs/log.md).
 
     With hours, less the `spent_s` of earlier stages, the plan has fewer epochs, down to a third,
     then fewer candidates, and again fewer epochs for the last candidate: down to a tenth, or to one
