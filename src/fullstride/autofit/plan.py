@@ -146,7 +146,7 @@ def find_front(job: FitJob, candidates: Sequence[Candidate]) -> Work[tuple[float
         if time_of.failure:
             failures.append(f"{each.name}: {time_of.failure}")
         else:
-            # as its seconds are those of this stage, the plan must not count them again
+            # this stage counts the seconds already, and the plan must not count them again
             path, time_of = _path(job.folder, each), replace(time_of, measure_s=0.0)
             trained[each.name] = TRAINING_TIME.save(path, time_of)
     if not trained:

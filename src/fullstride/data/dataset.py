@@ -151,9 +151,9 @@ class DataSet:
     def check_apart(self, out: Path) -> None:
         """Raises ValueError if `out` is among the folders of the classes, and would become one."""
         for folder in out.resolve().parents:
-            inside = folder.is_relative_to(self.where)
-            # a class of a table may be too long a name for `Path.is_dir`
-            if inside and any(os.path.isdir(folder / name) for name in self.classes):  # noqa: PTH112
+            # other classes than folders may be too long names for `Path.is_dir`
+            taken = (os.path.isdir(folder / name) for name in self.classes)  # noqa: PTH112
+            if folder.is_relative_to(self.where) and any(taken):
                 raise ValueError(
                     f"--out {out} would be taken for images, as each folder in {str(folder)!r} is "
                     "a class: give a folder elsewhere"
