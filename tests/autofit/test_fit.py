@@ -187,6 +187,10 @@ def test_an_interrupted_fit_says_that_the_same_command_goes_on(tmp_path, monkeyp
         ({"precisions": ("bf16",)}, {}, "bf16"),
         ({"budget_ms": None}, {}, "--budget-ms"),
         ({}, {"resolution": 32}, "--resolutions"),
+        ({}, {"teacher": "runs/nowhere"}, "runs/nowhere"),
+        ({}, {"unlabelled": "labels"}, "no pseudo-labels at labels: write them by .* data label"),
+        ({}, {"unlabelled": "."}, r"no pseudo-labels at \.: write them by .* data label"),
+        ({"task": "segment", "resolutions": (64,)}, {"teacher": "t"}, "teacher t requires one"),
         ({"task": "segment", "resolutions": (50,)}, {}, "so set --resolutions, such as 64"),
     ],
 )
@@ -197,6 +201,7 @@ def test_what_cannot_be_fitted_is_one_line(digits, tmp_path, changes, recipe, hi
     with pytest.raises(ValueError, match=hint) as error:
         [*run_study(FIT, digits, tmp_path / "fit", settings, RecipeChoice(changes=recipe))]
     assert "\n" not in str(error.value)
+    assert not (tmp_path / "fit" / "times").exists()
 
 
 @pytest.mark.slow
@@ -239,14 +244,40 @@ def test_python_and_the_command_line_take_the_same_arguments(tmp_path, capsys):
             weights="none",
             candidates=("genet_tiny", "resnet_rs_tiny"),
             resolutions=(16,),
+            epochs=1,
             dry_run=True,
             device="cpu",
             workers=0,
         )
     ]
     assert set(events[-1].result.candidates) == {"genet_tiny-16", "resnet_rs_tiny-16"}
+    assert events[-1].result.epochs == 1
+    assert json.loads((tmp_path / "b" / "fit_config.json").read_text())["changes"] == {"epochs": 1}
+    with pytest.raises(ValueError, match="no argument 'budget_m': did you mean budget_ms"):
+        fit("digits", tmp_path / "c", budget_m=5)
+    with pytest.raises(ValueError, match="no argument 'epoch': did you mean epochs"):
+        fit("digits", tmp_path / "c", budget_ms=5, epoch=1)
     assert cli.run([*words, "--budget-ms", "13", "--out", str(tmp_path / "a")]) == 0
     assert "budget_ms is 12.0 there and 13.0 now" in capsys.readouterr().out
+
+
+def test_an_output_that_would_become_a_class_of_the_images_is_refused(tmp_path, capsys):
+    flat, split = tmp_path / "flat", tmp_path / "split"
+    for folder in (flat, split / "train", split / "val"):
+        for number, name in enumerate(("cat", "dog")):
+            (folder / name).mkdir(parents=True)
+            for i in range(4):
+                color = (number, i, len(str(folder)))
+                Image.new("RGB", (8, 8), color).save(folder / name / f"{i}.png")
+    fit_words, train_words = ["--budget-ms", "5"], ["--model", "genet_tiny"]
+    for command, words in (("fit", fit_words), ("train", train_words)):
+        for data, out in ((flat, "runs/mine"), (flat, "cat/runs"), (split, "train/runs")):
+            assert cli.run([command, str(data), *words, "--out", str(data / out)]) == 2
+            *_, error = capsys.readouterr().err.splitlines()
+            assert re.search("taken for images, as each folder in .* is a class: give", error)
+            assert not (data / out).exists()
+    open_data(str(split)).check_apart(split / "runs")
+    open_data(str(flat)).check_apart(tmp_path / "runs")
 
 
 def test_a_fit_prints_each_note_on_the_data_once(tmp_path, capsys):

@@ -13,11 +13,13 @@ from fullstride.data.dataset import open_data
 from fullstride.io.locks import LockedError
 from fullstride.io.records import to_json
 from fullstride.study.driver import (
+    BY_CASE,
     create_or_resume,
     read_seconds,
     run_stage,
     saved_stage,
 )
+from fullstride.train.recipes.choice import RecipeChoice
 
 SETTINGS = FitSettings(budget_ms=5, call_batch=2, candidates=("genet_tiny",), resolutions=(32, 48))
 CANDIDATES = tuple(Candidate(model="genet_tiny", resolution=side, top1=70.5) for side in (32, 48))
@@ -28,8 +30,8 @@ def digits():
     return open_data("digits")
 
 
-def create(folder, data, settings=SETTINGS):
-    return create_or_resume(FIT, FitJob(folder=folder, data=data, settings=settings))
+def create(folder, data, settings=SETTINGS, recipe=BY_CASE):
+    return create_or_resume(FIT, FitJob(folder=folder, data=data, settings=settings, recipe=recipe))
 
 
 def listing(calls):
@@ -113,6 +115,26 @@ def test_before_training_other_arguments_delete_what_they_change(
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")}
     assert there == (RESULTS | MEASURED) - deleted | {"fit_config.json"}
     assert create(folder, data, settings) == ""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "deleted"),
+    [
+        (RecipeChoice("", {"background": "black"}), {"data.json", "plan.json"}),
+        (RecipeChoice("scratch"), RESULTS | MEASURED),  # which may have its own background
+        (RecipeChoice("", {"epochs": 2.0}), RESULTS - {"data.json"} | MEASURED),
+    ],
+)
+def test_before_training_another_background_makes_another_report_of_the_data(
+    tmp_path, digits, recipe, deleted
+):
+    create(tmp_path / "fit", digits)
+    for name in RESULTS | MEASURED:
+        (tmp_path / "fit" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "fit" / name).write_text("{}")
+    create(tmp_path / "fit", digits, recipe=recipe)
+    there = {each for each in RESULTS | MEASURED if (tmp_path / "fit" / each).exists()}
+    assert there == (RESULTS | MEASURED) - deleted
 
 
 def test_stages_that_run_again_have_not_spent_the_hours(tmp_path, digits):

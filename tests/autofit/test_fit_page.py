@@ -22,11 +22,12 @@ from fullstride.autofit.results import (
     elimination_reason,
     fit_json,
     other_scores,
+    point,
     render,
     shares_of_budget,
     write_results,
 )
-from fullstride.autofit.ship import Shipment
+from fullstride.autofit.ship import BudgetFile, Shipment
 from fullstride.data.dataset import open_data
 from fullstride.deploy.comparison import Mistake
 from fullstride.io.records import to_json
@@ -227,6 +228,16 @@ def test_the_page_names_each_number_by_what_it_is(folder):
     assert "The expected calibration error is 2.3 %" in page.text
 
 
+def test_the_page_marks_the_files_that_ship_for_smaller_budgets(folder):
+    assert render(folder, DATA, RESULTS).count(", ships</small>") == 1
+    small = BudgetFile(budget_ms=1.0, best=1, model="model-1ms.onnx", test={"top1": 90.0})
+    results = replace(RESULTS, shipment=replace(SHIPMENT, smaller=(small,)))
+    assert render(folder, DATA, results).count(", ships</small>") == 2
+    marked = [(each.ships, each.test) for each in (point(file, results) for file in FILES)]
+    assert marked == [(True, 92.0), (True, 90.0)]
+    assert [point(file, RESULTS).ships for file in FILES] == [True, False]
+
+
 def test_each_candidate_has_its_end():
     assert elimination_reason(LARGE.name, RESULTS) == "finalist 1 of 1"
     assert elimination_reason(SMALL.name, RESULTS) == "out after rung 1"
@@ -369,7 +380,10 @@ def test_the_last_lines_name_the_file_and_the_command_that_predicts_with_it():
     lines = closing_lines(RESULTS, Path("runs/mine"))
     assert "95 % interval 86.5 to 95.4" in lines[0]
     assert "1.90 ms" in lines[1]
+    assert lines[-2].startswith(f"runs/mine/trials/{LARGE.name}/bundle: its network")
     assert lines[-1] == "fullstride predict runs/mine/model.onnx PICTURES"
+    spaced = closing_lines(RESULTS, Path("my runs/mine"))[-1]
+    assert spaced == "fullstride predict 'my runs/mine/model.onnx' PICTURES"
     program = replace(FILES[0], format="aoti")
     results = replace(RESULTS, shipment=replace(SHIPMENT, files=(program,)))
     assert closing_lines(results, Path("runs/mine"))[-1].endswith("--trust")

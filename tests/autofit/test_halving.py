@@ -46,6 +46,8 @@ from fullstride.autofit.plan import (
     Rung,
     TrainingTime,
     TrialCost,
+    candidate_recipe,
+    epochs_of,
     make_plan,
     measure_training,
     plan_lines,
@@ -62,7 +64,7 @@ from fullstride.study.trials import Failure
 from fullstride.tasks.classify import Classify
 from fullstride.train import timing
 from fullstride.train.loop import Trainer
-from fullstride.train.recipes.choice import RecipeChoice
+from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.scoring import score_bundle
 
 TOP1 = Classify.metric
@@ -624,8 +626,11 @@ def test_checkpoints_of_losers_are_deleted_and_the_outcome_stays(whole, data, tm
     loser = next(iter({*PLAN.candidates} - {*outcome.finalists}))
     copy = shutil.copytree(folder, tmp_path / "copy")
     size = (copy / "trials" / loser / "checkpoint.pt").stat().st_size
-    assert delete_losers(copy, outcome) >= size
+    (copy / "trials" / loser / "soup" / "1").mkdir(parents=True)
+    (copy / "trials" / loser / "soup" / "1" / "weights").write_bytes(bytes(1000))
+    assert delete_losers(copy, outcome) >= size + 1000
     assert not (copy / "trials" / loser / "checkpoint.pt").exists()
+    assert not (copy / "trials" / loser / "soup").exists()
     assert (copy / "trials" / outcome.finalists[0] / "checkpoint.pt").exists()
     assert delete_losers(copy, outcome) == 0  # nothing is left to delete
     assert fit(copy, data) == outcome
@@ -685,6 +690,23 @@ def test_the_training_of_less_promising_candidates_is_estimated_by_their_times(
     scored_s = (0.5, 0.5, *(0.5 * side / 56 for side in sides[2:]))
     for each, score_s in zip(many, scored_s, strict=True):
         assert plan.times[each.name].epoch_s == pytest.approx(4 * each.resolution / 48 + score_s)
+
+
+@pytest.mark.parametrize("linear_probe", [None, True, False])
+def test_a_plan_begins_with_probes_unless_the_user_turns_them_off(
+    linear_probe, data, tmp_path, monkeypatch
+):
+    times = TrainingTime(candidate="", epochs=9, steps=4, step_s=1.0)
+    monkeypatch.setattr(
+        fit_plan, "measure_training", lambda job, each: replace(times, candidate=each.name)
+    )
+    changes = {} if linear_probe is None else {"linear_probe": linear_probe}
+    released = [replace(each, weights="released") for each in CANDIDATES]
+    job = job_of(tmp_path, data, recipe=RecipeChoice("", changes))
+    plan = drain(make_plan(job, times_of(released, {each.name: 1.0 for each in released})))[1]
+    assert (plan.rungs[0].epochs == 0) is (linear_probe is not False)
+    probes = plan.recipe(job.recipe).changes.get("linear_probe")
+    assert probes is (linear_probe is not False)
 
 
 @pytest.mark.parametrize(("hours", "timed"), [(None, 1), (20.0, FEWEST_TRAININGS)])
@@ -768,6 +790,15 @@ def test_failures_have_the_form_of_a_file():
     assert from_json(Failure, to_json(Failure(failure="why")), "x") == Failure(failure="why")
 
 
+@pytest.mark.parametrize("length", [{"steps": 300}, {"images": 4800}])
+def test_a_shorter_plan_replaces_the_users_steps_and_images(length, data):
+    choice = RecipeChoice("scratch", {"batch_size": 16, **length})
+    arguments = CANDIDATES[0], data, choice, RunOptions()
+    whole, planned = (candidate_recipe(*arguments, epochs=most) for most in (None, 10))
+    assert (epochs_of(whole, data), epochs_of(planned, data)) == (100, 10)
+    assert epochs_of(candidate_recipe(*arguments, epochs=200), data) == 100
+
+
 # ---- the teacher
 
 
@@ -833,6 +864,30 @@ def test_after_probes_a_network_without_weights_is_no_teacher(whole, data, tmp_p
     plan = replace(PLAN, rungs=(replace(PLAN.rungs[0], epochs=0), *PLAN.rungs[1:]))
     _, teaching = teach_with(tmp_path, data, whole[1], 1e6, plan)
     assert teaching == Teaching(reason="no candidate beyond the budget has released weights")
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "why"),
+    [
+        ("multilabel", {}, "requires one class for each image, which the task multilabel does not"),
+        ("classify", {"loss": "bce"}, "recipe.teacher one distribution over all"),
+        ("classify", {"unlabelled": "labels"}, "which would teach labelled images too"),
+    ],
+)
+def test_no_teacher_trains_for_a_student_whom_the_task_or_the_recipe_excludes(
+    whole, data, tmp_path, task, changes, why
+):
+    recipe = RecipeChoice("scratch", CHOICE.changes | changes)
+    settings = FitSettings(budget_ms=5, task=task)
+    if task == "multilabel":
+        data = data.with_targets(data.classes, lambda label: (label,))
+    job = replace(job_of(tmp_path, data, recipe=recipe), settings=settings)
+    teacher = Candidate(model="resnet_rs_tiny", resolution=16, family="resnet_rs")
+    found = times_of((*CANDIDATES, teacher), MS | {teacher.name: 10.0})
+    lines, teaching = drain(teach(job, PLAN, whole[1], found, 1e6))
+    assert why in teaching.reason
+    assert teaching == Teaching(reason=teaching.reason)
+    assert lines == [*tmp_path.iterdir()] == []
 
 
 def test_survivors_depend_on_the_load_when_the_fit_was_planned(data, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Several budgets of one fit share its trainings, and each gets a file."""
 
 import json
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -14,7 +15,7 @@ from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.finalists import FileRecord, FileTimes, ShippedFile, in_doubt
 from fullstride.autofit.fit import FIT
-from fullstride.autofit.halving import survivors_of_budgets
+from fullstride.autofit.halving import Outcome, Teaching, survivors_of_budgets, with_student
 from fullstride.autofit.plan import (
     Means,
     TrainingTime,
@@ -96,6 +97,18 @@ def test_each_budget_keeps_two_families_or_room_for_what_a_busy_machine_measured
     assert {*kept(*budgets)} == {name for budget in budgets for name in kept(budget)}
 
 
+def test_a_better_student_leaves_the_finalists_of_smaller_budgets_their_places():
+    candidates = tuple(each.candidate for each in COSTS[:5])
+    names = tuple(each.name for each in candidates)
+    times = CandidateTimes(
+        candidates=candidates, times=(), budget=FitSettings(budget_ms=(9, 4, 2)).budgets()[0]
+    )
+    student = replace(candidates[0], teacher="trials/large/bundle")
+    teaching = Teaching(teacher="large", student=student, is_better=True)
+    outcome, _ = with_student(teaching, Outcome(scores=(), finalists=names), times)
+    assert outcome.finalists == (student.name, *names)
+
+
 def test_budgets_are_sorted_and_may_be_a_number_a_list_or_a_rate():
     assert [each.ms_per_image for each in FitSettings(budget_ms=(2, 10, 5)).budgets()] == [10, 5, 2]
     assert FitSettings(budget_ms=[2, 2]).budgets() == FitSettings(budget_ms=2).budgets()
@@ -157,7 +170,8 @@ def training_in(monkeypatch, seconds_per_ms: float):
 
     def measured(job, candidate):
         seconds = seconds_per_ms * fit_plan.rough_ms(job, [candidate])[candidate.name]
-        return TrainingTime(candidate=candidate.name, epochs=1, steps=1, step_s=seconds)
+        one = dict(epochs=1, steps=1, measure_s=9.0)
+        return TrainingTime(candidate=candidate.name, step_s=seconds, **one)
 
     monkeypatch.setattr(fit_plan, "measure_training", measured)
 
@@ -176,6 +190,11 @@ def test_without_a_budget_the_whole_front_is_what_the_hours_can_train(tmp_path, 
     _, limits = drain(find_front(job, candidates))
     assert limits == pytest.approx([9 ** (share / 4) for share in (4, 3, 2, 1)], rel=0.1)
     assert limits[0] >= 9.0  # rounded up
+    stored = [fit_plan.stored_time(tmp_path, each) for each in candidates]
+    measured = [each for each in stored if each]
+    assert measured
+    assert not any(each.measure_s for each in measured), "its seconds are those of the front"
+    shutil.rmtree(tmp_path / "training_times")
     training_in(monkeypatch, 1e9)
     with pytest.raises(ValueError, match="too little"):
         drain(find_front(job, candidates))

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from generators import drain
 
 from fullstride.autofit import finalists as file_times
 from fullstride.autofit.budget import CandidateTime, CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.finalists import FileRecord, ShippedFile, forms, line_of
+from fullstride.autofit.fit import ship_finalists
 from fullstride.autofit.halving import Outcome
 from fullstride.autofit.settings import FitSettings
 from fullstride.autofit.ship import Shipment, better_by_validation, choose, doubts, ship
@@ -23,6 +25,7 @@ from fullstride.io import writing
 from fullstride.io.records import from_json, to_json
 from fullstride.measure.budget import Budget
 from fullstride.measure.protocols import ONLINE, CallTime
+from fullstride.study.driver import run_stage, write_stage
 from fullstride.tasks import find_task
 from fullstride.train import run
 from fullstride.train.recipes.named import DIGITS
@@ -104,6 +107,26 @@ def copied(ended, tmp_path) -> Path:
     shutil.copytree(ended.folder, tmp_path / "fit")
     (tmp_path / "fit" / "model.onnx").unlink()
     return tmp_path / "fit"
+
+
+@pytest.mark.parametrize("exports", [0, 1])
+def test_the_same_fit_again_brings_back_a_file_that_is_gone(ended, few_digits, tmp_path, exports):
+    folder = Path(shutil.copytree(ended.folder, tmp_path / "fit"))
+    write_stage(folder, "shipping", ended.shipment)
+    job = FitJob(folder=folder, data=few_digits, settings=FitSettings(budget_ms=LOOSE, **FEW))
+    found = CandidateTimes(candidates=CANDIDATES, times=TIMES, budget=job.budget)
+    done = {"training": OUTCOME, "budget": found}
+
+    def stage() -> tuple[list[str], Shipment]:
+        return drain(run_stage(folder, "shipping", Shipment, ship_finalists(job, done)))
+
+    assert stage() == ([], ended.shipment)
+    (folder / (ended.shipment.file.path if exports else "model.onnx")).unlink()
+    lines, shipment = stage()
+    assert len([line for line in lines if "MiB" in line]) == exports
+    assert all((folder / path).exists() for path in shipment.paths)
+    assert shipment.paths == ended.shipment.paths
+    assert stage() == ([], shipment)
 
 
 def shipped(*arguments, **settings) -> tuple[list[str], Shipment]:

@@ -137,6 +137,16 @@ def test_an_option_behind_a_name_says_the_task(tmp_path):
     assert recognise("digits").task == recognise("nowhere").task == "classify"
 
 
+def test_a_command_takes_an_option_behind_a_name(tmp_path, capsys):
+    names, table, shards = pictures(tmp_path), tmp_path / "tags.csv", tmp_path / "shards"
+    table.write_text("path,labels\n" + "".join(f"{name},a|b; c\n" for name in names))
+    assert cli.run(["data", "pack", f"{table}?separator=|", str(shards)]) == 0
+    assert open_labels(str(shards)).classes == ("a", "b; c")
+    for option in ("separator=|", "colours=voc"):
+        assert cli.run(["data", "pack", f"{tmp_path}/none?{option}", str(tmp_path / "b")]) == 2
+        assert f"no folder '{tmp_path}/none'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, get_args
 
 from matplotlib.figure import Figure
@@ -22,6 +23,7 @@ from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget, is_elsewhere
 from fullstride.measure.protocols import BUSY
+from fullstride.nets import zoo
 from fullstride.report import scatter
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.scatter import BANDS, TimedCandidate
@@ -29,6 +31,8 @@ from fullstride.study.driver import StudyJob, saved_stage
 from fullstride.targets.target import Target, check_same, connect
 from fullstride.tasks import find_task
 from fullstride.tasks.task import Metric, Task
+from fullstride.train.batches import check_task
+from fullstride.train.distill import read_pseudo_labels
 from fullstride.train.recipes.choice import RunOptions, case_of
 
 INPUT: InputKind = "pixels"  # of the files: uint8 pixels in, probabilities out
@@ -133,6 +137,12 @@ class FitJob(StudyJob):
         check_source(settings.source_of_weights)
         if settings.is_measured:
             _ = self.labels
+        recipe = self.recipe.resolve(case_of(self.data, task=self.task)).recipe
+        check_task(self.task, recipe)
+        if recipe.teacher:
+            zoo.load(recipe.teacher)
+        if recipe.unlabelled:
+            read_pseudo_labels(Path(recipe.unlabelled)).for_classes(self.data.classes)
 
 
 # Another program may have made a measured time longer by this factor: phases of tens of seconds

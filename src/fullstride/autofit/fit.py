@@ -35,19 +35,22 @@ from fullstride.study.driver import (
     Work,
     discard,
     read_seconds,
+    saved_stage,
     start_study,
 )
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.run import task_for
 
 BOUGHT = "budget.png"  # the plot of times and the budget, before anything is trained
+SHIPPING = "shipping"
 BEFORE_PLAN = ("data", "candidates", FRONT, "times")
 # The results that an argument changes; other arguments change all but the report of the data.
 PLAN = ("plan.json",)
 BUDGET = ("front.json", "times.json", *PLAN)  # the times of each candidate stay
 LIST = ("candidates.json", *BUDGET, "times/*.json", "training_times/*.json")
 CHANGED_BY = dict.fromkeys(("hours", "minutes", "budget_ms", "images_per_s"), BUDGET)
-CHANGED_BY |= {"maybe": PLAN, "data": ("data.json", *LIST)}
+CHANGED_BY |= {"maybe": PLAN, "recipe.background": ("data.json", *PLAN)}
+CHANGED_BY |= dict.fromkeys(("data", "recipe"), ("data.json", *LIST))
 
 
 def fit(
@@ -69,8 +72,9 @@ def fit(
             format, or a `DataSet`.
         out: The folder of the fit.
         recipe: The name, run, bundle or JSON file of a recipe; by default the case's recipe.
-        **arguments: The fields of `FitSettings`, such as `budget_ms=5` and `target="rtx4090"`, and
-            of `StudyOptions`, such as `device="cpu"` and `dry_run=True`.
+        **arguments: The fields of `FitSettings`, such as `budget_ms=5` and `target="rtx4090"`, of
+            `StudyOptions`, such as `device="cpu"` and `dry_run=True`, and of the recipe, such as
+            `epochs=3`.
 
     Raises ValueError, in one line, for arguments and data that do not fit, if `out` has another
     fit, and if no candidate is within the budget.
@@ -82,7 +86,7 @@ def fit(
         'data'
     """
     if not isinstance(data, DataSet):
-        task = task_for(str(data), RunOptions(task=arguments.get("task", "")), {})
+        task = task_for(str(data), RunOptions(task=arguments.get("task", "")), arguments)
         data, arguments = task.open_data(str(data)), {**arguments, "task": task.name}
     return start_study(FIT, data, out, recipe, arguments)
 
@@ -153,7 +157,8 @@ def teach_best(job: FitJob, done: Results) -> Work:
     plan, hours = done["plan"], job.settings.limit_hours
     assert hours is not None
     spent_s = seconds_of(job.folder, (*BEFORE_PLAN, "plan", "training"))
-    left_s = 3600 * hours - spent_s - plan.ship_s
+    ship_s = plan.ship_s * (1 + 1 / len(done["training"].finalists))  # a student ships too
+    left_s = 3600 * hours - spent_s - ship_s
     return halving.teach(chosen_images(job, done), plan, done["training"], done["budget"], left_s)
 
 
@@ -161,6 +166,14 @@ def after_teaching(done: Results) -> tuple[halving.Outcome, CandidateTimes]:
     if "teaching" in done:
         return halving.with_student(done["teaching"], done["training"], done["budget"])
     return done["training"], done["budget"]
+
+
+def ship_finalists(job: FitJob, done: Results) -> Work[Shipment]:
+    """Ship, and once more if a file of an earlier call is gone."""
+    saved: Shipment | None = saved_stage(job.folder, SHIPPING, Shipment)
+    if saved and not all((job.folder / path).exists() for path in saved.paths):
+        discard(job.folder, (f"{SHIPPING}.json",))
+    return ship(chosen_images(job, done), *after_teaching(done))
 
 
 def end_fit(job: FitJob, done: Results) -> Work[FitResults]:
@@ -257,11 +270,7 @@ FIT = Study(
             teaching_line,
             when=lambda job, done: job.settings.limit_hours is not None,
         ),
-        Stage(
-            "shipping",
-            lambda job, done: ship(chosen_images(job, done), *after_teaching(done)),
-            Shipment,
-        ),
+        Stage(SHIPPING, ship_finalists, Shipment),
         Stage("results", end_fit),
     ),
     closing=closing_lines,

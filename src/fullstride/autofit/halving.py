@@ -9,7 +9,6 @@ from pathlib import Path
 from fullstride.autofit.budget import CandidateTimes, FitJob
 from fullstride.autofit.candidates import Candidate, by_promise
 from fullstride.autofit.plan import (
-    FINALISTS,
     FitPlan,
     Rung,
     TrainingTime,
@@ -25,12 +24,14 @@ from fullstride.study.scores import PairedScores, expected, paired_p, train_and_
 from fullstride.study.trials import Failure, Trial, TrialKind, Work
 from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
+from fullstride.train.batches import check_task
 from fullstride.train.prepare import SCORING_SHARE
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.run_folder import BUNDLE
 from fullstride.train.timing import LATE
 
 TRIALS = "trials"  # in the folder of a fit, with a run folder for each candidate
+LEFT_BY_LOSERS = (run_folder.CHECKPOINT, run_folder.BEST, run_folder.PROBE, run_folder.SOUP)
 CHECKPOINT_S = 60.0  # between two checkpoints of a long epoch
 ROOM = 1.2  # budget / time of a candidate whose file is surely within it, see `finalists.PAUSE_S`
 
@@ -327,11 +328,11 @@ def survivors(
 
 
 def delete_losers(folder: Path, outcome: Outcome) -> int:
-    """Delete the checkpoints and the best epochs of all trials but the finalists; return bytes."""
+    """Delete checkpoints, best epochs and soups of all trials but the finalists; return bytes."""
     losers = {each.candidate for each in outcome.scores} | {*outcome.failures}
     size = 0
     for name in losers - {*outcome.finalists}:
-        for part in (run_folder.CHECKPOINT, run_folder.BEST, run_folder.PROBE):
+        for part in LEFT_BY_LOSERS:
             path = folder / TRIALS / name / part
             size += bytes_of(path)
             remove(path)
@@ -374,6 +375,8 @@ def teach(
         teachers = [each for each in teachers if each.weights]
     if not teachers:
         return Teaching(reason="no candidate beyond the budget has released weights")
+    if why := why_not_taught(job, replace(best, teacher=teachers[0].name)):
+        return Teaching(reason=why)
     own = stored_time(job.folder, best) or measure_training(job, best)
     chosen = yield from find_teacher(job, plan, candidate_times, teachers, own, left_s)
     if chosen is None:
@@ -414,6 +417,16 @@ def teach(
     )
 
 
+def why_not_taught(job: FitJob, student: Candidate) -> str:
+    """Why the task or the recipe excludes the teacher of `student`, in one line; "" if neither."""
+    try:
+        named = candidate_recipe(student, job.unseen, job.recipe, job.options_of(student))
+        check_task(job.task, named.recipe)
+    except ValueError as error:
+        return str(error).rpartition(": ")[0]  # without the hint, as the user gave no teacher
+    return ""
+
+
 def find_teacher(
     job: FitJob,
     plan: FitPlan,
@@ -449,7 +462,7 @@ def with_student(
     student, scores = teaching.student, outcome.scores + teaching.scores
     if student is None or not teaching.is_better:
         return replace(outcome, scores=scores), candidate_times
-    finalists = tuple(dict.fromkeys((student.name, *outcome.finalists)))[:FINALISTS]
+    finalists = tuple(dict.fromkeys((student.name, *outcome.finalists)))
     own = (each for each in candidate_times.times if each.candidate == outcome.finalists[0])
     times = (*candidate_times.times, *(replace(each, candidate=student.name) for each in own))
     return (

@@ -23,7 +23,13 @@ from fullstride.study.trials import FAILURES, Work, reason
 from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
-from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RunOptions, case_of
+from fullstride.train.recipes.choice import (
+    LENGTHS,
+    NamedRecipe,
+    RecipeChoice,
+    RunOptions,
+    case_of,
+)
 from fullstride.train.timing import RunTimes, time_training
 
 
@@ -62,7 +68,8 @@ def candidate_recipe(
     whole = RecipeChoice(choice.source, changes)
     named = whole.resolve(case)
     if epochs is not None and epochs < epochs_of(named, data):
-        whole = RecipeChoice(choice.source, changes | {"epochs": epochs})
+        others = {name: value for name, value in changes.items() if name not in LENGTHS}
+        whole = RecipeChoice(choice.source, others | {"epochs": epochs})
         named = whole.resolve(case)
     if folder is not None:
         return run_folder.resolve(whole, folder, data, options)
@@ -139,7 +146,9 @@ def find_front(job: FitJob, candidates: Sequence[Candidate]) -> Work[tuple[float
         if time_of.failure:
             failures.append(f"{each.name}: {time_of.failure}")
         else:
-            trained[each.name] = time_of
+            # this stage counts the seconds already, and the plan must not count them again
+            path, time_of = _path(job.folder, each), replace(time_of, measure_s=0.0)
+            trained[each.name] = TRAINING_TIME.save(path, time_of)
     if not trained:
         raise ValueError(f"no budget can be found by the hours: {(failures or ['no times'])[0]}")
     short = {name: each.seconds(math.ceil(SHORT * each.epochs)) for name, each in trained.items()}
@@ -160,7 +169,7 @@ def find_front(job: FitJob, candidates: Sequence[Candidate]) -> Work[tuple[float
 ETA = 3  # one in ETA candidates survives a rung, and trains for ETA times the epochs
 FEW = 3  # most candidates that all train to the end, or all but one after linear probes
 MOST_COST = 1 / 3  # of training all candidates to the end
-FINALISTS = 3  # most exported networks
+FINALISTS = 3  # most exported networks of a budget, beside a student
 FILES = 4  # exported files of a finalist, or fewer by --formats and --precisions
 FILE_S = 10.0  # of an export, with its comparison and its measurement
 SHORT, SHORTEST = 1 / 3, 1 / 10  # of the epochs, with few hours, see `make_plan`; ours
@@ -219,8 +228,8 @@ def make_plan(job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0
     linear probes.
 
     If all candidates have released weights, the first rung is a linear probe in place of a ninth of
-    the epochs: it takes the time of a third of an epoch, and on photographs it ranked networks as
-    whole trainings did, unlike one epoch (docs/log.md).
+    the epochs, unless the user's recipe has none: it takes the time of a third of an epoch, and on
+    photographs it ranked networks as whole trainings did, unlike one epoch (docs/log.md).
 
     With hours, less the `spent_s` of earlier stages, the plan has fewer epochs, down to a third,
     then fewer candidates, and again fewer epochs for the last candidate: down to a tenth, or to one
@@ -247,6 +256,7 @@ def make_plan(job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0
         )
         can_probe = case_of(job.data, task=job.task).can_probe
         can_probe &= all(each.candidate.weights for each in costs)
+        can_probe &= job.recipe.changes.get("linear_probe", True)
         how = Means(devices=len(job.devices), can_probe=can_probe, budgets=len(job.budgets))
         return plan_within(costs, left_s - measured_s, hours, how)
 

@@ -1,6 +1,7 @@
 """The results of a fit: all numbers as JSON, the last lines of the command, and the HTML page."""
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -222,7 +223,8 @@ def closing_lines(results: FitResults, folder: Path) -> list[str]:
         *(smaller_line(each, results, folder) for each in shipment.smaller),
         *shipment.notes,
         f"{model}: {shipment.file.size_mib:.1f} MiB; all numbers and pictures: {folder / PAGE}",
-        f"fullstride predict {model} PICTURES{trust}",
+        f"{folder / shipment.bundle}: its network, for fullstride export and validate",
+        f"fullstride predict {shlex.quote(str(model))} PICTURES{trust}",
     ]
 
 
@@ -290,8 +292,8 @@ def figure(results: FitResults) -> Any:
 
 def point(file: ShippedFile, results: FitResults) -> FilePoint:
     shipment, metric = results.shipment, results.metric
-    ships = file is shipment.file
-    test = shipment.test if ships else {}
+    ships = shipment.tests.get(shipment.files.index(file))
+    test = ships or {}
     assert file.ms is not None
     return FilePoint(
         network=printable(file.candidate),
@@ -299,7 +301,7 @@ def point(file: ShippedFile, results: FitResults) -> FilePoint:
         ms=file.ms,
         val=file.val[metric.name],
         measured=file.measured,
-        ships=ships,
+        ships=ships is not None,
         test=test.get(metric.name),
         test_interval=score_interval(metric, test) if test else None,
     )
@@ -318,7 +320,7 @@ def file_row(file: ShippedFile, results: FitResults) -> dict[str, Any]:
     metric = results.metric
     return dict(
         file=file,
-        ships=file is results.shipment.file,
+        ships=results.shipment.files.index(file) in results.shipment.tests,
         score=file.val.get(metric.name),
         interval=score_interval(metric, file.val) if file.val else None,
     )

@@ -76,8 +76,19 @@ class Shipment(ScoredImages):
     notes: tuple[str, ...] = ()  # lines for the user
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        """All files in the folder of the fit, relative to it."""
+        copies = (self.model, *(each.model for each in self.smaller))
+        return *copies, *(each.path for each in self.files if not each.failure)
+
+    @property
+    def tests(self) -> dict[int, Mapping[str, Any]]:
+        """Index of each file that ships for any budget -> its scores on the test images."""
+        return {**{each.best: each.test for each in self.smaller}, self.best: self.test}
+
+    @property
     def file(self) -> ShippedFile:
-        """The file that ships."""
+        """The file that ships, for the largest budget."""
         return self.files[self.best]
 
 

@@ -148,6 +148,17 @@ class DataSet:
                 "several labels: use a task that predicts these"
             )
 
+    def check_apart(self, out: Path) -> None:
+        """Raises ValueError if `out` is among the folders of the classes, and would become one."""
+        for folder in out.resolve().parents:
+            # other classes than folders may be too long names for `Path.is_dir`
+            taken = (os.path.isdir(folder / name) for name in self.classes)  # noqa: PTH112
+            if folder.is_relative_to(self.where) and any(taken):
+                raise ValueError(
+                    f"--out {out} would be taken for images, as each folder in {str(folder)!r} is "
+                    "a class: give a folder elsewhere"
+                )
+
     def missing_classes(self, split: str) -> tuple[str, ...]:
         """The classes that no image of a split has; () if targets are not classes."""
         labels = self.labels(split)

@@ -480,9 +480,10 @@ def _of_columns(table: Path, text: str, header: Header) -> Purpose:
 
 def check_place(where: str, task: str = "") -> None:
     """Raise ValueError if `where` names no folder or file, in the words of the task's reader."""
-    place, _ = choice_in(where)
+    place = where
     for option in ("separator", "colours"):
         place, _ = option_in(place, option)
+    place, _ = choice_in(place)
     if where == DIGITS or os.path.exists(place):  # noqa: PTH110  names may be too long for `Path`
         return
     if task == "detect" or place.lower().endswith((".json", ".yaml")):

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -33,6 +34,7 @@ from fullstride.tasks import find_task
 from fullstride.tasks.task import Task
 from fullstride.train.recipes.choice import RecipeChoice
 from fullstride.train.recipes.named import RECIPES
+from fullstride.train.recipes.recipe import Recipe
 
 BY_CASE = RecipeChoice()  # the default of the data and the weights
 DEFAULTS = StudyOptions()
@@ -71,6 +73,7 @@ class StudyJob:
 
     def check(self) -> None:
         """Raise ValueError, in one line, for arguments that no stage can work with."""
+        self.data.check_apart(self.folder)
         if self.task.single_label:
             self.data.check_one_class()
             if len(self.data.classes) < 2:
@@ -195,14 +198,25 @@ def stage_events(
 def start_study(
     study: Study, data: str | Path | DataSet, out: str | Path, recipe: str, arguments: Any
 ) -> Iterator[Event]:
-    """`run_study` with `arguments`, fields of the study's settings and of `StudyOptions`."""
+    """`run_study` with `arguments`: fields of the settings, of `StudyOptions`, and of the recipe.
+
+    Raises ValueError, in one line, for others, besides the errors of `run_study`.
+    """
+    kinds, rest = (study.settings, StudyOptions, Recipe), dict(arguments)
+    own, how, changes = (
+        {each.name: rest.pop(each.name) for each in fields(kind) if each.name in rest}
+        for kind in kinds
+    )
+    for name in rest:
+        close = get_close_matches(name, [each.name for kind in kinds for each in fields(kind)], n=1)
+        listed = ", ".join(kind.__name__ for kind in kinds)
+        hint = f"did you mean {close[0]}?" if close else f"give fields of {listed}"
+        raise ValueError(f"a {study.noun} has no argument {name!r}: {hint}")
     if not isinstance(data, DataSet):
         check_purpose(str(data))
     images = data if isinstance(data, DataSet) else open_data(str(data))
-    names = {each.name for each in fields(StudyOptions)} & arguments.keys()
-    options = StudyOptions(**{name: arguments[name] for name in names})
-    settings = study.settings(**{n: value for n, value in arguments.items() if n not in names})
-    return run_study(study, images, Path(out), settings, RecipeChoice(recipe), options)
+    settings, options = study.settings(**own), StudyOptions(**how)
+    return run_study(study, images, Path(out), settings, RecipeChoice(recipe, changes), options)
 
 
 # The folder of a study: the arguments, and the results of finished stages.

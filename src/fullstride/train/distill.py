@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.data.dataset import DataSet
+from fullstride.data.prediction_store import KEY as STORE_KEY
 from fullstride.data.prediction_store import StoreKey, pyarrow, read_key, read_table
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.data.unlabelled import Unlabelled, open_unlabelled
@@ -361,7 +362,7 @@ def select(labels: PseudoLabels, min_confidence: float, per_class: int) -> Label
 
 def read_pseudo_labels(store: Path) -> PseudoLabels:
     """Read a finished store of `fullstride data label`. Raises ValueError, in one line."""
-    if not store.exists():
+    if not (store / STORE_KEY if store.is_dir() else store).exists():
         raise ValueError(f"no pseudo-labels at {store}: write them by `fullstride data label`")
     key = read_key(store)
     if key.kind != "pseudo_labels":

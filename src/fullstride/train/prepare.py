@@ -197,6 +197,11 @@ def check_input(model: str, task: Task) -> None:
         )
 
 
+def three_digits(epochs: float) -> str:
+    """12.34 -> 12.3, 1234.5 -> 1234."""
+    return f"{epochs:.3g}" if epochs < 100 else f"{epochs:.0f}"
+
+
 SCORING_SHARE = 1 / 3  # time of a forward pass / time of a training step
 
 
@@ -328,7 +333,8 @@ class PreparedRun:
         if self.turns:
             ended = self.course.end / self.steps_per_epoch
             average = (
-                f", for {ended:.3g} of {self.resolved.epochs:.3g} epochs by a time limit{average}"
+                f", for {three_digits(ended)} of {three_digits(self.resolved.epochs)} epochs by a "
+                f"time limit{average}"
             )
         return Bundle(
             net=padding.to_unpadded(net, self.spec),

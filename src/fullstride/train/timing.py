@@ -31,7 +31,7 @@ from fullstride.train.batches import (
 )
 from fullstride.train.loop import Pause, Trainer, build_trainer
 from fullstride.train.optimizer import Course
-from fullstride.train.prepare import PreparedRun, network_to_train, prepare
+from fullstride.train.prepare import PreparedRun, network_to_train, prepare, three_digits
 from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.recipe import Recipe
@@ -341,7 +341,7 @@ class Pace:
         before, now = (end / self.run.steps_per_epoch for end in (course.end, done + steps))
         print_note(
             f"{self.run.folder}: a step takes {now_s:.3g} s now: to keep the time given, training "
-            f"ends after {now:.3g} epochs, not {before:.3g}"
+            f"ends after {three_digits(now)} epochs, not {three_digits(before)}"
         )
         return course.turned(done, done + steps)
 
@@ -396,10 +396,11 @@ def recipe_within(
     `deadline` applies to the whole run, by `time.perf_counter`, and None is no limit; in training,
     `Pace` keeps it. The other arguments are as in `run.train`.
 
-    Raises ValueError, in one line, for a length beside the time limit, for several processes, and
-    if not even a tenth of an epoch fits.
+    Raises ValueError, in one line, for a length beside the time limit, for several processes, if
+    not even a tenth of an epoch fits, and for a folder among the images.
     """
     run_folder.check_folder(folder)
+    data.check_apart(folder)
     config = run_folder.resumable_config(folder)
     if config and deadline is not None:  # the length may be what fitted the time
         lengths = {name: config.recipe[name] for name in LENGTHS}

@@ -67,8 +67,8 @@ def search_network(
         out: The folder of the search.
         recipe: The name, run, bundle or JSON file of the recipe of the MasterNet and the winners;
             by default the case's recipe.
-        **arguments: The fields of `SearchSettings`, such as `budget_ms=0.3`, and of
-            `StudyOptions`, such as `device="cpu"` and `executor="ray"`.
+        **arguments: The fields of `SearchSettings`, such as `budget_ms=0.3`, of `StudyOptions`,
+            such as `device="cpu"` and `executor="ray"`, and of the recipe.
 
     Raises ValueError, in one line, for arguments and data that do not fit, if `out` has another
     search, and if no structure is within the budget.

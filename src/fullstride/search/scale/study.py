@@ -340,8 +340,8 @@ def scale(
         data: A folder with one subfolder of images per class, or anything that `open_data` opens.
         out: The folder of the study.
         recipe: The name, run, bundle or JSON file of a recipe; by default the case's recipe.
-        **arguments: The fields of `ScaleSettings`, such as `models=("genet_tiny",)`, and of
-            `StudyOptions`, such as `device="cpu"` and `dry_run=True`.
+        **arguments: The fields of `ScaleSettings`, such as `models=("genet_tiny",)`, of
+            `StudyOptions`, such as `device="cpu"` and `dry_run=True`, and of the recipe.
 
     Raises ValueError, in one line, for arguments and data that do not fit, and if `out` has another
     study.
