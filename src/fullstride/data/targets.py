@@ -257,7 +257,8 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
 
     Masks in colours need a table of colours: the file `colours`, or label_colors.txt, labelmap.txt
     or another of `COLOUR_TABLES` with the data; "voc" is Pascal VOC's palette. A line of the table
-    is 128 0 0 road, and "ignored" is no class. The values of a PNG with a palette are classes.
+    is 128 0 0 road, and "ignored" is no class. The values of a PNG with a palette are classes, and
+    those of a grey PNG too, unless the table has greys alone.
 
     A folder with JPEGImages, SegmentationClass and ImageSets/Segmentation is one year of VOC.
 
@@ -286,6 +287,8 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
     if chosen:
         place += f"?colours={chosen if chosen == VOC_PALETTE else Path(chosen).resolve()}"
     data = _open_maps(Source(root.name, place, pairs.listing), rule, pairs, names, target)
+    if LEFT_OUT not in names:
+        _check_ignored(data, pairs.folder)
     return replace(data, classes=tuple(name for name in data.classes if name != LEFT_OUT))
 
 
@@ -351,6 +354,22 @@ def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
             f"{MAX_CLASSES} classes from 0 on, and {IGNORED} for pixels without one"
         )
     return tuple(map(str, range(largest + 1)))
+
+
+def _check_ignored(data: DataSet, folder: Path) -> None:
+    """Raise ValueError if the training masks have `IGNORED` pixels and fewer than two classes."""
+    found: set[int] = set()
+    for target in counted(data.train.targets, "masks"):
+        with suppress(UnreadableImage):
+            found.update(target.read().tobytes())
+        if len(found - {IGNORED}) > 1:
+            return
+    if IGNORED in found:
+        raise ValueError(
+            f"masks in {str(folder)!r} have fewer than two classes beside {IGNORED}, which is "
+            "ignored: for masks in black and white give --task.colours FILE, with the lines 0 0 0 "
+            "background and 255 255 255 object"
+        )
 
 
 def _classes_of_values(names: tuple[str, ...]) -> bytes:

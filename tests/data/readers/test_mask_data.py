@@ -282,6 +282,30 @@ def test_a_table_of_colours_beside_masks_of_values_is_not_read(tmp_path):
     assert open_masks(str(tmp_path)).classes == classes
 
 
+@pytest.mark.parametrize("names", ["", "background\nthing\n"])
+def test_masks_in_black_and_white_need_a_table_of_both(tmp_path, names):
+    for number in range(3):
+        picture(tmp_path / "images" / f"{number}.jpg", number)
+        save(tmp_path / "masks" / f"{number}.png", mask(255))
+    if names:
+        (tmp_path / "masks" / "classes.txt").write_text(names)
+    with pytest.raises(
+        ValueError, match=r"fewer than two classes .* --task.colours FILE"
+    ) as caught:
+        open_masks(str(tmp_path))
+    assert "\n" not in str(caught.value)
+    table = tmp_path / "table.txt"
+    table.write_text("0 0 0 background\n255 255 255 thing\n")
+    data = open_masks(str(tmp_path), SplitRule(val=0, test=0), str(table))
+    assert data.classes == ("background", "thing")
+    np.testing.assert_array_equal(data.train.targets[0].read(), mask(1))
+    save(tmp_path / "masks" / "0.png", mask(1) > 0)  # of one bit
+    np.testing.assert_array_equal(data.train.targets[0].read(), mask(1))
+    save(tmp_path / "masks" / "0.png", mask(7))
+    with pytest.raises(UnreadableImage, match="it has the colour 7 7 7, which the table"):
+        data.train.targets[0].read()
+
+
 def test_the_colours_of_voc_are_known(tmp_path):
     # aeroplane, bicycle, tvmonitor and the border of the published palette
     colours = ((128, 0, 0), (0, 128, 0), (0, 64, 128), (224, 224, 192), (0, 0, 0))
