@@ -361,6 +361,36 @@ def test_yolo_keeps_its_splits_and_counts_classes_without_names(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("train", "val"),
+    [("train.txt", "val.txt"), ("[images/a, images/b]", "images/c"), ("images/a", "images/gone")],
+)
+def test_a_val_of_yolo_that_is_no_folder_of_its_own_is_refused_and_not_trained_on(
+    tmp_path, train, val
+):
+    for folder, names in (("a", "abc"), ("b", "de"), ("c", "fg")):
+        write_yolo(tmp_path, f"images/{folder}", f"labels/{folder}", names)
+    (tmp_path / "train.txt").write_text("images/a/a.png\nimages/b/d.png\n")
+    (tmp_path / "val.txt").write_text("images/c/f.png\nimages/c/g.png\n")
+    (tmp_path / "data.yaml").write_text(f"train: {train}\nval: {val}\nnames: [cat, dog]")
+    with pytest.raises(ValueError, match=f" and val '{val}', .* into one folder") as raised:
+        open_boxes(str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_cvats_yolo_keeps_its_splits(tmp_path):
+    for split, names in (("train", "abc"), ("valid", "de")):
+        write_yolo(tmp_path, f"obj_{split}_data", f"obj_{split}_data", names)
+        listed = "".join(f"data/obj_{split}_data/{name}.png\n" for name in names)
+        (tmp_path / f"{split}.txt").write_text(listed)
+    (tmp_path / "obj.names").write_text("cat\ndog\n")
+    (tmp_path / "obj.data").write_text("classes = 2\ntrain = data/train.txt\n")
+    data = open_boxes(str(tmp_path), SplitRule(test=0, keep_duplicates=True))
+    assert data.classes == ("cat", "dog")
+    assert [*targets(data)] == ["a", "b", "c"]
+    assert [*targets(data, "val")] == ["d", "e"]
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("0 0.5 0.5 0.2", r"b\.txt' line 2 is '0 0.5 0.5 0.2': write the index"),
