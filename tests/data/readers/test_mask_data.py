@@ -14,6 +14,7 @@ from fullstride.data.readers.masks import VOC_CLASSES
 from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import open_depths, open_masks
 from fullstride.examples.files import write_scenes
+from fullstride.tasks.depth import Depth
 from fullstride.tasks.segment import Segment
 
 COUNTS = {"train": 3, "val": 2, "test": 1}
@@ -174,6 +175,19 @@ def test_depths_are_metres_of_millimetres_or_of_arrays_and_0_where_there_are_non
     assert first.dtype == second.dtype == np.float32
     assert (first == np.float32(1.234)).all()
     assert second[0].tolist() == [0, 0, 0, 2.5, 2.5, 2.5]
+
+
+@pytest.mark.parametrize("palette", [False, True])
+def test_depths_in_8_bits_are_no_millimetres(tmp_path, palette):
+    for name in "ab":
+        picture(tmp_path / "rgb" / f"{name}.png", ord(name))
+        save(tmp_path / "depth" / f"{name}.png", mask(200), palette)
+    data = open_depths(str(tmp_path), SplitRule(val=0, test=0))
+    with pytest.raises(UnreadableImage, match="save millimetres in 16 bits"):
+        data.train.targets[0].read()
+    with pytest.raises(ValueError, match="no training image has a depth .*in 16 bits") as caught:
+        Depth().for_data(data)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_is_wrong_with_a_map_is_one_line_that_names_its_file(tmp_path):

@@ -97,7 +97,11 @@ class DepthFile:
         """Metres, 0 where there is no depth: float32 (H, W). Raises UnreadableImage."""
         path = self.root / self.name
         if path.suffix.lower() != ".npy":
-            return read_png(path, self.name).astype(np.float32) / np.float32(MILLIMETRES)
+            values = read_png(path, self.name)
+            if values.dtype == np.uint8:
+                reason = "it has 8 bits or less: save millimetres in 16 bits, or metres as .npy"
+                raise UnreadableImage(self.name, reason)
+            return values.astype(np.float32) / np.float32(MILLIMETRES)
         try:
             check_regular(path)
             stored = np.lib.format.open_memmap(path, mode="r")
