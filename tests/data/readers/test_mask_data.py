@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,32 @@ def test_depths_are_metres_of_millimetres_or_of_arrays_and_0_where_there_are_non
     assert first.dtype == second.dtype == np.float32
     assert (first == np.float32(1.234)).all()
     assert second[0].tolist() == [0, 0, 0, 2.5, 2.5, 2.5]
+
+
+def grey_png(values: list[int], bits: int) -> bytes:
+    """A grey PNG of one row of pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = zlib.crc32(kind + data).to_bytes(4)
+        return len(data).to_bytes(4) + kind + data + check
+
+    packed = int("".join(f"{value:0{bits}b}" for value in values), 2)
+    row = b"\0" + packed.to_bytes(len(values) * bits // 8)
+    header = len(values).to_bytes(4) + (1).to_bytes(4) + bytes([bits, 0, 0, 0, 0])
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_values_of_a_mask_are_those_of_the_file_in_any_depth_of_bits(tmp_path, bits):
+    values = [min(value, 2**bits - 1) for value in (0, 1, 2, 3, 0, 7, 1, 15)]
+    for number in range(2):
+        picture(tmp_path / "images" / f"{number}.jpg", number)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        (tmp_path / "masks" / f"{number}.png").write_bytes(grey_png(values, bits))
+    data = open_masks(str(tmp_path), SplitRule(val=0, test=0))
+    assert len(data.classes) == max(values) + 1
+    assert data.train.targets[0].read().tolist() == [values]
 
 
 @pytest.mark.parametrize("palette", [False, True])

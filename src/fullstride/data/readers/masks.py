@@ -149,6 +149,10 @@ def read_png(path: Path, name: str, in_colours: Sequence[str] = ()) -> np.ndarra
         raise UnreadableImage(
             name, f"it has {values.shape[2]} channels: use one, with a number for each pixel"
         )
+    if image.mode == "L":  # Pillow scales the values of 2 and 4 bits to 255
+        with open_regular(path) as file:
+            bits = file.read(BIT_DEPTH + 1)[BIT_DEPTH]
+        return values // np.uint8(255 // (2**bits - 1))
     return values.astype(np.uint8) if values.dtype == bool else values
 
 
@@ -161,6 +165,7 @@ def is_in_colours(path: Path) -> bool:
         return False
 
 
+BIT_DEPTH = 24  # byte of a PNG
 COLOURED, GREY = ("RGB", "RGBA"), ("L", "1")  # Pillow's modes
 
 # ---- the masks of a folder
