@@ -309,6 +309,15 @@ def test_xml_files_are_beside_their_pictures_or_in_a_folder(tmp_path, pictures, 
     assert any("1 picture has none of the XML files" in note for note in data.notes)
 
 
+def test_images_of_another_size_than_the_annotations_say_are_in_a_note(tmp_path):
+    right = open_boxes(write_coco(tmp_path / "right", width=20, height=10))
+    other = open_boxes(write_coco(tmp_path / "other", width=200, height=100))
+    assert not any("another size" in note for note in right.notes)
+    (note,) = [note for note in other.notes if "another size" in note]
+    assert note.startswith("5 of 5 compared images have another size than the annotations say")
+    assert note.endswith(".png': 20 x 10, not 200 x 100")
+
+
 # ---- YOLO
 
 FOLDER = "images/train2017"  # of both splits, as in COCO128

@@ -151,6 +151,8 @@ def _image(root: Path, folder: Path, name: str, sizes: FileSizes, check: BoxChec
 def _described(root: Path, name: str, bytes_in: int, annotation: Path, check: BoxCheck) -> VocImage:
     """The image `name` with the objects of its annotation that are inside the image."""
     size, described = read_annotation(annotation)
+    if size:
+        check.stated.append((root / name, size))
     objects = check.objects(size or image_size(root / name), described)
     return VocImage(Sample(name, objects, bytes_in), annotation)
 
