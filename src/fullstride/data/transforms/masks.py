@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from fullstride.data.readers.decode import Size, UnreadableImage
+from fullstride.data.readers.decode import Size, UnreadableImage, image_size
 from fullstride.data.readers.masks import MapFile
 from fullstride.data.transforms.crop import (
     Augmentation,
@@ -71,10 +71,10 @@ class MaskTestView:
     def __call__(
         self, image: Source, target: MapFile, rng: np.random.Generator, epoch: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        image = decode_whole(image, self.pre)
-        values = read_map(target, image.size)
+        size = image.size if isinstance(image, Image.Image) else image_size(image)
+        values = read_map(target, size)
         side = self.pre.resolution
-        geometry = view_geometry(image.size, self.pre)
+        geometry = view_geometry(size, self.pre)
         centres = np.arange(side) + 0.5
         columns = (centres + geometry.left) / geometry.scale_x
         rows = (centres + geometry.top) / geometry.scale_y
