@@ -63,6 +63,7 @@ from fullstride.data.readers.masks import (
     read_masks,
     read_png,
 )
+from fullstride.data.readers.shards import has_label_sets
 from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule
 from fullstride.data.readers.videos import MiddleFrame, check_decoder
 from fullstride.data.readers.voc import XML_FILES, read_voc, read_xml_files, voc_folders
@@ -426,6 +427,8 @@ def _of_folder(where: str) -> list[Purpose]:
         purposes.append(Purpose("segment", "pictures with masks of the same names"))
     if holds_pairs(root, DEPTHS):
         purposes.append(Purpose("depth", "pictures with depth maps of the same names"))
+    if has_label_sets(root):
+        purposes.append(Purpose("multilabel", "shards of several labels"))
     classes = _class_folders(root)
     if purposes and classes:
         purposes.append(Purpose(CLASSIFY, f"class folders, {classes[0]!r} and {classes[1]!r}"))
