@@ -418,6 +418,15 @@ def test_a_bad_line_of_yolo_is_named(tmp_path, line, words):
     assert "\n" not in str(raised.value)
 
 
+def test_boxes_of_yolo_in_pixels_are_said_to_be_outside(tmp_path):
+    write_yolo(tmp_path, "images", "labels", "abc")
+    for name in "ab":
+        (tmp_path / "labels" / f"{name}.txt").write_text("0 30 20 5 5\n")
+    with pytest.raises(ValueError, match=r"no object \(2 boxes are outside of the image") as raised:
+        open_boxes(str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
 @pytest.mark.parametrize("shape", ["[2, 2]", "[2, 3]"])
 def test_key_points_of_yolo_are_no_polygon(tmp_path, shape):
     write_images(tmp_path / "images", "a.png", "b.png")

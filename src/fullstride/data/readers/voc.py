@@ -97,7 +97,8 @@ def _listing(root: Path, images: Mapping[str, Sequence[VocImage]], check: BoxChe
         raise ValueError(f"{str(root)!r} has no list of training images: add {LISTS}/train.txt")
     classes = sorted_classes(name for image in train for name in image.sample.target.labels)
     if not classes:
-        raise ValueError(f"{str(train[0].annotation.parent)!r} has no object: add some")
+        why = "".join(f" ({note})" for note in check.notes())
+        raise ValueError(f"{str(train[0].annotation.parent)!r} has no object{why}: add some")
     indices = {name: index for index, name in enumerate(classes)}
     splits = {
         split: [_sample(image, indices) for image in images[split]]

@@ -107,7 +107,8 @@ def read_yolo(where: Path, root: Path) -> Listing:
                 )
             splits[split].append(sample._replace(target=target))
     if largest < 0:
-        raise ValueError(f"{str(pairs.folder)!r} has no object: add some")
+        why = "".join(f" ({note})" for note in check.notes())
+        raise ValueError(f"{str(pairs.folder)!r} has no object{why}: add some")
     check_once(splits)
     check_class_count(repr(str(root)), largest + 1, sum(map(len, splits.values())))
     classes = names or tuple(map(str, range(largest + 1)))
