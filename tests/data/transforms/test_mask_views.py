@@ -111,7 +111,7 @@ def test_evaluation_pairs_each_pixel_with_its_class_and_back(fit, size):
     assert (back == target.values)[known & inner(target.values, 2)].all()
 
 
-def test_evaluation_decodes_a_jpeg_as_predictions_do(tmp_path):
+def test_a_jpeg_is_decoded_at_a_fraction_in_training_and_in_evaluation_as_in_predictions(tmp_path):
     image, target = blocks(1024, 768)
     path, pre, rng = tmp_path / "a.jpg", replace(PRE, draft=True), np.random.default_rng(0)
     image.save(path)
@@ -120,6 +120,9 @@ def test_evaluation_decodes_a_jpeg_as_predictions_do(tmp_path):
     assert np.array_equal(found, seen(path, pre))
     assert not np.array_equal(found, whole)
     assert np.array_equal(classes, expected)
+    views = [MaskTrainView(each, PLAIN)(path, target, rng) for each in (pre, PRE)]
+    assert not np.array_equal(views[0][0], views[1][0])
+    assert np.array_equal(views[0][1], views[1][1])
 
 
 def test_a_map_of_another_size_is_refused_by_the_name_of_its_file():
