@@ -1,6 +1,7 @@
 """Tiny networks of the dense tasks with random weights, and pictures for them."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +16,12 @@ from fullstride.tasks import find_task
 NAMES = ("a", "b", "c")
 
 
-def bundle_of(task: str, side: int = 64) -> Bundle:
+def bundle_of(task: str, side: int = 64, **options: Any) -> Bundle:
     """A bundle whose detections have scores on both sides of 0.5."""
     torch.manual_seed(0)
     net = zoo.create("resnet_rs_tiny", classes=len(NAMES))
     small = {"head_width": 32, **({"head_convs": 1} if task == "detect" else {})}
-    kind = replace(find_task(task).for_classes(NAMES), **small)
+    kind = replace(find_task(task).for_classes(NAMES), **small, **options)
     net.task_head = kind.head(net)
     with torch.no_grad():
         for parameter in net.task_head.parameters():

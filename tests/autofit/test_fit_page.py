@@ -370,10 +370,16 @@ def test_masks_stand_beside_the_score_of_an_answer_that_ignores_the_images(tmp_p
     shipment = replace(SHIPMENT, metric="miou", files=files, test=test, mistakes=())
     scores = tuple(replace(each, scores=test) for each in RESULTS.outcome.scores)
     outcome = replace(RESULTS.outcome, scores=scores)
-    results = replace(RESULTS, task="segment", shipment=shipment, outcome=outcome)
+    report = replace(REPORT, smallest=("", 0), largest=("", 0))  # targets are no classes
+    results = replace(RESULTS, task="segment", data=report, shipment=shipment, outcome=outcome)
     line = "the most frequent class for all pixels has mIoU 8.50 %"
     assert line in closing_lines(results, Path("runs/mine"))
-    assert line in Parsed(render(tmp_path, DATA, results)).text
+    text = Parsed(render(tmp_path, DATA, results)).text
+    assert line in text
+    of_classes = replace(results, data=REPORT)
+    assert "smallest class" in Parsed(render(tmp_path, DATA, of_classes)).text
+    assert "smallest class" not in text
+    assert "largest class" not in text
 
 
 def test_the_last_lines_name_the_file_and_the_command_that_predicts_with_it():

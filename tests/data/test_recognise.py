@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from fullstride import cli
+from fullstride.data.pack import pack
+from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import check_purpose, open_labels, recognise
 from fullstride.examples.files import write_scenes
 
@@ -66,6 +68,14 @@ def classes(root: Path, text: str) -> None:
     (root / "data.yaml").write_text(text)
 
 
+def shards(root: Path) -> str:
+    names = pictures(root / "source", 4)
+    rows = [f"{name},{'x y' if number % 2 else 'x'}" for number, name in enumerate(names)]
+    (root / "source" / "t.csv").write_text("\n".join(["path,labels", *rows]))
+    [*pack(open_labels(str(root / "source" / "t.csv"), SplitRule(val=0, test=0)), root / "packed")]
+    return "packed"
+
+
 def coco128(root: Path) -> None:
     texts(root, "images/train2017", "labels/train2017", "0 .5 .5 .2 .2")
     (root / "data.yaml").write_text("train: images/train2017\nnames: [cat]")
@@ -112,6 +122,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "classes and a .yaml file": ("classify", lambda root: classes(root, "names: [cat, dog]")),
     "classes and a broken one": ("classify", lambda root: classes(root, "names: [")),
     "COCO128": ("detect", lambda root: coco128(root)),
+    "shards of several labels": ("multilabel", lambda root: shards(root)),
     "one label": ("classify", lambda root: table(root, "path,label\na,x; or y\nb,z\n")),
 }
 

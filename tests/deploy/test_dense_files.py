@@ -125,9 +125,25 @@ def test_predict_replaces_no_picture_of_others(command, pictures, tmp_path, caps
     (tmp_path / "drawn").mkdir()
     pictures[0].save(tmp_path / "drawn" / "x.png")
     before = (tmp_path / "drawn" / "x.png").read_bytes()
+    (tmp_path / "b" / "x.png").rename(tmp_path / "a" / "first.jpg")
     assert command("--draw", str(tmp_path / "drawn")) == 2
-    assert "not a picture of predictions" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "not a picture of predictions" in printed.err
+    assert not printed.out
     assert (tmp_path / "drawn" / "x.png").read_bytes() == before
+    assert not (tmp_path / "drawn" / "first.png").exists()
+
+
+def test_predict_draws_neither_beside_the_pictures_nor_into_one_folder_twice(
+    command, tmp_path, capsys
+):
+    (tmp_path / "a" / "x.png").rename(tmp_path / "a" / "x.jpg")
+    assert command("--draw", str(tmp_path / "a")) == 2
+    assert "x.jpg: give another folder" in capsys.readouterr().err
+    assert [*(tmp_path / "a").iterdir()] == [tmp_path / "a" / "x.jpg"]
+    both = str(tmp_path / "both")
+    assert command("--draw", both, "--maps", both) == 2
+    assert "give each its own folder" in capsys.readouterr().err
 
 
 def test_a_table_of_predictions_with_places_is_refused(command, tmp_path, capsys):

@@ -12,11 +12,12 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
+from toy_bundles import bundle_of
 
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.report.training_progress import plan_lines
-from fullstride.tasks import find_task
+from fullstride.tasks import find_task, task_of
 from fullstride.tasks.classify import Classify
 from fullstride.train import final_weights, run_folder
 from fullstride.train.averages import BATCH_NORM
@@ -345,3 +346,40 @@ def test_a_network_of_every_third_family_of_timm_begins_at_the_loss_of_guessing(
         pytest.skip("all networks of the family are large")
     losses = first_losses(f"timm/{name}", few_digits, images=2)
     assert losses == pytest.approx([math.log(2)] * 2, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "layer"),
+    [
+        ("segment", {}, "output"),
+        ("detect", {}, "classes"),
+        ("detect", {"detector": "faster_rcnn"}, "roi.box_predictor.cls_score"),
+    ],
+)
+def test_a_head_for_classes_in_another_order_predicts_the_same_and_one_for_others_begins_anew(
+    name, options, layer, few_digits, capsys
+):
+    bundle, order = bundle_of(name, **options), (2, 0, 1)
+    task = task_of(bundle)
+    options = {"head_width": 32, **({"head_convs": 1} if name == "detect" else {}), **options}
+    recipe = replace(SHORT, seed=1, resolution=64, task_options=options)
+    classes = tuple(bundle.classes[index] for index in order)
+    data = replace(few_digits, classes=classes, channels=3)
+    net, _ = initial_network("resnet_rs_tiny", task, data, recipe, bundle)
+    pixels = torch.rand(2, 3, 64, 64)
+    with torch.inference_mode():
+        found = task.decode(task.activate(net.eval()(pixels)), classes, 5)
+        expected = task.decode(task.activate(bundle.net(pixels)), bundle.classes, 5)
+    assert [*map(str, found)] == [*map(str, expected)]
+    old = bundle.net.task_head.get_submodule(layer).weight
+    others = replace(data, classes=("x", "y", "z"))
+    net, _ = initial_network("resnet_rs_tiny", task, others, recipe, bundle)
+    assert not torch.isclose(net.task_head.get_submodule(layer).weight, old).any()
+    inner = "pyramid.levels.inner_blocks.0.0.weight"
+    parameters = (each.task_head.get_parameter(inner) for each in (net, bundle.net))
+    assert torch.equal(*parameters)
+    assert not capsys.readouterr().err
+    wider = replace(recipe, task_options={**options, "head_width": 40})
+    initial_network("resnet_rs_tiny", task, data, wider, replace(bundle, name=layer))
+    expected = f"not those of {layer}: give --task.head_width 32\n"
+    assert capsys.readouterr().err.endswith(expected)

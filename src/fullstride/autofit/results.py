@@ -480,11 +480,15 @@ def data_facts(results: FitResults) -> dict[str, str]:
     report = results.data
     images = ", ".join(f"{number:,} {split}" for split, number in report.images.items())
     low, middle, high = report.sides
+    extremes = {"smallest class": report.smallest, "largest class": report.largest}
     return {
         "images": images,
         "classes": f"{report.classes:,}",
-        "smallest class": f"{printable(report.smallest[0])}, {report.smallest[1]:,} for training",
-        "largest class": f"{printable(report.largest[0])}, {report.largest[1]:,} for training",
+        **{
+            what: f"{printable(name)}, {count:,} for training"
+            for what, (name, count) in extremes.items()
+            if report.largest[1]  # 0: targets are not classes
+        },
         "shorter sides": f"{low} to {high} pixels, median {middle}",
         "channels": str(report.channels),
     }

@@ -102,6 +102,8 @@ class OutputFlags:
             )
         if self.out and (self.draw or self.maps):
             raise ValueError("--out writes rows, and --draw and --maps pictures: give one of them")
+        if self.draw and self.maps and self.draw.resolve() == self.maps.resolve():
+            raise ValueError(f"--draw and --maps are both {self.draw}: give each its own folder")
         if not self.out:
             of_rows = {name: value != getattr(ALONE, name) for name, value in vars(offline).items()}
             refuse_flags(of_rows, "without --out, the files of rows: add it")
@@ -178,7 +180,7 @@ def predict(
             network of clips: video files, folders of frames, and folders of these.
     """
     from fullstride.data.readers.folder import IMAGES, VIDEOS
-    from fullstride.deploy.predict import find_images, predict, with_min_score
+    from fullstride.deploy.predict import check_pictures, find_images, predict, with_min_score
     from fullstride.deploy.streaming import stream_all
     from fullstride.measure.environment import choose_device
     from fullstride.tasks import find_task
@@ -197,6 +199,9 @@ def predict(
     kind = VIDEOS if videos.stream or model.preprocessing.frames else IMAGES
     paths, ignored = find_images(images, kind=kind)
     report_ignored(ignored)
+    for flag, folder in (("draw", outputs.draw), ("maps", outputs.maps)):
+        if folder:
+            check_pictures(flag, folder, paths)
     if videos.stream:
         every_s = EVERY_S if videos.every_s is None else videos.every_s
         rows = stream_all(model, paths, every_s=every_s, top=top, device=device, tta=tta)

@@ -145,7 +145,7 @@ class DataSet:
         if any(type(target) is not int for target in self.train.targets):
             raise ValueError(
                 f"the images of {self.where!r} have other targets than one class each, such as "
-                "several labels: use a task that predicts these"
+                "several labels: use a task that predicts these, as --task multilabel"
             )
 
     def check_apart(self, out: Path) -> None:

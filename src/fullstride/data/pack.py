@@ -186,7 +186,10 @@ def _encode(images: Images, index: int, channels: int, encoding: Encoding) -> En
         else:
             suffix, data = ".png", _encoded_as("PNG", picture)
         return EncodedImage(name, target, suffix, data, picture.width * picture.height * channels)
-    file = file_bytes(images.file(name))
+    source = images.file(name)
+    if isinstance(source, Path) and source.is_dir():
+        raise UnreadableImage(name, "it is a folder of frames, and shards take video files only")
+    file = file_bytes(source)
     if side:
         picture, crop = decode_crop(
             file,

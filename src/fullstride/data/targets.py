@@ -63,6 +63,7 @@ from fullstride.data.readers.masks import (
     read_masks,
     read_png,
 )
+from fullstride.data.readers.shards import has_label_sets
 from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule
 from fullstride.data.readers.videos import MiddleFrame, check_decoder
 from fullstride.data.readers.voc import XML_FILES, read_voc, read_xml_files, voc_folders
@@ -257,7 +258,8 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
 
     Masks in colours need a table of colours: the file `colours`, or label_colors.txt, labelmap.txt
     or another of `COLOUR_TABLES` with the data; "voc" is Pascal VOC's palette. A line of the table
-    is 128 0 0 road, and "ignored" is no class. The values of a PNG with a palette are classes.
+    is 128 0 0 road, and "ignored" is no class. The values of a PNG with a palette are classes, and
+    those of a grey PNG too, unless the table has greys alone.
 
     A folder with JPEGImages, SegmentationClass and ImageSets/Segmentation is one year of VOC.
 
@@ -286,6 +288,8 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
     if chosen:
         place += f"?colours={chosen if chosen == VOC_PALETTE else Path(chosen).resolve()}"
     data = _open_maps(Source(root.name, place, pairs.listing), rule, pairs, names, target)
+    if LEFT_OUT not in names:
+        _check_ignored(data, pairs.folder)
     return replace(data, classes=tuple(name for name in data.classes if name != LEFT_OUT))
 
 
@@ -353,6 +357,22 @@ def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
     return tuple(map(str, range(largest + 1)))
 
 
+def _check_ignored(data: DataSet, folder: Path) -> None:
+    """Raise ValueError if the training masks have `IGNORED` pixels and fewer than two classes."""
+    found: set[int] = set()
+    for target in counted(data.train.targets, "masks"):
+        with suppress(UnreadableImage):
+            found.update(target.read().tobytes())
+        if len(found - {IGNORED}) > 1:
+            return
+    if IGNORED in found:
+        raise ValueError(
+            f"masks in {str(folder)!r} have fewer than two classes beside {IGNORED}, which is "
+            "ignored: for masks in black and white give --task.colours FILE, with the lines 0 0 0 "
+            "background and 255 255 255 object"
+        )
+
+
 def _classes_of_values(names: tuple[str, ...]) -> bytes:
     """The class of each value; values named `LEFT_OUT` are `IGNORED`, the others are numbered."""
     left_out = [name == LEFT_OUT for name in names]
@@ -407,6 +427,8 @@ def _of_folder(where: str) -> list[Purpose]:
         purposes.append(Purpose("segment", "pictures with masks of the same names"))
     if holds_pairs(root, DEPTHS):
         purposes.append(Purpose("depth", "pictures with depth maps of the same names"))
+    if has_label_sets(root):
+        purposes.append(Purpose("multilabel", "shards of several labels"))
     classes = _class_folders(root)
     if purposes and classes:
         purposes.append(Purpose(CLASSIFY, f"class folders, {classes[0]!r} and {classes[1]!r}"))

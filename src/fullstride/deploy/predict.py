@@ -41,7 +41,14 @@ from fullstride.data.transforms.crop import in_mode, test_view, to_input
 from fullstride.deploy.exported import ExportedModel, InputKind, Model, one_input
 from fullstride.deploy.formats import is_exported_path, near, open_file
 from fullstride.deploy.settings import Tta
-from fullstride.io.writing import GENERATOR, Output, atomic_write, begins_with, check_output
+from fullstride.io.writing import (
+    GENERATOR,
+    Output,
+    atomic_write,
+    begins_with,
+    check_output,
+    refuse_foreign,
+)
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions, Preprocessing
 from fullstride.tables import check_name
@@ -455,6 +462,15 @@ def check_folder(flag: str, task: Any, has_any: bool, folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--{flag} {folder} is a file: give a folder")
     check_output(folder / "picture.png", PICTURE)
+
+
+def check_pictures(flag: str, folder: Path, paths: Sequence[Path]) -> None:
+    """Raise ValueError if a prediction for one of `paths` would be beside it or replace a file."""
+    place = folder.resolve()
+    for path in paths:
+        if path.parent.resolve() == place:
+            raise ValueError(f"--{flag} {folder} is the folder of {path}: give another folder")
+        refuse_foreign(folder / f"{path.stem}.png", PICTURE)
 
 
 def open_model(word: str, *, trust: bool = False, options: LoadOptions = BY_DEFAULT) -> Model:

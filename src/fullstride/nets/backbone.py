@@ -109,6 +109,16 @@ class Backbone(nn.Module, ABC):
         return (self.classifier,)
 
     @property
+    def class_rows(self) -> dict[str, int]:
+        """The paths of layers with rows for each class, and how many rows a class has.
+
+        The layers of a head are the `class_rows` of the head. Rows before those of the first class
+        are of the background.
+        """
+        head = getattr(self.task_head, "class_rows", {})
+        return {f"task_head.{path}": rows for path, rows in head.items()}
+
+    @property
     @abstractmethod
     def channels(self) -> tuple[int, ...]: ...
 

@@ -235,15 +235,18 @@ def load_network(
     return net.eval()
 
 
-def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
+def copy_weights(source: nn.Module, target: nn.Module, leave: tuple[str, ...] = ()) -> list[str]:
     """Copy every weight whose name and shape agree; returns the other names in `target`.
 
-    Kernels of a network of images are inflated for a network of clips, see `inflated`.
+    Names that begin with one of `leave` are not copied. Kernels of a network of images are inflated
+    for a network of clips, see `inflated`.
     """
     old = target.state_dict()
     state = inflated(source.state_dict(), old)
     unchanged = [
-        name for name, value in old.items() if name not in state or state[name].shape != value.shape
+        name
+        for name, value in old.items()
+        if name.startswith(leave) or name not in state or state[name].shape != value.shape
     ]
     weights = {name: state[name] for name in old if name not in unchanged}
     target.load_state_dict(weights, strict=False)
@@ -251,9 +254,12 @@ def copy_weights(source: nn.Module, target: nn.Module) -> list[str]:
 
 
 def reorder_outputs(net: Backbone, outputs: Sequence[int]) -> None:
-    """Reorder the outputs of all classifiers: new output i is the old `outputs[i]`."""
-    for path in net.classifiers:
+    """Reorder the outputs of classifiers and of the head: new output i is the old `outputs[i]`."""
+    for path, each in (dict.fromkeys(net.classifiers, 1) | net.class_rows).items():
         modules = net.get_submodule(path).modules()
-        layers = [each for each in modules if isinstance(each, nn.Linear | nn.Conv2d)]
+        layers = [layer for layer in modules if isinstance(layer, nn.Linear | nn.Conv2d)]
         for parameter in layers[-1].parameters() if layers else ():
-            parameter.data = parameter.data[list(outputs)]
+            rows = parameter.data.unflatten(0, (-1, each))
+            first = len(rows) - len(outputs)
+            order = [*range(first), *(first + output for output in outputs)]
+            parameter.data = rows[order].flatten(0, 1)

@@ -118,6 +118,8 @@ class PixelHead(nn.Module):
     `start`.
     """
 
+    class_rows: ClassVar[Mapping[str, int]] = {"output": 1}  # see `Backbone.class_rows`
+
     def __init__(
         self,
         channels: Sequence[int],

@@ -34,11 +34,12 @@ def fit_priors(images: Images, max_depth: float = 0.0) -> tuple[float, tuple[flo
     Depths above `max_depth`, if that is not 0, and unreadable maps are left out. A row without
     depths gets the overall median. Raises ValueError if there is no depth at all.
     """
-    samples = []
+    samples, problem = [], ""
     for target in images.spaced(MAPS).targets:
         try:
             metres = target.read()
-        except UnreadableImage:
+        except UnreadableImage as error:
+            problem = f" ({error})"
             continue
         rows, columns = (
             ((np.arange(SAMPLES) + 0.5) * side / SAMPLES).astype(int) for side in metres.shape
@@ -47,7 +48,7 @@ def fit_priors(images: Images, max_depth: float = 0.0) -> tuple[float, tuple[flo
     depths = np.stack(samples, 1) if samples else np.zeros((SAMPLES, 0, SAMPLES), np.float32)
     valid = valid_pixels(depths, max_depth)
     if not valid.any():
-        raise ValueError("no training image has a depth: give maps with metres above 0")
+        raise ValueError(f"no training image has a depth{problem}: give maps with metres above 0")
     constant = float(np.median(depths[valid]))
     by_row = zip(depths, valid, strict=True)
     rows = (float(np.median(each[has])) if has.any() else constant for each, has in by_row)

@@ -144,8 +144,8 @@ class Regions:
 class SegmentOptions(dense.DenseOptions):
     """The options of segmentation."""
 
-    # the colours of classes in coloured masks: a file with a line such as 128 0 0 road for each
-    # class, or voc for Pascal VOC's palette
+    # the colours of classes in coloured masks, or in black and white: a file with a line such as
+    # 128 0 0 road for each class, or voc for Pascal VOC's palette
     colours: str = ""
 
 

@@ -22,7 +22,7 @@ from fullstride.nets.preprocessing import LoadOptions, Preprocessing, WeightsKin
 from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.nets.weights.reader import first_ten
 from fullstride.tables.class_names import permutation
-from fullstride.tasks import build_head, find_task
+from fullstride.tasks import build_head, find_task, task_of
 from fullstride.tasks.task import Metric, Task
 from fullstride.train import run_folder
 from fullstride.train.autotune import choose_efficiency, choose_passes
@@ -95,7 +95,8 @@ def initial_network(
     """Build the network before training, with random or `start` weights, and its preprocessing.
 
     A classifier for the same classes in another order is put in the order of the data, and one for
-    other classes begins with zeros; as many classes without names are the same. The resolution is
+    other classes begins with zeros; as many classes without names are the same. Layers of a task's
+    head that have rows for each class do so too, but begin with random weights. The resolution is
     the recipe's, or else the task adjusts the resolution of `start` or the network. Gray images are
     read as RGB, with three equal channels, if the weights of `start` take RGB.
     """
@@ -130,22 +131,7 @@ def initial_network(
     if start is None and isinstance(net, TimmNetwork):
         zero_classifiers(net)
     if start:
-        outputs = permutation(start.classes, data.classes, named=start.has_class_names)
-        left = copy_weights(start.net, net)
-        new = [name for name in left if name.startswith(net.classifiers)]
-        other = [name for name in left if name not in new and not name.startswith("task_head.")]
-        if is_inflated(start.net.spec, net.spec, left):
-            what = f"; new: {first_ten(other)}" if other else ""
-            print_note(f"{start.name}, of images, begins the middle frames of all kernels{what}")
-        elif other:
-            raise ValueError(
-                f"{start.name} does not begin {model} with {channels} input channels: "
-                f"{other[0]} differs and {len(other) - 1} more; give weights of the same network"
-            )
-        if new or not outputs:
-            zero_classifiers(net)
-        else:
-            reorder_outputs(net, outputs)
+        begin_with(start, net, model, task, data)
         pre = start.preprocessing
     return net, replace(
         pre,
@@ -157,6 +143,29 @@ def initial_network(
         frames=net.spec.frames,
         frame_stride=stride or (pre if pre.frames else own).frame_stride,
     )
+
+
+def begin_with(start: Bundle, net: Backbone, model: str, task: Task, data: DataSet) -> None:
+    """Copy the weights of `start` into `net`, the new network `model`, see `initial_network`."""
+    outputs = permutation(start.classes, data.classes, named=start.has_class_names)
+    of_classes = tuple(f"{path}." for path in net.class_rows)
+    left = copy_weights(start.net, net, () if outputs else of_classes)
+    new = [name for name in left if name.startswith(net.classifiers)]
+    other = [name for name in left if name not in new and not name.startswith("task_head.")]
+    if is_inflated(start.net.spec, net.spec, left):
+        what = f"; new: {first_ten(other)}" if other else ""
+        print_note(f"{start.name}, of images, begins the middle frames of all kernels{what}")
+    elif other:
+        raise ValueError(
+            f"{start.name} does not begin {model} with {net.spec.in_channels} input channels: "
+            f"{other[0]} differs and {len(other) - 1} more; give weights of the same network"
+        )
+    if any(name.startswith("task_head.") and not name.startswith(of_classes) for name in left):
+        note_head(start, task)
+    if new or not outputs:
+        zero_classifiers(net)
+    else:
+        reorder_outputs(net, outputs)
 
 
 @torch.no_grad()
@@ -173,6 +182,19 @@ def zero_classifiers(net: Backbone) -> None:
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 for parameter in layer.parameters():
                     parameter.zero_()
+
+
+def note_head(start: Bundle, task: Task) -> None:
+    """Say by which options the head of `start`, for the same task, differs from the new head."""
+    if start.task != task.name:
+        return
+    own = task_of(start)
+    names = [name for name in vars(task.options()) if name in task.state_fields]
+    pairs = [(name, getattr(own, name), getattr(task, name)) for name in names]
+    if options := " ".join(f"--task.{name} {its}" for name, its, new in pairs if its != new):
+        print_note(
+            f"the head begins with random weights, not those of {start.name}: give {options}"
+        )
 
 
 def is_inflated(images: Spec, clips: Spec, left: Sequence[str]) -> bool:

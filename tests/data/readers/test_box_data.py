@@ -309,6 +309,15 @@ def test_xml_files_are_beside_their_pictures_or_in_a_folder(tmp_path, pictures, 
     assert any("1 picture has none of the XML files" in note for note in data.notes)
 
 
+def test_images_of_another_size_than_the_annotations_say_are_in_a_note(tmp_path):
+    right = open_boxes(write_coco(tmp_path / "right", width=20, height=10))
+    other = open_boxes(write_coco(tmp_path / "other", width=200, height=100))
+    assert not any("another size" in note for note in right.notes)
+    (note,) = [note for note in other.notes if "another size" in note]
+    assert note.startswith("5 of 5 compared images have another size than the annotations say")
+    assert note.endswith(".png': 20 x 10, not 200 x 100")
+
+
 # ---- YOLO
 
 FOLDER = "images/train2017"  # of both splits, as in COCO128
@@ -361,6 +370,36 @@ def test_yolo_keeps_its_splits_and_counts_classes_without_names(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("train", "val"),
+    [("train.txt", "val.txt"), ("[images/a, images/b]", "images/c"), ("images/a", "images/gone")],
+)
+def test_a_val_of_yolo_that_is_no_folder_of_its_own_is_refused_and_not_trained_on(
+    tmp_path, train, val
+):
+    for folder, names in (("a", "abc"), ("b", "de"), ("c", "fg")):
+        write_yolo(tmp_path, f"images/{folder}", f"labels/{folder}", names)
+    (tmp_path / "train.txt").write_text("images/a/a.png\nimages/b/d.png\n")
+    (tmp_path / "val.txt").write_text("images/c/f.png\nimages/c/g.png\n")
+    (tmp_path / "data.yaml").write_text(f"train: {train}\nval: {val}\nnames: [cat, dog]")
+    with pytest.raises(ValueError, match=f" and val '{val}', .* into one folder") as raised:
+        open_boxes(str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_cvats_yolo_keeps_its_splits(tmp_path):
+    for split, names in (("train", "abc"), ("valid", "de")):
+        write_yolo(tmp_path, f"obj_{split}_data", f"obj_{split}_data", names)
+        listed = "".join(f"data/obj_{split}_data/{name}.png\n" for name in names)
+        (tmp_path / f"{split}.txt").write_text(listed)
+    (tmp_path / "obj.names").write_text("cat\ndog\n")
+    (tmp_path / "obj.data").write_text("classes = 2\ntrain = data/train.txt\n")
+    data = open_boxes(str(tmp_path), SplitRule(test=0, keep_duplicates=True))
+    assert data.classes == ("cat", "dog")
+    assert [*targets(data)] == ["a", "b", "c"]
+    assert [*targets(data, "val")] == ["d", "e"]
+
+
+@pytest.mark.parametrize(
     ("line", "words"),
     [
         ("0 0.5 0.5 0.2", r"b\.txt' line 2 is '0 0.5 0.5 0.2': write the index"),
@@ -375,6 +414,15 @@ def test_a_bad_line_of_yolo_is_named(tmp_path, line, words):
     (tmp_path / "data.yaml").write_text("names: [cat, dog]")
     (tmp_path / "labels" / "b.txt").write_text(f"{LINES.splitlines()[0]}\n{line}\n")
     with pytest.raises(ValueError, match=words) as raised:
+        open_boxes(str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_boxes_of_yolo_in_pixels_are_said_to_be_outside(tmp_path):
+    write_yolo(tmp_path, "images", "labels", "abc")
+    for name in "ab":
+        (tmp_path / "labels" / f"{name}.txt").write_text("0 30 20 5 5\n")
+    with pytest.raises(ValueError, match=r"no object \(2 boxes are outside of the image") as raised:
         open_boxes(str(tmp_path))
     assert "\n" not in str(raised.value)
 

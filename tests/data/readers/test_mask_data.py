@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from fullstride.data.readers.masks import VOC_CLASSES
 from fullstride.data.readers.splits import SplitRule
 from fullstride.data.targets import open_depths, open_masks
 from fullstride.examples.files import write_scenes
+from fullstride.tasks.depth import Depth
 from fullstride.tasks.segment import Segment
 
 COUNTS = {"train": 3, "val": 2, "test": 1}
@@ -176,6 +178,45 @@ def test_depths_are_metres_of_millimetres_or_of_arrays_and_0_where_there_are_non
     assert second[0].tolist() == [0, 0, 0, 2.5, 2.5, 2.5]
 
 
+def grey_png(values: list[int], bits: int) -> bytes:
+    """A grey PNG of one row of pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = zlib.crc32(kind + data).to_bytes(4)
+        return len(data).to_bytes(4) + kind + data + check
+
+    packed = int("".join(f"{value:0{bits}b}" for value in values), 2)
+    row = b"\0" + packed.to_bytes(len(values) * bits // 8)
+    header = len(values).to_bytes(4) + (1).to_bytes(4) + bytes([bits, 0, 0, 0, 0])
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_values_of_a_mask_are_those_of_the_file_in_any_depth_of_bits(tmp_path, bits):
+    values = [min(value, 2**bits - 1) for value in (0, 1, 2, 3, 0, 7, 1, 15)]
+    for number in range(2):
+        picture(tmp_path / "images" / f"{number}.jpg", number)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        (tmp_path / "masks" / f"{number}.png").write_bytes(grey_png(values, bits))
+    data = open_masks(str(tmp_path), SplitRule(val=0, test=0))
+    assert len(data.classes) == max(values) + 1
+    assert data.train.targets[0].read().tolist() == [values]
+
+
+@pytest.mark.parametrize("palette", [False, True])
+def test_depths_in_8_bits_are_no_millimetres(tmp_path, palette):
+    for name in "ab":
+        picture(tmp_path / "rgb" / f"{name}.png", ord(name))
+        save(tmp_path / "depth" / f"{name}.png", mask(200), palette)
+    data = open_depths(str(tmp_path), SplitRule(val=0, test=0))
+    with pytest.raises(UnreadableImage, match="save millimetres in 16 bits"):
+        data.train.targets[0].read()
+    with pytest.raises(ValueError, match="no training image has a depth .*in 16 bits") as caught:
+        Depth().for_data(data)
+    assert "\n" not in str(caught.value)
+
+
 def test_what_is_wrong_with_a_map_is_one_line_that_names_its_file(tmp_path):
     write_pictures(tmp_path, {"train": 5}, (8, 8))
     masks = tmp_path / "masks" / "train"
@@ -280,6 +321,30 @@ def test_a_table_of_colours_beside_masks_of_values_is_not_read(tmp_path):
     classes = open_masks(str(tmp_path)).classes
     (tmp_path / "labelmap.txt").write_text("background\nroad\n")
     assert open_masks(str(tmp_path)).classes == classes
+
+
+@pytest.mark.parametrize("names", ["", "background\nthing\n"])
+def test_masks_in_black_and_white_need_a_table_of_both(tmp_path, names):
+    for number in range(3):
+        picture(tmp_path / "images" / f"{number}.jpg", number)
+        save(tmp_path / "masks" / f"{number}.png", mask(255))
+    if names:
+        (tmp_path / "masks" / "classes.txt").write_text(names)
+    with pytest.raises(
+        ValueError, match=r"fewer than two classes .* --task.colours FILE"
+    ) as caught:
+        open_masks(str(tmp_path))
+    assert "\n" not in str(caught.value)
+    table = tmp_path / "table.txt"
+    table.write_text("0 0 0 background\n255 255 255 thing\n")
+    data = open_masks(str(tmp_path), SplitRule(val=0, test=0), str(table))
+    assert data.classes == ("background", "thing")
+    np.testing.assert_array_equal(data.train.targets[0].read(), mask(1))
+    save(tmp_path / "masks" / "0.png", mask(1) > 0)  # of one bit
+    np.testing.assert_array_equal(data.train.targets[0].read(), mask(1))
+    save(tmp_path / "masks" / "0.png", mask(7))
+    with pytest.raises(UnreadableImage, match="it has the colour 7 7 7, which the table"):
+        data.train.targets[0].read()
 
 
 def test_the_colours_of_voc_are_known(tmp_path):

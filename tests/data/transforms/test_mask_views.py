@@ -1,6 +1,6 @@
 """A picture and its map go through one geometry, in training and in evaluation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ from PIL import Image
 
 from fullstride.data.readers.decode import UnreadableImage
 from fullstride.data.transforms.crop import Augmentation
+from fullstride.data.transforms.crop import test_view as seen
 from fullstride.data.transforms.masks import MaskTestView, MaskTrainView
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.tasks.dense import on_picture
@@ -108,6 +109,20 @@ def test_evaluation_pairs_each_pixel_with_its_class_and_back(fit, size):
     known = back != 255
     assert known.all() or fit == "crop"
     assert (back == target.values)[known & inner(target.values, 2)].all()
+
+
+def test_a_jpeg_is_decoded_at_a_fraction_in_training_and_in_evaluation_as_in_predictions(tmp_path):
+    image, target = blocks(1024, 768)
+    path, pre, rng = tmp_path / "a.jpg", replace(PRE, draft=True), np.random.default_rng(0)
+    image.save(path)
+    found, classes = MaskTestView(pre)(path, target, rng)
+    whole, expected = MaskTestView(PRE)(path, target, rng)
+    assert np.array_equal(found, seen(path, pre))
+    assert not np.array_equal(found, whole)
+    assert np.array_equal(classes, expected)
+    views = [MaskTrainView(each, PLAIN)(path, target, rng) for each in (pre, PRE)]
+    assert not np.array_equal(views[0][0], views[1][0])
+    assert np.array_equal(views[0][1], views[1][1])
 
 
 def test_a_map_of_another_size_is_refused_by_the_name_of_its_file():

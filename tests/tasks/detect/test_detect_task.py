@@ -159,6 +159,16 @@ def trained(rectangles, tmp_path_factory):
     return folder, rows
 
 
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_without_an_object_to_find_is_refused_before_training(rectangles, split, tmp_path):
+    images = getattr(rectangles, split)
+    hard = tuple(each._replace(difficult=(True,) * len(each.boxes)) for each in images.targets)
+    data = replace(rectangles, **{split: replace(images, targets=hard)})
+    with pytest.raises(ValueError, match=f"none of {len(images)} .* has an object that is not"):
+        next(run.train(tmp_path / "r", "resnet_rs_tiny", data, RECIPE, RunOptions(task="detect")))
+    assert not (tmp_path / "r").exists()
+
+
 def test_views_have_the_pixels_that_boxes_need(tmp_path, capsys):
     """Rectangles of a quarter to half of a picture, for which 32 pixels of genet_tiny are few."""
     write_rectangles(tmp_path / "data", {"train": 12, "val": 4, "test": 4}, 160)

@@ -220,6 +220,8 @@ def read_coco_objects(files: Mapping[str, Path]) -> Listing:
     check = BoxCheck()
 
     def objects(image: CocoImage, index_of: Mapping[int, int], path: Path) -> Objects:
+        if image.size:
+            check.stated.append((path, image.size))
         size = image.size or (image_size(path) if image.objects else (0, 0))
         described = []
         for number, category, box, is_crowd in image.objects:

@@ -7,13 +7,14 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fullstride.data.readers.decode import SUFFIXES
+from fullstride.data.readers.decode import SUFFIXES, Size, UnreadableImage, image_size
 from fullstride.io.console import count_of, verb_of, with_verbs
 from fullstride.io.writing import open_regular, read_regular
 
@@ -21,6 +22,7 @@ from fullstride.io.writing import open_regular, read_regular
 
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
+MOST_SIZES = 200  # most images whose sizes are compared with the annotations
 CLIPPED = 0.5  # a note counts the boxes that reach farther beyond the image, in pixels
 
 
@@ -51,6 +53,7 @@ class BoxCheck:
     def __init__(self) -> None:
         self.problems: Counter[str] = Counter()
         self.first: dict[str, str] = {}  # problem -> place of the first box that has it
+        self.stated: list[tuple[Path, Size]] = []  # images, and their sizes by the annotations
 
     def objects(self, size: tuple[int, int], described: Iterable[Described]) -> Objects:
         """The objects of an image of `size` (width, height), with boxes clipped to it.
@@ -82,12 +85,25 @@ class BoxCheck:
         self.first.setdefault(problem, where)
 
     def notes(self) -> tuple[str, ...]:
-        """A line on each kind of problem so far."""
-        return tuple(
+        """A line on each kind of problem so far, and on images of other sizes than stated."""
+        lines = [
             f"{count_of(count, 'box')} {with_verbs(problem, count)}; the first is "
             f"{self.first[problem]}"
             for problem, count in sorted(self.problems.items(), reverse=True)
-        )
+        ]
+        compared, others = self.stated[:: 1 + len(self.stated) // MOST_SIZES], []
+        for path, stated in compared:
+            with suppress(UnreadableImage):
+                if (size := image_size(path)) != stated:
+                    sizes = "{} x {}, not {} x {}".format(*size, *stated)
+                    others.append(f"{path.name!r}: {sizes}")
+        if others:
+            lines.append(
+                f"{len(others)} of {count_of(len(compared), 'compared image')} "
+                f"{verb_of(len(others), 'have')} another size than the annotations say, so that "
+                f"boxes may be elsewhere; the first is {others[0]}"
+            )
+        return tuple(lines)
 
 
 NO_LABEL = -1  # the class of an image without labels when splits are taken

@@ -43,9 +43,12 @@ class MaskFile:
     def read(self) -> np.ndarray:
         """Classes from 0 on, and `IGNORED`: uint8 (H, W). The value 255 is `IGNORED` too.
 
-        Raises UnreadableImage for other files, and for a value or a colour that has no class.
+        The values of a grey PNG are colours if those of the classes are all grey. Raises
+        UnreadableImage for other files, and for a value or a colour that has no class.
         """
-        values = read_png(self.root / self.name, self.name, in_colours=bool(self.colours))
+        greys = all(colour % 0x010101 == 0 for colour in self.colours)
+        modes = (*COLOURED, *(GREY if greys else ())) if self.colours else ()
+        values = read_png(self.root / self.name, self.name, modes)
         if values.ndim == 3:
             values = _values_of_colours(values, self.colours, self.name)
         unknown = (values >= len(self.classes)) & (values != IGNORED)
@@ -94,7 +97,11 @@ class DepthFile:
         """Metres, 0 where there is no depth: float32 (H, W). Raises UnreadableImage."""
         path = self.root / self.name
         if path.suffix.lower() != ".npy":
-            return read_png(path, self.name).astype(np.float32) / np.float32(MILLIMETRES)
+            values = read_png(path, self.name)
+            if values.dtype == np.uint8:
+                reason = "it has 8 bits or less: save millimetres in 16 bits, or metres as .npy"
+                raise UnreadableImage(self.name, reason)
+            return values.astype(np.float32) / np.float32(MILLIMETRES)
         try:
             check_regular(path)
             stored = np.lib.format.open_memmap(path, mode="r")
@@ -126,22 +133,26 @@ def _opened_png(path: Path, name: str) -> Iterator[Image.Image]:
         raise UnreadableImage(name, what) from error
 
 
-def read_png(path: Path, name: str, in_colours: bool = False) -> np.ndarray:
+def read_png(path: Path, name: str, in_colours: Sequence[str] = ()) -> np.ndarray:
     """The stored values of a PNG: uint8, uint16 or int32 (H, W).
 
-    With `in_colours`, a PNG in colours gives (H, W, 3). Raises UnreadableImage, also for other
-    PNGs of several channels.
+    A PNG of the modes `in_colours` gives its colours, (H, W, 3). Raises UnreadableImage, also for
+    other PNGs of several channels.
     """
     with _opened_png(path, name) as image:
         if image.width * image.height > 1e6 * MAX_MEGAPIXELS:
             raise OversizedImage(name, f"it has more than {MAX_MEGAPIXELS:g} megapixels")
-        values = np.asarray(image)
-    if values.ndim == 3 and in_colours and image.mode in COLOURED:
-        return values[..., :3]
+        values = np.asarray(image.convert("RGB") if image.mode in in_colours else image)
+    if image.mode in in_colours:
+        return values
     if values.ndim != 2:
         raise UnreadableImage(
             name, f"it has {values.shape[2]} channels: use one, with a number for each pixel"
         )
+    if image.mode == "L":  # Pillow scales the values of 2 and 4 bits to 255
+        with open_regular(path) as file:
+            bits = file.read(BIT_DEPTH + 1)[BIT_DEPTH]
+        return values // np.uint8(255 // (2**bits - 1))
     return values.astype(np.uint8) if values.dtype == bool else values
 
 
@@ -154,7 +165,8 @@ def is_in_colours(path: Path) -> bool:
         return False
 
 
-COLOURED = ("RGB", "RGBA")  # Pillow's modes
+BIT_DEPTH = 24  # byte of a PNG
+COLOURED, GREY = ("RGB", "RGBA"), ("L", "1")  # Pillow's modes
 
 # ---- the masks of a folder
 

@@ -35,7 +35,7 @@ from fullstride.data.readers.listing import (
 )
 from fullstride.io.console import count_of, counted, verb_of
 from fullstride.io.records import Count, from_json, read_json
-from fullstride.io.writing import check_regular
+from fullstride.io.writing import check_regular, read_regular
 
 # ---- the samples of a tar file without an index, from its headers
 
@@ -275,6 +275,7 @@ def _words(braces: str) -> list[str]:
 
 
 INDEX = "index.json"
+LABEL_SETS = re.compile(rb'"label_sets":\s*\[\s*\[')  # the field of an index, not empty
 FORMAT: Literal["fullstride shards 1"] = "fullstride shards 1"
 MAX_INDEX_BYTES = 2**30  # ten million samples
 MAX_LABELS_PER_BYTE = 16  # of an index, where images share sets of labels
@@ -343,6 +344,14 @@ def holds_shards(folder: Path) -> bool:
     if names and index:
         return True
     return bool(names or index) and not subfolders(folder)
+
+
+def has_label_sets(folder: Path) -> bool:
+    """Whether the index of the shards in a folder, if it has one, names several labels an image."""
+    path = folder / INDEX
+    if not (path.is_file() and _tar_names(folder)):
+        return False
+    return LABEL_SETS.search(read_regular(path, MAX_INDEX_BYTES)) is not None
 
 
 def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[Index, Listing]:

@@ -97,7 +97,8 @@ def _listing(root: Path, images: Mapping[str, Sequence[VocImage]], check: BoxChe
         raise ValueError(f"{str(root)!r} has no list of training images: add {LISTS}/train.txt")
     classes = sorted_classes(name for image in train for name in image.sample.target.labels)
     if not classes:
-        raise ValueError(f"{str(train[0].annotation.parent)!r} has no object: add some")
+        why = "".join(f" ({note})" for note in check.notes())
+        raise ValueError(f"{str(train[0].annotation.parent)!r} has no object{why}: add some")
     indices = {name: index for index, name in enumerate(classes)}
     splits = {
         split: [_sample(image, indices) for image in images[split]]
@@ -151,6 +152,8 @@ def _image(root: Path, folder: Path, name: str, sizes: FileSizes, check: BoxChec
 def _described(root: Path, name: str, bytes_in: int, annotation: Path, check: BoxCheck) -> VocImage:
     """The image `name` with the objects of its annotation that are inside the image."""
     size, described = read_annotation(annotation)
+    if size:
+        check.stated.append((root / name, size))
     objects = check.objects(size or image_size(root / name), described)
     return VocImage(Sample(name, objects, bytes_in), annotation)
 

@@ -38,6 +38,7 @@ from fullstride.io.writing import read_regular
 
 YAML_SUFFIXES = (".yaml", ".yml")
 YAML_NAMES = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+CVAT_FOLDERS = {"train": "obj_train_data", "val": "obj_valid_data", "test": "obj_test_data"}
 LINES = ("classes.txt", "obj.names")  # files with the name of a class in each line
 MAX_YAML_BYTES = 2**22
 TEXTS = PairKind(FileKind("text files of boxes", (".txt",)), ("labels",), optional=True)
@@ -72,12 +73,20 @@ def read_yolo(where: Path, root: Path) -> Listing:
     as in `read_pairs`. Raises ValueError in one line that names the file and the line.
     """
     settings = _read_yaml(where if where.is_file() else _yaml_in(root))
+    if not settings and (root / "obj.data").is_file():  # CVAT's YOLO 1.1
+        settings = {split: name for split, name in CVAT_FOLDERS.items() if (root / name).is_dir()}
     kind = _kind(root)
     folders = _folders_in(settings, root) or split_folders(root, kind)
     if "train" not in folders:
         raise ValueError(
             f"{str(root)!r} has no images/train beside labels/train, nor train/images beside "
             "train/labels: put pictures and their text files into one of these"
+        )
+    train, val = settings.get("train"), settings.get("val")
+    if val and "val" not in folders and val != train:
+        raise ValueError(
+            f"{str(where)!r} names train {train!r} and val {val!r}, which are not both a folder "
+            "here: put the pictures of each split into one folder, as images/train and images/val"
         )
     pairs = pair_files(root, folders, kind)
     names, check, largest = _class_names(settings, where, root), BoxCheck(), -1
@@ -98,7 +107,8 @@ def read_yolo(where: Path, root: Path) -> Listing:
                 )
             splits[split].append(sample._replace(target=target))
     if largest < 0:
-        raise ValueError(f"{str(pairs.folder)!r} has no object: add some")
+        why = "".join(f" ({note})" for note in check.notes())
+        raise ValueError(f"{str(pairs.folder)!r} has no object{why}: add some")
     check_once(splits)
     check_class_count(repr(str(root)), largest + 1, sum(map(len, splits.values())))
     classes = names or tuple(map(str, range(largest + 1)))

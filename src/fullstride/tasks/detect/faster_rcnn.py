@@ -7,8 +7,8 @@ which the loss of the proposals keeps.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +70,11 @@ class FasterRcnnHead(nn.Module):
     A detection is x1, y1, x2, y2 in pixels of the input, the probability, and the class. Shapes in
     evaluation do not depend on data, so that exported files have the same code.
     """
+
+    class_rows: ClassVar[Mapping[str, int]] = {  # see `Backbone.class_rows`
+        "roi.box_predictor.cls_score": 1,
+        "roi.box_predictor.bbox_pred": 4,
+    }
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ strides with a learnable scale for each level, group norm in both towers.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -190,6 +190,8 @@ class FcosHead(nn.Module):
     A detection is x1, y1, x2, y2 in pixels of the input, the score sqrt(class probability *
     centre-ness), and the class; see `detections`.
     """
+
+    class_rows: ClassVar[Mapping[str, int]] = {"classes": 1}  # see `Backbone.class_rows`
 
     def __init__(
         self,

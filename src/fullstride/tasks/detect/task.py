@@ -23,7 +23,7 @@ from fullstride.data.transforms.crop import (
     check_decoder,
     view_geometry,
 )
-from fullstride.io.console import print_note
+from fullstride.io.console import count_of, print_note
 from fullstride.io.records import Bounds, Count, Probability
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.preprocessing import Fit, Preprocessing
@@ -206,6 +206,13 @@ class Detect(DetectOptions, Task):
         return replace(self, labels=len(classes))
 
     def for_data(self, data: DataSet) -> Self:
+        """The task for the data. Raises ValueError for a split that could not be scored."""
+        for split, images in (("validation", data.val), ("test", data.test)):
+            if images and all(all(target.difficult) for target in images.targets):
+                raise ValueError(
+                    f"none of {count_of(len(images), f'{split} image')} has an object that is not "
+                    "difficult: give others"
+                )
         most = max((len(target.boxes) for target in data.train.targets), default=0)
         candidates = min(max(LEAST_CANDIDATES, PER_OBJECT * most), MOST_CANDIDATES)
         return replace(self.for_classes(data.classes), candidates=candidates)
