@@ -118,6 +118,28 @@ def test_weights_that_are_not_finite_are_never_marked(digits):
         next(marks)
 
 
+def test_a_network_trains_with_the_parts_of_its_recipe_or_a_line_says_which_is_missing(digits):
+    batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
+    recipe = replace(SHORT, epochs=1, warmup_epochs=0, drop_path=0.5, dropout=0.3)
+    losses = []
+    for regularised, changes in ((0, {}), (1, dict(drop_path=0.0, dropout=0.0)), (1, {})):
+        torch.manual_seed(0)
+        net = zoo.create("genet_tiny", in_channels=1)
+        if regularised:
+            net.regularise(drop_path=0.5, dropout=0.3)
+        (epoch,) = train_epochs(net, Classify(), batches, replace(recipe, **changes))
+        losses.append(epoch.loss)
+    assert losses == losses[:1] * 3
+    net = zoo.create("timm/resnet10t", classes=10, in_channels=1)
+    next(train_epochs(net, Classify(), batches, recipe))
+    assert net.net.drop_rate == 0.3
+    for name, value in dict(teacher="resnet152", pad_channels=True).items():
+        net = zoo.create("genet_light", classes=10, in_channels=1)
+        with pytest.raises(ValueError, match=f"recipe.{name}") as caught:
+            next(train_epochs(net, Classify(), batches, replace(recipe, **{name: value})))
+        assert "\n" not in str(caught.value)
+
+
 def test_a_duration_in_steps_ends_within_an_epoch_with_the_schedule_at_its_end(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fullstride.nets.backbone import Backbone, channels_last, input_shape
 from fullstride.nets.efficiency import is_compiled
 from fullstride.nets.layers import avoid_strided_pointwise
+from fullstride.nets.padding import to_padded
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
 from fullstride.train.averages import Average, RunningStatistics
@@ -121,6 +122,10 @@ def train_epochs(
 ) -> Iterator[Checkpoint]:
     """Train `net` in place, and yield an `Epoch` after each epoch for the caller to log and save.
 
+    `net` gets the recipe's `drop_path` and `dropout`, if there are any. A recipe with a teacher
+    needs the `teacher` itself, and one with `pad_channels` the padded network; else a ValueError
+    says so.
+
     `checkpoint_every_steps` also yields `Checkpoint`s within an epoch. `resume` is the `state` of
     the last epoch or checkpoint: training then continues as if it had not stopped, bit for bit if
     the device computes reproducibly. With several processes in `context`, `batches` has each
@@ -140,9 +145,27 @@ def train_epochs(
         [0, 1]
     """
     recipe = recipe.in_epochs(len(batches))
+    give_parts(net, recipe, teacher)
     trainer = build_trainer(net, task, recipe, len(batches), teacher, context)
     with keep_freed_memory(trainer.device):
         yield from run_epochs(trainer, batches, resume, every(checkpoint_every_steps, len(batches)))
+
+
+def give_parts(net: Backbone, recipe: Recipe, teacher: TeacherProbabilities | None) -> None:
+    """Give `net` the recipe's stochastic depth and dropout, in place.
+
+    Raises ValueError for a teacher or padding of the recipe that the caller did not give.
+    """
+    if recipe.teacher and teacher is None:
+        raise ValueError(
+            f"recipe.teacher {recipe.teacher} without a teacher: give train_epochs one"
+        )
+    if recipe.pad_channels and to_padded(net) is not net:
+        raise ValueError("recipe.pad_channels without padding: train nets.padding.to_padded(net)")
+    if recipe.drop_path or recipe.dropout:
+        like = next(net.parameters())
+        net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
+        net.to(like)  # timm's networks are built again
 
 
 def every(steps: int, per_epoch: int) -> Pause:
