@@ -257,11 +257,16 @@ class Classify(Task):
         shares = shares[shares > 0]
         return float(-(shares * np.log(shares)).sum()) or None
 
-    def chance_score(self, metric: Metric, scores: Mapping[str, float]) -> float | None:
-        """The share of the most frequent classes of the training images."""
-        counts = sorted(self.class_counts, reverse=True)
-        if len(counts) < 2:
+    def chance_score(
+        self, metric: Metric, scores: Mapping[str, float], targets: Sequence[Any] = ()
+    ) -> float | None:
+        """The share of the most frequent classes of the training images, among `targets`."""
+        classes = range(len(self.class_counts))
+        if len(classes) < 2:
             return None
+        frequent = sorted(classes, key=self.class_counts.__getitem__, reverse=True)
+        images = Counter(targets) if targets else self.class_counts
+        counts = [images[index] for index in frequent]
         by_name = {
             "top1": counts[0] / sum(counts),
             f"top{TOP}": sum(counts[:TOP]) / sum(counts),
