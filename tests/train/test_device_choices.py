@@ -30,9 +30,9 @@ from fullstride.train.autotune import choose_passes
 from fullstride.train.compute import (
     SINGLE_PROCESS,
     choose_workers,
-    memory_advice,
     numerics,
     on_device,
+    step_advice,
 )
 from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
@@ -312,11 +312,11 @@ def test_lack_of_memory_in_a_step_names_the_batch_and_what_helps(batch, passes, 
     recipe = replace(RECIPE, batch_size=batch, grad_accum_steps=passes)
     gpu = torch.device("cuda")
     expected = pytest.raises(OutOfMemoryError, match=f"of {batch} images in {passes} pass")
-    with expected as error, memory_advice(recipe, gpu, SINGLE_PROCESS):
+    with expected as error, step_advice(recipe, gpu, SINGLE_PROCESS):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     assert advice in str(error.value)
     assert ("grad_accum_steps" in str(error.value)) == (passes < batch)
-    with pytest.raises(RuntimeError, match="^shapes"), memory_advice(recipe, gpu, SINGLE_PROCESS):
+    with pytest.raises(RuntimeError, match="^shapes"), step_advice(recipe, gpu, SINGLE_PROCESS):
         raise RuntimeError("shapes")
 
 

@@ -335,6 +335,52 @@ def test_accumulating_parts_gives_the_step_of_the_whole_batch_where_no_statistic
     )
 
 
+@pytest.mark.parametrize(("images", "passes", "sizes"), [(13, 4, [3, 3, 3, 4]), (10, 8, [2] * 5)])
+def test_passes_of_too_few_images_are_equal_but_for_one_and_statistics_count_them(
+    images, passes, sizes
+):
+    seen, means = [], []
+    x, labels = torch.rand(1, 3, 16, 16).expand(images, -1, -1, -1), torch.zeros(images).long()
+    for parts in (passes, 1):
+        torch.manual_seed(0)
+        net = zoo.create("resnet_rs_tiny")
+        net.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+        recipe = replace(GENTLE, batch_size=16, grad_accum_steps=parts, bn_momentum=0.1)
+        list(train_epochs(net, Classify(), OneBatch(x, labels), recipe))
+        means.append(next(value for name, value in net.named_buffers() if "running_mean" in name))
+    assert seen == [*sizes, images]
+    torch.testing.assert_close(means[0], means[1])
+
+
+class OneBatch:
+    """The same batch in each epoch."""
+
+    def __init__(self, x, labels):
+        self.batch = x, labels, torch.arange(len(x))
+
+    def __len__(self):
+        return 1
+
+    def epoch(self, number, start=0):
+        yield self.batch
+
+
+@pytest.mark.parametrize(("images", "passes"), [(1, 1), (4, 4)])
+def test_a_pass_of_one_image_is_refused_where_a_batch_norm_cannot_take_it(images, passes):
+    x, labels = torch.rand(images, 3, 64, 64), torch.zeros(images).long()
+    recipe = replace(GENTLE, batch_size=images, grad_accum_steps=passes)
+    for side, frozen in ((64, False), (8, True), (8, False)):
+        source = OneBatch(x[..., :side, :side], labels)
+        net = zoo.create("resnet_rs_tiny")
+        epochs = train_epochs(net, Classify(), source, replace(recipe, frozen_statistics=frozen))
+        if side == 64 or frozen:
+            next(epochs)
+            continue
+        with pytest.raises(ValueError, match=rf"recipe.batch_size \({images}\)") as caught:
+            next(epochs)
+        assert (f"recipe.grad_accum_steps ({passes})" in str(caught.value)) == (passes > 1)
+
+
 class FrozenNorms(Network):
     """Batch norms keep their statistics, as in evaluation, while the rest learns."""
 

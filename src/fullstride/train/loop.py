@@ -26,10 +26,10 @@ from fullstride.train.compute import (
     SINGLE_PROCESS,
     DistributedContext,
     keep_freed_memory,
-    memory_advice,
     numerics,
     on_device,
     share_batch_statistics,
+    step_advice,
 )
 from fullstride.train.distill import TeacherProbabilities
 from fullstride.train.optimizer import Course, Freezing, build_optimizer, lr_at, set_rates
@@ -189,7 +189,7 @@ def run_epochs(
         source = batches.epoch(trainer.epoch_at(before), start)
         for index, (x, targets, indices) in enumerate(source, start + 1):
             wait_s += time.perf_counter() - step_end
-            with trainer.numerics(), memory_advice(trainer.recipe, trainer.device, context):
+            with trainer.numerics(), step_advice(trainer.recipe, trainer.device, context):
                 losses.append(trainer.step(x, targets, before + index - 1, indices))
             images += len(x)
             course = pause(trainer.course, before + index, time.perf_counter() - step_end)
@@ -285,7 +285,7 @@ class Trainer:
         self.freezing = Freezing(net, recipe, per_epoch)
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
-        self.statistics = RunningStatistics(net, recipe.bn_momentum, recipe.grad_accum_steps)
+        self.statistics = RunningStatistics(net, recipe.bn_momentum)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
         self.freezing.apply(0)
         self.forward = self.build_forward()
@@ -334,7 +334,7 @@ class Trainer:
         if recipe.mixup or recipe.cutmix:
             classes = self.net.spec.classes
             x, targets = mix(x, targets, classes, mixup=recipe.mixup, cutmix=recipe.cutmix, rng=rng)
-        self.statistics.before(number)
+        self.statistics.before(number, len(self.parts(len(x))))
         loss = self.backward(x, targets, self.epoch_at(number), indices)
         self.statistics.after(number)
         if recipe.clip_norm:
@@ -357,15 +357,18 @@ class Trainer:
         """Add the gradients of a batch in the recipe's number of passes; return its loss."""
         indices = torch.arange(len(x)) if indices is None else indices
         total = torch.zeros((), device=self.device)
-        size = math.ceil(len(x) / self.recipe.grad_accum_steps)
-        for start in range(0, len(x), size):
-            part = slice(start, start + size)
-            with self.maybe_no_sync(start + size < len(x)):
+        for part in self.parts(len(x)):
+            with self.maybe_no_sync(part.stop < len(x)):
                 loss = self.loss(x[part], targets[part], epoch, indices[part])
                 loss = loss * (len(x[part]) / len(x))
                 self.scaler.scale(loss).backward()
             total += loss.detach()
         return total
+
+    def parts(self, images: int) -> list[slice]:
+        """The images of each pass, whose numbers differ by one at most; few images have fewer."""
+        passes = math.ceil(images / math.ceil(images / self.recipe.grad_accum_steps))
+        return [slice(images * i // passes, images * (i + 1) // passes) for i in range(passes)]
 
     def maybe_no_sync(self, more_follow: bool) -> AbstractContextManager[None]:
         """Let processes average their gradients only after the last part of a batch."""
