@@ -375,6 +375,26 @@ print(within - before, resident_mib() - before)
 """
 
 
+UNFINISHED = """
+import fullstride
+from fullstride.data.loader import Batches, LoaderOptions, TrainView
+from fullstride.tasks.classify import Classify
+
+view = TrainView(fullstride.Preprocessing(resolution=8, mean=(0.5,), std=(0.5,)))
+images = fullstride.open_data("digits").train.subset(range(8))
+batches = Batches(images, view, LoaderOptions(batch=8))
+net = fullstride.zoo.create("resnet_rs_tiny", in_channels=1)
+recipe = fullstride.Recipe(epochs=2, batch_size=8, lr=0.1)
+epochs = fullstride.train_epochs(net, Classify(), batches, recipe)
+print(next(epochs).number)
+"""
+
+
+def test_training_that_is_left_unfinished_ends_without_a_word():
+    process = subprocess.run([sys.executable, "-c", UNFINISHED], capture_output=True, text=True)
+    assert (process.stdout, process.stderr) == ("0\n", "")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's thresholds")
 def test_memory_is_kept_in_training_and_given_back_afterwards():

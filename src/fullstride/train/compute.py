@@ -153,13 +153,14 @@ def keep_freed_memory(device: torch.device) -> Iterator[None]:
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         yield
         return
-    libc = ctypes.CDLL(None)
+    # a generator that is left unfinished ends when the interpreter has cleared the globals
+    libc, afterwards = ctypes.CDLL(None), AFTERWARDS
     try:
         for parameter, value in IN_TRAINING.items():
             libc.mallopt(parameter, value)
         yield
     finally:
-        for parameter, value in AFTERWARDS.items():
+        for parameter, value in afterwards.items():
             libc.mallopt(parameter, value)
         libc.malloc_trim(0)
 
