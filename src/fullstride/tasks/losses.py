@@ -2,9 +2,9 @@
 
 Targets are class indices (N,), or a probability for each class (N, K). `weights_n` multiplies the
 loss of each image, and the sum is divided by N. (PyTorch's weights multiply the term of each class
-in the loss of an image, so that with smoothing or soft targets a rare class would be the best
-answer to images of a frequent one. For class indices it divides by the sum of the weights, so that
-an image's loss would depend on the other images of the batch, and thus on accumulation and on the
+in the loss of an image. With smoothing or soft targets a rare class would then be the best answer
+to images of a frequent one. For class indices PyTorch divides by the sum of the weights, so that an
+image's loss would depend on the other images of the batch, and thus on accumulation and on the
 number of processes.)
 """
 
