@@ -511,8 +511,8 @@ def test_a_step_of_one_image_which_has_one_value_a_channel_says_what_to_change(
 ):
     words = ["--model", "genet_tiny", "--resolution", "32", "--batch-size", "1"]
     line = refused(capsys, "train", photos, *words, "--out", tmp_path / "run")
-    assert line.startswith("fullstride: a step of one image leaves one value of each channel")
-    assert line.endswith("use a larger batch or resolution, or more images")
+    assert line.startswith("fullstride: a pass of one image leaves one value of each channel")
+    assert line.endswith("recipe.batch_size (1) or recipe.resolution, or use more images")
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_outputs_without_names_are_the_same_number_of_classes_in_their_order():
         match = match_classes(("0", "1", "2"), data, named=False)
         assert match.is_identity
         assert "position" in match.how
-        with pytest.raises(ValueError, match="--class-names FILE"):
+        with pytest.raises(ValueError, match="of the network"):
             match_classes(("0", "1", "2"), data)
 
 
@@ -96,7 +96,7 @@ def test_outputs_without_names_are_the_same_number_of_classes_in_their_order():
 )
 def test_names_that_do_not_tell_are_refused_with_the_first_three_differences(network, data, shown):
     named = tuple(network) != NUMBERS[: len(network)]
-    with pytest.raises(ValueError, match="--class-names FILE") as caught:
+    with pytest.raises(ValueError, match="of the network") as caught:
         match_classes(network, data, named=named)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600

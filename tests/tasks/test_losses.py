@@ -17,6 +17,7 @@ from fullstride.tasks.losses import (
     class_weights,
     cross_entropy,
     focal_loss,
+    image_weights,
     smoothed,
 )
 from fullstride.train.recipes.named import FINETUNE
@@ -57,7 +58,8 @@ def test_focal_loss_of_two_classes_equals_torchvisions_of_their_difference(gamma
 @pytest.mark.parametrize("targets", [LABELS, smoothed(LABELS, LOGITS, 0.4)])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_focal_loss_with_gamma_0_is_the_cross_entropy(targets, weights):
-    options = dict(smoothing=0.1, weights_k=weights)
+    weights = None if weights is None else image_weights(targets, weights)
+    options = dict(smoothing=0.1, weights_n=weights)
     focal = focal_loss(LOGITS, targets, gamma=0.0, **options)
     assert focal.item() == pytest.approx(cross_entropy(LOGITS, targets, **options).item(), rel=1e-9)
 
@@ -71,35 +73,36 @@ def test_the_gradient_of_focal_loss_is_finite_for_a_certain_class(gamma):
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "bce", "focal"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_weighted_loss_is_the_mean_of_the_losses_of_images_times_the_weights_of_classes(
-    name, mixed
+    name, smoothing, mixed
 ):
-    """By hand, image by image; a mixed image has the weights of both of its classes."""
-    task = Classify(objective=name, class_weights="balanced", class_counts=(5, 2, 2, 2, 1))
-    weights = task.weights(LOGITS)
-    one_by_one = [replace(task, class_weights="none").loss(x[None], y[None]).item()
-                  for x, y in zip(LOGITS, LABELS, strict=True)]  # fmt: skip
-    targets = LABELS
-    if mixed:
-        targets = 0.7 * F.one_hot(LABELS, 5).double() + 0.3 * F.one_hot(LABELS.flip(0), 5)
-        if name == "bce":
-            each = F.binary_cross_entropy_with_logits(LOGITS, targets, reduction="none").sum(1)
-            wanted = (each * (0.7 * weights[LABELS] + 0.3 * weights[LABELS.flip(0)])).mean()
-        else:
-            p = LOGITS.softmax(1)
-            factor = (1 - p) ** 2 if name == "focal" else torch.ones_like(p)
-            wanted = -(targets * weights * factor * p.log()).sum(1).mean()
-    else:
-        wanted = (torch.tensor(one_by_one).double() * weights[LABELS]).mean()
+    """Image by image; a mixed image has the mean weight of both of its classes."""
+    task = Classify(
+        smoothing, objective=name, class_weights="balanced", class_counts=(5, 2, 2, 2, 1)
+    )
+    share, others = (0.7, LABELS.flip(0)) if mixed else (1.0, LABELS)
+    targets = share * F.one_hot(LABELS, 5).double() + (1 - share) * F.one_hot(others, 5)
+    targets = targets if mixed else LABELS
+    raw = torch.tensor([12 / 5 / count for count in task.class_counts], dtype=torch.double)
+    weights = share * raw[LABELS] + (1 - share) * raw[others]
+    alone = replace(task, class_weights="none")
+    one_by_one = [alone.loss(LOGITS[i : i + 1], targets[i : i + 1]) for i in range(12)]
+    wanted = (torch.stack(one_by_one) * weights).mean()
     assert task.loss(LOGITS, targets).item() == pytest.approx(wanted.item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_weighted_cross_entropy_is_pytorchs_sum_divided_by_the_images(smoothing):
-    wanted = F.cross_entropy(LOGITS, LABELS, WEIGHTS, reduction="sum", label_smoothing=smoothing)
-    ours = cross_entropy(LOGITS, LABELS, smoothing=smoothing, weights_k=WEIGHTS)
-    assert ours.item() == pytest.approx(wanted.item() / 12, rel=1e-12)
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_weights_of_classes_do_not_change_the_best_answer_to_an_image(share):
+    """The gradient is 0 where the softmax is the target: smoothed labels and a teacher's."""
+    task = Classify(0.1, share, class_weights="balanced", class_counts=(190, 10))
+    teacher = torch.tensor([[0.7, 0.3], [0.4, 0.6]], dtype=torch.double)
+    target = (1 - share) * torch.tensor([[0.95, 0.05], [0.05, 0.95]]) + share * teacher
+    logits = target.log().requires_grad_()
+    task.loss(logits, torch.tensor([0, 1]), teacher).backward()
+    assert logits.grad is not None
+    assert logits.grad.abs().max() < 1e-7
 
 
 def test_the_weighted_loss_of_a_batch_does_not_depend_on_how_it_is_divided():

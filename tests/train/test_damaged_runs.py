@@ -30,6 +30,7 @@ RECIPES = {
     "lamb": replace(RECIPE, optimizer="lamb", lr=0.01),
     "muon": replace(RECIPE, optimizer="muon", lr=0.01),
     "sgdw": replace(RECIPE, decoupled_weight_decay=True),
+    "fp16": replace(RECIPE, precision="fp16"),
 }
 NUMBERS = [7, -1, math.nan, 10**12, 10**30]
 TENSORS = [torch.ones(3, 5), torch.tensor(math.nan), torch.ones(2, dtype=torch.complex64)]

@@ -30,9 +30,9 @@ from fullstride.train.autotune import choose_passes
 from fullstride.train.compute import (
     SINGLE_PROCESS,
     choose_workers,
-    memory_advice,
     numerics,
     on_device,
+    step_advice,
 )
 from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.choice import RunOptions
@@ -312,11 +312,11 @@ def test_lack_of_memory_in_a_step_names_the_batch_and_what_helps(batch, passes, 
     recipe = replace(RECIPE, batch_size=batch, grad_accum_steps=passes)
     gpu = torch.device("cuda")
     expected = pytest.raises(OutOfMemoryError, match=f"of {batch} images in {passes} pass")
-    with expected as error, memory_advice(recipe, gpu, SINGLE_PROCESS):
+    with expected as error, step_advice(recipe, gpu, SINGLE_PROCESS):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
     assert advice in str(error.value)
     assert ("grad_accum_steps" in str(error.value)) == (passes < batch)
-    with pytest.raises(RuntimeError, match="^shapes"), memory_advice(recipe, gpu, SINGLE_PROCESS):
+    with pytest.raises(RuntimeError, match="^shapes"), step_advice(recipe, gpu, SINGLE_PROCESS):
         raise RuntimeError("shapes")
 
 
@@ -373,6 +373,26 @@ with keep_freed_memory(torch.device("cpu")):
     within = resident_mib()
 print(within - before, resident_mib() - before)
 """
+
+
+UNFINISHED = """
+import fullstride
+from fullstride.data.loader import Batches, LoaderOptions, TrainView
+from fullstride.tasks.classify import Classify
+
+view = TrainView(fullstride.Preprocessing(resolution=8, mean=(0.5,), std=(0.5,)))
+images = fullstride.open_data("digits").train.subset(range(8))
+batches = Batches(images, view, LoaderOptions(batch=8))
+net = fullstride.zoo.create("resnet_rs_tiny", in_channels=1)
+recipe = fullstride.Recipe(epochs=2, batch_size=8, lr=0.1)
+epochs = fullstride.train_epochs(net, Classify(), batches, recipe)
+print(next(epochs).number)
+"""
+
+
+def test_training_that_is_left_unfinished_ends_without_a_word():
+    process = subprocess.run([sys.executable, "-c", UNFINISHED], capture_output=True, text=True)
+    assert (process.stdout, process.stderr) == ("0\n", "")
 
 
 @pytest.mark.slow

@@ -147,6 +147,7 @@ def test_the_loss_of_a_guess_is_the_entropy_of_the_classes(plan):
     assert smoothed.chance_loss() == pytest.approx(math.log(2))
     assert replace(skewed, objective="bce").chance_loss() is None
     assert skewed.chance_score(task.metric, {}) == pytest.approx(90)
+    assert skewed.chance_score(task.metric, {}, (0, 1, 1, 1)) == pytest.approx(25)
     assert plan.task.chance_loss() == pytest.approx(math.log(10), rel=0.05)
 
 
@@ -185,6 +186,15 @@ def test_other_losses_are_judged_by_the_score(plan):
     assert "--resolution above 16" in during
     assert not notes(boxes, [1.5] * 30, [0.0] * 3 + [2.0] * 27)
     assert "in 4 of 30 epochs" in notes(boxes, [8e-4] * 30, [0.0] * 30)[0]
+
+
+def test_a_score_is_compared_with_the_share_of_the_frequent_class_in_the_validation_images(plan):
+    """Training images of one class nearly alone, validation images of ten classes."""
+    rare = replace(plan.task, class_counts=(991, *(1,) * 9))
+    skewed = replace(plan, task=rare, resolved=replace(plan.resolved, teacher="hub"))
+    assert not notes(skewed, [2.3] * 9, [60.0] * 9)
+    share = 100 * list(plan.data.val.targets).count(0) / len(plan.data.val)
+    assert f"and {share:.2f} without looking" in notes(skewed, [2.3] * 9, [share] * 9)[0]
 
 
 def test_commands_and_calls_say_that_nothing_is_learned(tmp_path, capsys):

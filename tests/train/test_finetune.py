@@ -151,8 +151,15 @@ def test_training_begins_with_the_probe_where_statistics_are_frozen(start, few_d
         assert is_probe == (name == "frozen")
 
 
-def test_a_frozen_run_ends_between_the_probe_and_its_end(start, few_digits, tmp_path):
-    bundle = trained(tmp_path / "run", few_digits, start, FROZEN)
+@pytest.mark.parametrize("has_val", [True, False])
+def test_a_frozen_run_ends_between_the_probe_and_its_end(
+    has_val, start, few_digits, tmp_path, capfd
+):
+    data = few_digits if has_val else replace(few_digits, val=few_digits.val.subset([]))
+    bundle = trained(tmp_path / "run", data, start, FROZEN)
+    said = capfd.readouterr().err
+    assert "the network between the linear probe and the end of training: " in said
+    assert ("validation top-1" in said) == has_val
     probe = Bundle.load(tmp_path / "run" / run_folder.PROBE).net.state_dict()
     checkpoint = run_folder.load_checkpoint(tmp_path / "run")
     for name, value in bundle.net.state_dict().items():
@@ -215,11 +222,11 @@ def test_to_be_chosen_the_end_must_be_better_than_the_mean_by_more_than_the_prob
     assert chosen == ("end" if best is final else "probe" if best is first else "mean")
 
 
-def test_a_run_without_a_val_begins_with_the_probe_and_ends_with_the_last_epoch(
+def test_a_run_without_a_val_or_a_share_begins_with_the_probe_and_ends_with_the_last_epoch(
     start, few_digits, tmp_path
 ):
     data = replace(few_digits, val=few_digits.val.subset([]))
-    bundle = trained(tmp_path / "run", data, start, FROZEN)
+    bundle = trained(tmp_path / "run", data, start, replace(FROZEN, probe_share=0.0))
     average = run_folder.load_checkpoint(tmp_path / "run")["average"]
     assert all(torch.equal(value, average[name]) for name, value in bundle.net.state_dict().items())
     assert (tmp_path / "run" / run_folder.PROBE).is_dir()

@@ -166,9 +166,9 @@ def test_statistics_of_frozen_norms_and_of_recipes_without_the_field_stay_as_the
 def test_with_several_passes_a_step_the_initial_values_have_no_weight_either():
     net = network("plain")
     first = norms(net)[0]
-    statistics = RunningStatistics(net, MOMENTUM, passes=2)
+    statistics = RunningStatistics(net, MOMENTUM)
     for step in range(3):
-        statistics.before(step)
+        statistics.before(step, passes=2)
         net(BATCHES[2])
         net(BATCHES[2])
         statistics.after(step)

@@ -118,6 +118,28 @@ def test_weights_that_are_not_finite_are_never_marked(digits):
         next(marks)
 
 
+def test_a_network_trains_with_the_parts_of_its_recipe_or_a_line_says_which_is_missing(digits):
+    batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
+    recipe = replace(SHORT, epochs=1, warmup_epochs=0, drop_path=0.5, dropout=0.3)
+    losses = []
+    for regularised, changes in ((0, {}), (1, dict(drop_path=0.0, dropout=0.0)), (1, {})):
+        torch.manual_seed(0)
+        net = zoo.create("genet_tiny", in_channels=1)
+        if regularised:
+            net.regularise(drop_path=0.5, dropout=0.3)
+        (epoch,) = train_epochs(net, Classify(), batches, replace(recipe, **changes))
+        losses.append(epoch.loss)
+    assert losses == losses[:1] * 3
+    net = zoo.create("timm/resnet10t", classes=10, in_channels=1)
+    next(train_epochs(net, Classify(), batches, recipe))
+    assert net.net.drop_rate == 0.3
+    for name, value in dict(teacher="resnet152", pad_channels=True).items():
+        net = zoo.create("genet_light", classes=10, in_channels=1)
+        with pytest.raises(ValueError, match=f"recipe.{name}") as caught:
+            next(train_epochs(net, Classify(), batches, replace(recipe, **{name: value})))
+        assert "\n" not in str(caught.value)
+
+
 def test_a_duration_in_steps_ends_within_an_epoch_with_the_schedule_at_its_end(digits):
     net = zoo.create("genet_tiny", in_channels=1)
     batches = Batches(digits.train, TrainView(GRAY), LoaderOptions(batch=16, shuffle=True))
@@ -313,6 +335,52 @@ def test_accumulating_parts_gives_the_step_of_the_whole_batch_where_no_statistic
     )
 
 
+@pytest.mark.parametrize(("images", "passes", "sizes"), [(13, 4, [3, 3, 3, 4]), (10, 8, [2] * 5)])
+def test_passes_of_too_few_images_are_equal_but_for_one_and_statistics_count_them(
+    images, passes, sizes
+):
+    seen, means = [], []
+    x, labels = torch.rand(1, 3, 16, 16).expand(images, -1, -1, -1), torch.zeros(images).long()
+    for parts in (passes, 1):
+        torch.manual_seed(0)
+        net = zoo.create("resnet_rs_tiny")
+        net.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+        recipe = replace(GENTLE, batch_size=16, grad_accum_steps=parts, bn_momentum=0.1)
+        list(train_epochs(net, Classify(), OneBatch(x, labels), recipe))
+        means.append(next(value for name, value in net.named_buffers() if "running_mean" in name))
+    assert seen == [*sizes, images]
+    torch.testing.assert_close(means[0], means[1])
+
+
+class OneBatch:
+    """The same batch in each epoch."""
+
+    def __init__(self, x, labels):
+        self.batch = x, labels, torch.arange(len(x))
+
+    def __len__(self):
+        return 1
+
+    def epoch(self, number, start=0):
+        yield self.batch
+
+
+@pytest.mark.parametrize(("images", "passes"), [(1, 1), (4, 4)])
+def test_a_pass_of_one_image_is_refused_where_a_batch_norm_cannot_take_it(images, passes):
+    x, labels = torch.rand(images, 3, 64, 64), torch.zeros(images).long()
+    recipe = replace(GENTLE, batch_size=images, grad_accum_steps=passes)
+    for side, frozen in ((64, False), (8, True), (8, False)):
+        source = OneBatch(x[..., :side, :side], labels)
+        net = zoo.create("resnet_rs_tiny")
+        epochs = train_epochs(net, Classify(), source, replace(recipe, frozen_statistics=frozen))
+        if side == 64 or frozen:
+            next(epochs)
+            continue
+        with pytest.raises(ValueError, match=rf"recipe.batch_size \({images}\)") as caught:
+            next(epochs)
+        assert (f"recipe.grad_accum_steps ({passes})" in str(caught.value)) == (passes > 1)
+
+
 class FrozenNorms(Network):
     """Batch norms keep their statistics, as in evaluation, while the rest learns."""
 
@@ -420,8 +488,9 @@ def test_a_teacher_whose_classes_have_another_order_teaches_the_same(finished, d
     probabilities = matching_teacher(bundle, "it", digits.classes, bundle.preprocessing)(pixels)
     permuted = matching_teacher(renamed, "it", names, bundle.preprocessing)
     torch.testing.assert_close(permuted(pixels), probabilities[:, order])
-    with pytest.raises(ValueError, match="the teacher it: .*'a', 'b', 'c', ..."):
+    with pytest.raises(ValueError, match="the teacher it: .*'a', 'b', 'c', ...") as caught:
         matching_teacher(renamed, "it", tuple("abcdefghij"), bundle.preprocessing)
+    assert str(caught.value).endswith("of the network; use another")
 
 
 @pytest.mark.parametrize("task", [Classify(), MultiLabel()])

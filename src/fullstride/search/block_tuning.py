@@ -217,6 +217,9 @@ def matched(
         warmup_epochs=LENGTH * whole.warmup_epochs,
         frozen=(*exchange.frozen, *behind),
         teacher="",
+        drop_path=0.0,
+        dropout=0.0,
+        pad_channels=False,
         efficiency="plain",
         grad_accum_steps=max(1, whole.grad_accum_steps),
     )

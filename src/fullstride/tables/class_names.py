@@ -57,8 +57,7 @@ def match_classes(outputs: Names, classes: Names, *, named: bool = True) -> Clas
     missing, own = (first_names([*map(repr, names)]) for names in (least, outputs))
     raise ValueError(
         f"{len(least)} of the data's {len(classes)} classes {verb_of(len(least), 'are')} not one "
-        f"of the network's {len(outputs)} each: {missing} of the data, {own} of the network; "
-        "name its outputs by --class-names FILE, with a class in each line"
+        f"of the network's {len(outputs)} each: {missing} of the data, {own} of the network"
     )
 
 

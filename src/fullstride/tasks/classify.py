@@ -22,6 +22,7 @@ from fullstride.tasks.losses import (
     binary_cross_entropy,
     cross_entropy,
     focal_loss,
+    image_weights,
     weight_tensor,
 )
 from fullstride.tasks.task import Calibration, ConfusionMatrix, Metric, Score, Task, full_precision
@@ -218,6 +219,7 @@ class Classify(Task):
         logits, embeddings = outputs if self.triplet else (outputs, None)
         logits = full_precision(logits)
         weights = self.weights(logits)
+        weights = None if weights is None else image_weights(targets, weights)
         if self.objective == "bce":
             objective = partial(
                 binary_cross_entropy, threshold=self.bce_threshold, reduction=self.bce_reduction
@@ -226,16 +228,16 @@ class Classify(Task):
             objective = partial(focal_loss, gamma=self.focal_gamma)
         else:
             objective = cross_entropy
-        loss = objective(logits, targets, smoothing=self.label_smoothing, weights_k=weights)
+        loss = objective(logits, targets, smoothing=self.label_smoothing, weights_n=weights)
         if teacher is not None:
-            taught = cross_entropy(logits, teacher, weights_k=weights)
+            taught = cross_entropy(logits, teacher, weights_n=weights)
             loss = torch.lerp(loss, taught, self.teacher_share)
         if embeddings is not None:
             loss = loss + self.triplet * TRIPLET_FORMS[self.triplet_form](embeddings, targets)
         return loss
 
     def weights(self, logits: Tensor) -> Tensor | None:
-        """The weight of each class (K,) in the loss of `logits`; None if all are equal."""
+        """The weight of an image of each class (K,); None if all are equal."""
         if self.class_weights == "none":
             return None
         if not self.class_counts:
@@ -255,11 +257,16 @@ class Classify(Task):
         shares = shares[shares > 0]
         return float(-(shares * np.log(shares)).sum()) or None
 
-    def chance_score(self, metric: Metric, scores: Mapping[str, float]) -> float | None:
-        """The share of the most frequent classes of the training images."""
-        counts = sorted(self.class_counts, reverse=True)
-        if len(counts) < 2:
+    def chance_score(
+        self, metric: Metric, scores: Mapping[str, float], targets: Sequence[Any] = ()
+    ) -> float | None:
+        """The share of the most frequent classes of the training images, among `targets`."""
+        classes = range(len(self.class_counts))
+        if len(classes) < 2:
             return None
+        frequent = sorted(classes, key=self.class_counts.__getitem__, reverse=True)
+        images = Counter(targets) if targets else self.class_counts
+        counts = [images[index] for index in frequent]
         by_name = {
             "top1": counts[0] / sum(counts),
             f"top{TOP}": sum(counts[:TOP]) / sum(counts),

@@ -1,9 +1,11 @@
 """The losses of classification, as means over the images of a batch.
 
-Targets are class indices (N,), or a probability for each class (N, K). `weights_k` weights the loss
-of an image by its class, and the sum is divided by N. (For class indices PyTorch divides by the sum
-of the weights, so that an image's loss would depend on the other images of the batch, and thus on
-accumulation and on the number of processes.)
+Targets are class indices (N,), or a probability for each class (N, K). `weights_n` multiplies the
+loss of each image, and the sum is divided by N. (PyTorch's weights multiply the term of each class
+in the loss of an image. With smoothing or soft targets a rare class would then be the best answer
+to images of a frequent one. For class indices PyTorch divides by the sum of the weights, so that an
+image's loss would depend on the other images of the batch, and thus on accumulation and on the
+number of processes.)
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +20,13 @@ from fullstride.nets.backbone import Backbone, Masks
 
 
 def cross_entropy(
-    logits_nk: Tensor, targets: Tensor, *, smoothing: float = 0.0, weights_k: Tensor | None = None
+    logits_nk: Tensor, targets: Tensor, *, smoothing: float = 0.0, weights_n: Tensor | None = None
 ) -> Tensor:
     """Cross-entropy with label smoothing (arXiv:1512.00567)."""
-    if weights_k is None:
+    if weights_n is None:
         return F.cross_entropy(logits_nk, targets, label_smoothing=smoothing)
-    total = F.cross_entropy(
-        logits_nk, targets, weights_k, reduction="sum", label_smoothing=smoothing
-    )
-    return total / len(logits_nk)
+    losses_n = F.cross_entropy(logits_nk, targets, reduction="none", label_smoothing=smoothing)
+    return (losses_n * weights_n).mean()
 
 
 def focal_loss(
@@ -35,7 +35,7 @@ def focal_loss(
     *,
     gamma: float,
     smoothing: float = 0.0,
-    weights_k: Tensor | None = None,
+    weights_n: Tensor | None = None,
 ) -> Tensor:
     """The sum over classes of -t (1 - p)^gamma log p, with p the softmax and t the target.
 
@@ -45,8 +45,8 @@ def focal_loss(
     log_p_nk = logits_nk.log_softmax(1)
     # the bound keeps the gradient finite where p is rounded to 1 and gamma is below 1
     miss_nk = (-log_p_nk.expm1()).clamp(min=torch.finfo(log_p_nk.dtype).tiny)
-    losses_nk = -smoothed(targets, logits_nk, smoothing) * miss_nk**gamma * log_p_nk
-    return (losses_nk if weights_k is None else losses_nk * weights_k).sum(1).mean()
+    losses_n = (-smoothed(targets, logits_nk, smoothing) * miss_nk**gamma * log_p_nk).sum(1)
+    return (losses_n if weights_n is None else losses_n * weights_n).mean()
 
 
 def binary_cross_entropy(
@@ -56,7 +56,7 @@ def binary_cross_entropy(
     threshold: float = 0.0,
     reduction: Literal["sum", "mean"] = "sum",
     smoothing: float = 0.0,
-    weights_k: Tensor | None = None,
+    weights_n: Tensor | None = None,
 ) -> Tensor:
     """Binary cross-entropy of each class, so that mixed images can have several classes.
 
@@ -70,9 +70,7 @@ def binary_cross_entropy(
         wanted_nk = (wanted_nk > threshold).to(logits_nk.dtype)
     losses_nk = F.binary_cross_entropy_with_logits(logits_nk, wanted_nk, reduction="none")
     losses_n = losses_nk.sum(1) if reduction == "sum" else losses_nk.mean(1)
-    if weights_k is not None:
-        losses_n = losses_n * (weights_k[targets] if targets.ndim == 1 else targets @ weights_k)
-    return losses_n.mean()
+    return (losses_n if weights_n is None else losses_n * weights_n).mean()
 
 
 def smoothed(targets: Tensor, logits_nk: Tensor, smoothing: float) -> Tensor:
@@ -80,6 +78,16 @@ def smoothed(targets: Tensor, logits_nk: Tensor, smoothing: float) -> Tensor:
     classes = logits_nk.shape[1]
     dense_nk = targets if targets.ndim == 2 else F.one_hot(targets, classes)
     return dense_nk.to(logits_nk.dtype) * (1 - smoothing) + smoothing / classes
+
+
+def image_weights(targets: Tensor, weights_k: Tensor) -> Tensor:
+    """The weight of each image (N,): of its class, or the mean over its target's probabilities.
+
+    A target (K,) may be probabilities times a number, which does not change the weight.
+    """
+    if targets.ndim == 1:
+        return weights_k[targets]
+    return (targets * weights_k).sum(1) / targets.sum(1)
 
 
 def class_weights(counts: Sequence[int], how: Literal["balanced", "sqrt"]) -> tuple[float, ...]:

@@ -461,11 +461,14 @@ class Task(ABC):
         """The training loss of the best prediction that ignores the images; None if unknown."""
         return None
 
-    def chance_score(self, metric: Metric, scores: Mapping[str, float]) -> float | None:
+    def chance_score(
+        self, metric: Metric, scores: Mapping[str, float], targets: Sequence[Any] = ()
+    ) -> float | None:
         """The `metric` of predictions that ignore the images; None if unknown.
 
-        In `scores`, a network's scores on the same images, "NAME_constant" is the metric of the
-        best prediction that is the same for all images.
+        `targets` are the targets of the scored images, by default like the training images. In
+        `scores`, a network's scores on the same images, "NAME_constant" is the metric of the best
+        prediction that is the same for all images.
         """
         guess = 0.0 if metric.higher_is_better else None
         return scores.get(f"{metric.name}_constant", guess)

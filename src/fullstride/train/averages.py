@@ -51,20 +51,23 @@ class RunningStatistics:
     skipped. All state is in the modules, so that a resumed run continues exactly.
     """
 
-    def __init__(self, net: nn.Module, momentum: float | None, passes: int = 1):
+    def __init__(self, net: nn.Module, momentum: float | None):
         self.norms: list[BATCH_NORM] = []
         if momentum is None:
             return
+        self.momentum = momentum
         self.norms = [module for module in net.modules() if isinstance(module, BATCH_NORM)]
         for norm in self.norms:
             norm.momentum = momentum
-        self.share = 1 - (1 - momentum) ** passes  # weight of a step in the long run
 
     @torch.no_grad()
-    def before(self, step: int) -> None:
+    def before(self, step: int, passes: int = 1) -> None:
         """Call before the forward passes of `step`, counted from 0."""
         self.earlier: list[Tensor] = []
-        if not self.norms or self.share * (step + 1) >= 1:
+        if not self.norms:
+            return
+        self.share = 1 - (1 - self.momentum) ** passes  # weight of a step in the long run
+        if self.share * (step + 1) >= 1:
             return
         self.statistics = [
             buffer

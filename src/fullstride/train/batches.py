@@ -167,7 +167,8 @@ class SoftTargets:
     `ratio` N / U for unlabelled images, N = B + U. The loss is linear in the target, so its mean
     over the N images is mean(labelled) + `ratio` mean(unlabelled), the loss of Noisy Student
     (arXiv:1911.04252), even if parts of a batch are computed one after the other. Targets include
-    the label smoothing, because a teacher's targets are not smoothed.
+    the label smoothing, because a teacher's targets are not smoothed. With `class_weights`, the
+    weight of an image is then the mean over its smoothed target.
     """
 
     labels: PseudoLabels

@@ -153,13 +153,14 @@ def keep_freed_memory(device: torch.device) -> Iterator[None]:
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         yield
         return
-    libc = ctypes.CDLL(None)
+    # a generator that is left unfinished ends when the interpreter has cleared the globals
+    libc, afterwards = ctypes.CDLL(None), AFTERWARDS
     try:
         for parameter, value in IN_TRAINING.items():
             libc.mallopt(parameter, value)
         yield
     finally:
-        for parameter, value in AFTERWARDS.items():
+        for parameter, value in afterwards.items():
             libc.mallopt(parameter, value)
         libc.malloc_trim(0)
 
@@ -189,16 +190,26 @@ def numerics(*, tf32: bool, benchmark: bool, deterministic: bool) -> Iterator[No
 
 
 @contextmanager
-def memory_advice(
+def step_advice(
     recipe: Recipe, device: torch.device, context: DistributedContext
 ) -> Iterator[None]:
-    """Raise OutOfMemoryError, with the batch and an advice, if a step lacks memory."""
+    """Raise OutOfMemoryError, with the batch and an advice, if a step lacks memory.
+
+    Raises ValueError, with the fields, for a pass of one image that a batch norm cannot take.
+    """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, RuntimeError, ValueError) as error:
+        own, passes = recipe.batch_size // context.world_size, recipe.grad_accum_steps
+        if "more than 1 value per channel" in str(error):  # a compiler adds other lines
+            fewer = f"lower recipe.grad_accum_steps ({passes}), " if passes > 1 else ""
+            raise ValueError(
+                "a pass of one image leaves one value of each channel, which batch normalisation "
+                f"cannot train on: {fewer}raise recipe.batch_size ({recipe.batch_size}) or "
+                "recipe.resolution, or use more images"
+            ) from None
         if not lacks_memory(error):
             raise
-        own, passes = recipe.batch_size // context.world_size, recipe.grad_accum_steps
         more = next((n for n in range(passes + 1, own + 1) if own % n == 0), None)
         by_itself = ", or 0 for as many as it needs" if device.type == "cuda" else ""
         advice = f"set recipe.grad_accum_steps {more}{by_itself}, or " if more else ""

@@ -102,7 +102,7 @@ def matching_teacher(
     try:
         match = match_classes(theirs, classes, named=bundle.has_class_names)
     except ValueError as error:
-        raise ValueError(f"the teacher {name}: {error}") from None
+        raise ValueError(f"the teacher {name}: {error}; use another") from None
     if match.how:
         print_note(f"the classes of the teacher {name} are matched {match.how}")
     if bundle.preprocessing.channels < student.channels:
@@ -293,7 +293,12 @@ class PseudoLabels:
                 f"the pseudo-labels are of {count_of(len(theirs), 'class')}, the images have "
                 f"{len(classes)}"
             )
-        match = match_classes(theirs, classes, named=self.key.has_class_names)
+        try:
+            match = match_classes(theirs, classes, named=self.key.has_class_names)
+        except ValueError as error:
+            raise ValueError(
+                f"the pseudo-labels: {error}; label the images by a network of the data's classes"
+            ) from None
         ours = np.argsort(match.outputs)  # index of the student's class of each output
         return PseudoLabels(self.key, self.images_m, ours[self.classes_mk], self.probabilities_mk)
 

@@ -412,16 +412,17 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
 
     With a `probe_share` of the recipe, the mean of both weights is chosen unless one of them is
     clearly better on the validation split: means are as good on similar images and better on others
-    (arXiv:2109.01903), and training on few images may have unlearned what the probe knows. Without
-    a share, or if training did not begin with the probe, as with batch statistics, the better
-    network is chosen. It is `final` without a probe or without a validation split.
+    (arXiv:2109.01903), and training on few images may have unlearned what the probe knows. So it
+    is the mean without a validation split. Without a share, or if training did not begin with the
+    probe, as with batch statistics, the better network is chosen, and `final` without a probe or
+    without a validation split.
     """
-    if not (has_probe(run) and run.data.val):
+    share = run.recipe.probe_share if run.recipe.frozen_statistics else 0.0
+    if not has_probe(run) or not (share or run.data.val):
         return final
     probe = probe_network(run)
     ends = {"after training": final, "by the linear probe, without training": probe}
-    share = run.recipe.probe_share
-    if share and run.recipe.frozen_statistics and final.scores:
+    if share and (final.scores or not run.data.val):
         net = copy.deepcopy(padding.to_unpadded(final.net, run.spec))
         states = [net.state_dict(), probe.net.state_dict()]
         net.load_state_dict(averaged(states, (1 - share, share)))
@@ -434,10 +435,10 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
         } or {"between the linear probe and the end of training": mean}
     how, best = max(ends.items(), key=lambda item: run.metric.quality(item[1].scores))
     if best is not final and run.context.is_rank_zero:
-        print_note(
-            f"the bundle is the network {how}: validation {best.described(run.metric)}, after "
-            f"training {final.described(run.metric)}"
-        )
+        scored, last = best.described(run.metric), final.described(run.metric)
+        why = f"validation {scored}, after training {last}"
+        why = why if run.data.val else "there are no validation images to choose by"
+        print_note(f"the bundle is the network {how}: {why}")
     return best
 
 

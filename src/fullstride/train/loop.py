@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fullstride.nets.backbone import Backbone, channels_last, input_shape
 from fullstride.nets.efficiency import is_compiled
 from fullstride.nets.layers import avoid_strided_pointwise
+from fullstride.nets.padding import to_padded
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
 from fullstride.train.averages import Average, RunningStatistics
@@ -25,10 +26,10 @@ from fullstride.train.compute import (
     SINGLE_PROCESS,
     DistributedContext,
     keep_freed_memory,
-    memory_advice,
     numerics,
     on_device,
     share_batch_statistics,
+    step_advice,
 )
 from fullstride.train.distill import TeacherProbabilities
 from fullstride.train.optimizer import Course, Freezing, build_optimizer, lr_at, set_rates
@@ -121,6 +122,10 @@ def train_epochs(
 ) -> Iterator[Checkpoint]:
     """Train `net` in place, and yield an `Epoch` after each epoch for the caller to log and save.
 
+    `net` gets the recipe's `drop_path` and `dropout`, if there are any. A recipe with a teacher
+    needs the `teacher` itself, and one with `pad_channels` the padded network; else a ValueError
+    says so.
+
     `checkpoint_every_steps` also yields `Checkpoint`s within an epoch. `resume` is the `state` of
     the last epoch or checkpoint: training then continues as if it had not stopped, bit for bit if
     the device computes reproducibly. With several processes in `context`, `batches` has each
@@ -140,9 +145,27 @@ def train_epochs(
         [0, 1]
     """
     recipe = recipe.in_epochs(len(batches))
+    give_parts(net, recipe, teacher)
     trainer = build_trainer(net, task, recipe, len(batches), teacher, context)
     with keep_freed_memory(trainer.device):
         yield from run_epochs(trainer, batches, resume, every(checkpoint_every_steps, len(batches)))
+
+
+def give_parts(net: Backbone, recipe: Recipe, teacher: TeacherProbabilities | None) -> None:
+    """Give `net` the recipe's stochastic depth and dropout, in place.
+
+    Raises ValueError for a teacher or padding of the recipe that the caller did not give.
+    """
+    if recipe.teacher and teacher is None:
+        raise ValueError(
+            f"recipe.teacher {recipe.teacher} without a teacher: give train_epochs one"
+        )
+    if recipe.pad_channels and to_padded(net) is not net:
+        raise ValueError("recipe.pad_channels without padding: train nets.padding.to_padded(net)")
+    if recipe.drop_path or recipe.dropout:
+        like = next(net.parameters())
+        net.regularise(drop_path=recipe.drop_path, by=recipe.drop_path_by, dropout=recipe.dropout)
+        net.to(like)  # timm's networks are built again
 
 
 def every(steps: int, per_epoch: int) -> Pause:
@@ -166,7 +189,7 @@ def run_epochs(
         source = batches.epoch(trainer.epoch_at(before), start)
         for index, (x, targets, indices) in enumerate(source, start + 1):
             wait_s += time.perf_counter() - step_end
-            with trainer.numerics(), memory_advice(trainer.recipe, trainer.device, context):
+            with trainer.numerics(), step_advice(trainer.recipe, trainer.device, context):
                 losses.append(trainer.step(x, targets, before + index - 1, indices))
             images += len(x)
             course = pause(trainer.course, before + index, time.perf_counter() - step_end)
@@ -262,7 +285,7 @@ class Trainer:
         self.freezing = Freezing(net, recipe, per_epoch)
         self.optimizer = build_optimizer(net, recipe)
         self.average = Average(net, recipe.ema_decay)
-        self.statistics = RunningStatistics(net, recipe.bn_momentum, recipe.grad_accum_steps)
+        self.statistics = RunningStatistics(net, recipe.bn_momentum)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.precision == "fp16")
         self.freezing.apply(0)
         self.forward = self.build_forward()
@@ -311,7 +334,7 @@ class Trainer:
         if recipe.mixup or recipe.cutmix:
             classes = self.net.spec.classes
             x, targets = mix(x, targets, classes, mixup=recipe.mixup, cutmix=recipe.cutmix, rng=rng)
-        self.statistics.before(number)
+        self.statistics.before(number, len(self.parts(len(x))))
         loss = self.backward(x, targets, self.epoch_at(number), indices)
         self.statistics.after(number)
         if recipe.clip_norm:
@@ -334,15 +357,18 @@ class Trainer:
         """Add the gradients of a batch in the recipe's number of passes; return its loss."""
         indices = torch.arange(len(x)) if indices is None else indices
         total = torch.zeros((), device=self.device)
-        size = math.ceil(len(x) / self.recipe.grad_accum_steps)
-        for start in range(0, len(x), size):
-            part = slice(start, start + size)
-            with self.maybe_no_sync(start + size < len(x)):
+        for part in self.parts(len(x)):
+            with self.maybe_no_sync(part.stop < len(x)):
                 loss = self.loss(x[part], targets[part], epoch, indices[part])
                 loss = loss * (len(x[part]) / len(x))
                 self.scaler.scale(loss).backward()
             total += loss.detach()
         return total
+
+    def parts(self, images: int) -> list[slice]:
+        """The images of each pass, whose numbers differ by one at most; few images have fewer."""
+        passes = math.ceil(images / math.ceil(images / self.recipe.grad_accum_steps))
+        return [slice(images * i // passes, images * (i + 1) // passes) for i in range(passes)]
 
     def maybe_no_sync(self, more_follow: bool) -> AbstractContextManager[None]:
         """Let processes average their gradients only after the last part of a batch."""

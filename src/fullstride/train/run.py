@@ -304,7 +304,8 @@ class StallWatch:
 
     def chance(self, row: Mapping[str, Any]) -> float | None:
         """The score of a guess on the validation split; None if unknown."""
-        return self.run.task.chance_score(self.run.metric, run_folder.val_scores(row))
+        scores, targets = run_folder.val_scores(row), self.run.data.val.targets
+        return self.run.task.chance_score(self.run.metric, scores, targets)
 
     def advice(self) -> str:
         recipe, task = self.run.recipe, self.run.task

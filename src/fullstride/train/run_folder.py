@@ -78,7 +78,7 @@ class TrainingState:
     net: Mapping[str, Tensor]
     average: Mapping[str, Tensor]
     optimizer: OptimizerState
-    scaler: Mapping[str, float]  # empty unless the precision is fp16
+    scaler: Mapping[str, Any]  # empty unless the precision is fp16
     turns: tuple[tuple[int, int], ...]  # of the `Course`
     # the state of `loop.Divergence`
     first_loss: float | None = None
@@ -154,7 +154,7 @@ def is_finite(value: Tensor) -> bool:
     return value.is_floating_point() and bool(value.isfinite().all())
 
 
-def load_scaler(scaler: torch.amp.GradScaler, saved: Mapping[str, float], where: str) -> None:
+def load_scaler(scaler: torch.amp.GradScaler, saved: Mapping[str, Any], where: str) -> None:
     """Load the scale of the losses, if there is one. Raises ValueError for other data."""
     if scaler.is_enabled():
         from_json(ScalerState, saved, f"{where}: scaler")

@@ -475,7 +475,10 @@ def _matched(images: DataSet, where: str, model: HasOutputs, data: str) -> DataS
     try:
         outputs, how = match_classes(model.classes, images.classes, named=model.has_class_names)
     except ValueError as error:
-        raise ValueError(f"{where} and {data}: {error}") from None
+        raise ValueError(
+            f"{where} and {data}: {error}; name its outputs by --class-names FILE, with a class in "
+            "each line"
+        ) from None
     if how:
         print_note(f"the classes of {data} are matched with those of {where} {how}")
     return images.with_targets(model.classes, lambda each: task.renumber(each, outputs))
