@@ -392,5 +392,5 @@ def test_a_head_for_classes_in_another_order_predicts_the_same_and_one_for_other
     assert not capsys.readouterr().err
     wider = replace(recipe, task_options={**options, "head_width": 40})
     initial_network("resnet_rs_tiny", task, data, wider, replace(bundle, name=layer))
-    expected = f"not those of {layer}: give --task.head_width 32\n"
+    expected = f"give --task.head_width 32 for the weights of {layer}\n"
     assert capsys.readouterr().err.endswith(expected)

@@ -259,7 +259,7 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
     Masks in colours need a table of colours: the file `colours`, or label_colors.txt, labelmap.txt
     or another of `COLOUR_TABLES` with the data; "voc" is Pascal VOC's palette. A line of the table
     is 128 0 0 road, and "ignored" is no class. The values of a PNG with a palette are classes, and
-    those of a grey PNG too, unless the table has greys alone.
+    the values of a grey PNG too, unless the table has greys alone.
 
     A folder with JPEGImages, SegmentationClass and ImageSets/Segmentation is one year of VOC.
 
@@ -359,13 +359,13 @@ def _numbers(root: Path, pairs: PairedListing) -> tuple[str, ...]:
 
 def _check_ignored(data: DataSet, folder: Path) -> None:
     """Raise ValueError if the training masks have `IGNORED` pixels and fewer than two classes."""
-    found: set[int] = set()
+    values: set[int] = set()
     for target in counted(data.train.targets, "masks"):
         with suppress(UnreadableImage):
-            found.update(target.read().tobytes())
-        if len(found - {IGNORED}) > 1:
+            values.update(target.read().tobytes())
+        if len(values - {IGNORED}) > 1:
             return
-    if IGNORED in found:
+    if IGNORED in values:
         raise ValueError(
             f"masks in {str(folder)!r} have fewer than two classes beside {IGNORED}, which is "
             "ignored: for masks in black and white give --task.colours FILE, with the lines 0 0 0 "

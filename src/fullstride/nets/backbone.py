@@ -112,8 +112,8 @@ class Backbone(nn.Module, ABC):
     def class_rows(self) -> dict[str, int]:
         """The paths of layers with rows for each class, and how many rows a class has.
 
-        The layers of a head are the `class_rows` of the head. Rows before those of the first class
-        are of the background.
+        The head names its layers by its own `class_rows`. Rows before the first class are of the
+        background.
         """
         head = getattr(self.task_head, "class_rows", {})
         return {f"task_head.{path}": rows for path, rows in head.items()}

@@ -193,7 +193,7 @@ def note_head(start: Bundle, task: Task) -> None:
     pairs = [(name, getattr(own, name), getattr(task, name)) for name in names]
     if options := " ".join(f"--task.{name} {its}" for name, its, new in pairs if its != new):
         print_note(
-            f"the head begins with random weights, not those of {start.name}: give {options}"
+            f"the head begins with random weights: give {options} for the weights of {start.name}"
         )
 
 

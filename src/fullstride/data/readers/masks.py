@@ -43,7 +43,7 @@ class MaskFile:
     def read(self) -> np.ndarray:
         """Classes from 0 on, and `IGNORED`: uint8 (H, W). The value 255 is `IGNORED` too.
 
-        The values of a grey PNG are colours if those of the classes are all grey. Raises
+        The values of a grey PNG are colours if the classes have greys alone. Raises
         UnreadableImage for other files, and for a value or a colour that has no class.
         """
         greys = all(colour % 0x010101 == 0 for colour in self.colours)
