@@ -200,9 +200,9 @@ def test_better_by_a_standard_error_is_clearly_better():
 @pytest.mark.parametrize(
     ("probe", "end", "chosen"),
     [
-        *((80, 83, "mean"), (80, 90, "end"), (83, 80, "mean"), (84, 88, "probe"), (84, 90, "end")),
-        # a quarter of the mean is the probe: 83.25 lies between, or 85.25, or 86
-        *((81, 84, "mean"), (83, 86, "probe"), (80, 88, "end")),
+        *((80, 82, "mean"), (80, 90, "end"), (83, 80, "mean"), (84, 88, "probe"), (84, 90, "end")),
+        # a quarter of the mean is the probe: 82.5 lies between, or 83.25, or 86
+        *((81, 83, "mean"), (81, 84, "probe"), (80, 88, "end")),
     ],
 )
 def test_to_be_chosen_the_end_must_be_better_than_the_mean_by_more_than_the_probe(
