@@ -231,7 +231,7 @@ def check_places(values: Mapping[str, Any]) -> None:
         missing = [word for word in models if looks_like_path(word) and is_missing(word)]
         missing += images if all(map(is_missing, images)) else []
         if missing:
-            refuse_missing(Path(missing[0]))
+            refuse_missing(missing[0])
         for word in words_of(group, DATA_ARGUMENTS):
             if word and not os.path.exists(word):  # noqa: PTH110  names may be too long for `Path`
                 from fullstride.data.targets import check_place
@@ -239,14 +239,15 @@ def check_places(values: Mapping[str, Any]) -> None:
                 check_place(word, task)
 
 
-def refuse_missing(path: Path) -> None:
-    """Raise ValueError with the exported file beside `path` that has its name, if there is one."""
+def refuse_missing(word: str) -> None:
+    """Raise ValueError with the exported file that has the name of a path, if there is one."""
+    path = Path(word)
     if any(each.stem == path.stem for each in path.parent.glob("*")):
         from fullstride.deploy.formats import near
 
         if beside := near(path):
-            raise ValueError(f"no file {path}: there is {beside}")
-    raise ValueError(f"no such file or folder: {path}")
+            raise ValueError(f"no file {word}: there is {beside}")
+    raise ValueError(f"no such file or folder: {word}")
 
 
 def words_of(group: Mapping[str, Any], names: Sequence[str]) -> list[str]:

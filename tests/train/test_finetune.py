@@ -184,6 +184,18 @@ def scores(top1):
     return {"top1": top1, "loss": 0.5}
 
 
+def run_of(images, mean):
+    """A run with so many validation images, of which the mean of probe and end has a share."""
+    return SimpleNamespace(
+        data=SimpleNamespace(val=range(images)),
+        recipe=FROZEN,
+        metric=Classify.metric,
+        spec=None,
+        context=SimpleNamespace(is_rank_zero=False),
+        val_scores=lambda net: scores(mean),
+    )
+
+
 def test_better_by_a_standard_error_is_clearly_better():
     metric = Classify.metric
     assert not is_clearly_better(scores(82.0), scores(80.0), metric, 100)  # the error is 3.8 points
@@ -214,16 +226,19 @@ def test_to_be_chosen_the_end_must_be_better_than_the_mean_by_more_than_the_prob
     final, first = (FinalNetwork(copy.deepcopy(net), scores(top1)) for top1 in (end, probe))
     monkeypatch.setattr(final_weights, "has_probe", lambda run: True)
     monkeypatch.setattr(final_weights, "probe_network", lambda run: first)
-    run = SimpleNamespace(
-        data=SimpleNamespace(val=range(100)),
-        recipe=FROZEN,
-        metric=Classify.metric,
-        spec=None,
-        context=SimpleNamespace(is_rank_zero=False),
-        val_scores=lambda net: scores(80.0),
-    )
-    best = final_weights.with_probe(run, final)
+    best = final_weights.with_probe(run_of(100, 80.0), final)
     assert chosen == ("end" if best is final else "probe" if best is first else "mean")
+
+
+def test_no_right_image_of_a_small_split_leaves_the_mean(monkeypatch):
+    net = nn.Linear(1, 1)
+    net.spec = None
+    final, first = (FinalNetwork(copy.deepcopy(net), scores(0.0)) for _ in range(2))
+    monkeypatch.setattr(final_weights, "has_probe", lambda run: True)
+    monkeypatch.setattr(final_weights, "probe_network", lambda run: first)
+    best = final_weights.with_probe(run_of(3, 0.0), final)
+    assert best is not final
+    assert best is not first
 
 
 def test_a_run_without_a_val_or_a_share_begins_with_the_probe_and_ends_with_the_last_epoch(

@@ -481,8 +481,8 @@ def open_model(word: str, *, trust: bool = False, options: LoadOptions = BY_DEFA
     if not is_exported_path(word):
         if (Path(word) / "fit.json").is_file() and (beside := near(Path(word) / "model")):
             raise ValueError(
-                f"{word} is a fit: give the file that it ended with, {beside}, or a run in "
-                f"{Path(word) / 'trials'}"
+                f"{word} is a fit: give a run in {Path(word) / 'trials'}, or the file that it "
+                f"ended with, {beside}"
             )
         return tasks.load(word, options=options)
     if options != BY_DEFAULT:

@@ -441,7 +441,7 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
         }
         if not better and probe.scores and metric.name == "top1":
             top1 = (1 - share) * final.scores["top1"] + share * probe.scores["top1"]
-            between = {"top1": top1 - 100 / images}
+            between = {"top1": max(top1 - 100 / images, 0.0)}
             if is_clearly_better(between, mean.scores, metric, images, BARRIER):
                 ours = final.scores, probe.scores, metric, images
                 how = TRAINED if is_clearly_better(*ours, CLEAR_OF_PROBE) else UNTRAINED
