@@ -206,13 +206,12 @@ class Detect(DetectOptions, Task):
         return replace(self, labels=len(classes))
 
     def for_data(self, data: DataSet) -> Self:
-        """The task for the data. Raises ValueError for a split that could not be scored."""
-        for split, images in (("validation", data.val), ("test", data.test)):
-            if images and all(all(target.difficult) for target in images.targets):
-                raise ValueError(
-                    f"none of {count_of(len(images), f'{split} image')} has an object that is not "
-                    "difficult: give others"
-                )
+        """The task for the data. Raises ValueError for a validation split without an object."""
+        if data.val and all(all(target.difficult) for target in data.val.targets):
+            raise ValueError(
+                f"none of {count_of(len(data.val), 'validation image')} has an object that is not "
+                "difficult: give others"
+            )
         most = max((len(target.boxes) for target in data.train.targets), default=0)
         candidates = min(max(LEAST_CANDIDATES, PER_OBJECT * most), MOST_CANDIDATES)
         return replace(self.for_classes(data.classes), candidates=candidates)
