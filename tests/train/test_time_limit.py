@@ -15,7 +15,7 @@ from fullstride.nets.network import Network
 from fullstride.train import timing
 from fullstride.train.averages import Average
 from fullstride.train.optimizer import Course
-from fullstride.train.prepare import three_digits
+from fullstride.train.prepare import epochs_text
 from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RunOptions, case_of
 from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import train
@@ -226,7 +226,7 @@ def test_the_passes_of_a_soup_at_the_end_of_a_run_are_part_of_its_time(
 
 
 def test_a_shorter_course_is_told_in_epochs_without_exponents():
-    assert [three_digits(each) for each in (0.25, 12.25, 1234.5)] == ["0.25", "12.2", "1234"]
+    assert [epochs_text(each) for each in (0.25, 12.25, 1234.5)] == ["0.25", "12.2", "1234"]
 
 
 def test_the_average_of_weights_spans_the_same_part_of_the_schedule():

@@ -219,7 +219,7 @@ def check_input(model: str, task: Task) -> None:
         )
 
 
-def three_digits(epochs: float) -> str:
+def epochs_text(epochs: float) -> str:
     """12.34 -> 12.3, 1234.5 -> 1234."""
     return f"{epochs:.3g}" if epochs < 100 else f"{epochs:.0f}"
 
@@ -355,7 +355,7 @@ class PreparedRun:
         if self.turns:
             ended = self.course.end / self.steps_per_epoch
             average = (
-                f", for {three_digits(ended)} of {three_digits(self.resolved.epochs)} epochs by a "
+                f", for {epochs_text(ended)} of {epochs_text(self.resolved.epochs)} epochs by a "
                 f"time limit{average}"
             )
         return Bundle(

@@ -31,7 +31,7 @@ from fullstride.train.batches import (
 )
 from fullstride.train.loop import Pause, Trainer, build_trainer
 from fullstride.train.optimizer import Course
-from fullstride.train.prepare import PreparedRun, network_to_train, prepare, three_digits
+from fullstride.train.prepare import PreparedRun, epochs_text, network_to_train, prepare
 from fullstride.train.recipes.choice import DEFAULTS, LENGTHS, NamedRecipe, RecipeChoice, RunOptions
 from fullstride.train.recipes.named import RECIPES
 from fullstride.train.recipes.recipe import Recipe
@@ -341,7 +341,7 @@ class Pace:
         before, now = (end / self.run.steps_per_epoch for end in (course.end, done + steps))
         print_note(
             f"{self.run.folder}: a step takes {now_s:.3g} s now: to keep the time given, training "
-            f"ends after {three_digits(now)} epochs, not {three_digits(before)}"
+            f"ends after {epochs_text(now)} epochs, not {epochs_text(before)}"
         )
         return course.turned(done, done + steps)
 
