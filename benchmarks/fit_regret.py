@@ -333,7 +333,8 @@ def summary(reference: Reference, rows: Sequence[FitRow], metric: Metric) -> lis
             f"{len(rows)}; mean {statistics.mean(others):.2f}, largest {max(others):.2f}.",
         ]
     if regrets and metric.name == "top1" and all(each.tested for each in reference.files):
-        lines += redraw_lines(reference.files, [row.budget_ms for row in shipped], metric)
+        inside = [row.budget_ms for row, each in zip(shipped, each_lost, strict=True) if each]
+        lines += redraw_lines(reference.files, inside, metric)
     if costs:
         seconds, epochs = (
             sum(share <= MOST_COST for share in each) for each in zip(*costs, strict=True)

@@ -244,7 +244,8 @@ def call_time(row: Measurement, percentile: float = 50) -> CallTime:
     rounds = np.array_split(np.array(row.samples), row.protocol.rounds)
     low, high = np.percentile([np.percentile(each, percentile) for each in rounds], (5, 95))
     ms, images = np.percentile(row.samples, percentile), row.protocol.batch
-    low, high = min(low, ms), max(high, ms)  # few rounds are interpolated, beyond it even
+    # percentiles of few rounds are interpolated between them, so that `ms` may lie outside
+    low, high = min(low, ms), max(high, ms)
     return CallTime(ms=float(ms / images), low=float(low / images), high=float(high / images))
 
 
