@@ -20,6 +20,7 @@ from fullstride.tasks.losses import (
     image_weights,
     smoothed,
 )
+from fullstride.tasks.multilabel import MultiLabel
 from fullstride.train.recipes.named import FINETUNE
 
 LOGITS = 3 * torch.randn(12, 5, generator=torch.Generator().manual_seed(0), dtype=torch.double)
@@ -110,6 +111,13 @@ def test_the_weighted_loss_of_a_batch_does_not_depend_on_how_it_is_divided():
     parts = [task.loss(LOGITS[i : i + 3], LABELS[i : i + 3]) for i in range(0, 12, 3)]
     whole = task.loss(LOGITS, LABELS).item()
     assert torch.stack(parts).mean().item() == pytest.approx(whole, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Classify, MultiLabel])
+def test_weights_of_classes_need_the_images_of_each_class(kind):
+    task = kind(class_weights="balanced")
+    with pytest.raises(ValueError, match=r"class_weights balanced .* use task.for_data\(data\)"):
+        task.loss(LOGITS, F.one_hot(LABELS, 5))
 
 
 def test_balanced_weights_equal_those_of_scikit_learn():

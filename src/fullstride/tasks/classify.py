@@ -218,8 +218,9 @@ class Classify(Task):
         """
         logits, embeddings = outputs if self.triplet else (outputs, None)
         logits = full_precision(logits)
-        weights = self.weights(logits)
-        weights = None if weights is None else image_weights(targets, weights)
+        how = self.class_weights
+        weights_k = weight_tensor(self.class_counts, how, logits.device, logits.dtype)
+        weights_n = None if weights_k is None else image_weights(targets, weights_k)
         if self.objective == "bce":
             objective = partial(
                 binary_cross_entropy, threshold=self.bce_threshold, reduction=self.bce_reduction
@@ -228,24 +229,13 @@ class Classify(Task):
             objective = partial(focal_loss, gamma=self.focal_gamma)
         else:
             objective = cross_entropy
-        loss = objective(logits, targets, smoothing=self.label_smoothing, weights_n=weights)
+        loss = objective(logits, targets, smoothing=self.label_smoothing, weights_n=weights_n)
         if teacher is not None:
-            taught = cross_entropy(logits, teacher, weights_n=weights)
+            taught = cross_entropy(logits, teacher, weights_n=weights_n)
             loss = torch.lerp(loss, taught, self.teacher_share)
         if embeddings is not None:
             loss = loss + self.triplet * TRIPLET_FORMS[self.triplet_form](embeddings, targets)
         return loss
-
-    def weights(self, logits: Tensor) -> Tensor | None:
-        """The weight of an image of each class (K,); None if all are equal."""
-        if self.class_weights == "none":
-            return None
-        if not self.class_counts:
-            raise ValueError(
-                f"class_weights {self.class_weights} come from the images of each class: use "
-                "task.for_data(data)"
-            )
-        return weight_tensor(self.class_counts, self.class_weights, logits.device, logits.dtype)
 
     def chance_loss(self) -> float | None:
         """The entropy of the class frequencies, ln K if equal; None unless cross-entropy alone."""

@@ -106,11 +106,17 @@ def class_weights(counts: Sequence[int], how: Literal["balanced", "sqrt"]) -> tu
 @lru_cache(maxsize=8)
 def weight_tensor(
     counts: tuple[int, ...],
-    how: Literal["balanced", "sqrt"],
+    how: Literal["none", "balanced", "sqrt"],
     device: torch.device,
     dtype: torch.dtype,
-) -> Tensor:
-    """`class_weights` as a tensor, which is copied to the device once."""
+) -> Tensor | None:
+    """`class_weights` (K,) as a tensor, which is copied to the device once; None for "none"."""
+    if how == "none":
+        return None
+    if not counts:
+        raise ValueError(
+            f"class_weights {how} come from the images of each class: use task.for_data(data)"
+        )
     return torch.tensor(class_weights(counts, how), device=device, dtype=dtype)
 
 

@@ -406,27 +406,23 @@ class MultiLabel(MultiLabelOptions, Task):
 
     def loss(self, outputs: Tensor, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
         """`outputs`: logits (N, K). `targets` (N, K): 1 for the labels of an image, or a share."""
-        weights = None
-        if self.class_weights != "none":
-            how = self.class_weights
-            weights = weight_tensor(self.class_counts, how, outputs.device, torch.float32)
-        if self.objective != "focal":
-            is_bce = self.objective == "bce"
-            if is_bce and self.bce_threshold:
-                targets = (targets > self.bce_threshold).float()
-            loss = multilabel_focal(outputs, targets, weights_k=weights)
-            is_mean = is_bce and self.bce_reduction == "mean"
-            return loss / outputs.shape[1] if is_mean else loss
-        other = self.focal_gamma_negative
-        return multilabel_focal(
-            outputs,
-            targets,
-            gamma_positive=self.focal_gamma,
-            gamma_negative=self.focal_gamma if other is None else other,
-            shift=self.focal_shift,
-            weight_gradient=self.focal_weight_gradient,
-            weights_k=weights,
-        )
+        how, is_bce = self.class_weights, self.objective == "bce"
+        weights_k = weight_tensor(self.class_counts, how, outputs.device, torch.float32)
+        if self.objective == "focal":
+            other = self.focal_gamma_negative
+            return multilabel_focal(
+                outputs,
+                targets,
+                gamma_positive=self.focal_gamma,
+                gamma_negative=self.focal_gamma if other is None else other,
+                shift=self.focal_shift,
+                weight_gradient=self.focal_weight_gradient,
+                weights_k=weights_k,
+            )
+        if is_bce and self.bce_threshold:
+            targets = (targets > self.bce_threshold).float()
+        loss = multilabel_focal(outputs, targets, weights_k=weights_k)
+        return loss / outputs.shape[1] if is_bce and self.bce_reduction == "mean" else loss
 
     def score(self) -> MultiLabelScore:
         return MultiLabelScore(self.thresholds)
