@@ -20,13 +20,13 @@ from fullstride.data.prediction_store import KEY as STORE_KEY
 from fullstride.data.prediction_store import StoreKey, pyarrow, read_key, read_table
 from fullstride.data.transforms.crop import Augmentation
 from fullstride.data.unlabelled import Unlabelled, open_unlabelled
-from fullstride.io.console import count_of, print_note
+from fullstride.io.console import print_note
 from fullstride.io.records import MAX_JSON_BYTES
 from fullstride.io.writing import Output, atomic_write, check_output, read_regular
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.tables.class_names import match_classes
+from fullstride.tables.class_names import ClassMatch, match_classes
 from fullstride.train.recipes.recipe import Recipe
 
 KEY = "about.json"  # in the folder of a cache
@@ -91,18 +91,7 @@ def matching_teacher(
     Raises ValueError if the number of classes or their names differ, and for a gray teacher of an
     RGB student.
     """
-    theirs = bundle.classes
-    if len(theirs) != len(classes):
-        teacher, data = (
-            f"{len(names)} ({', '.join(names[:3])}, ...)" for names in (theirs, classes)
-        )
-        raise ValueError(
-            f"the teacher {name} has the classes {teacher}, the images have {data}: use another"
-        )
-    try:
-        match = match_classes(theirs, classes, named=bundle.has_class_names)
-    except ValueError as error:
-        raise ValueError(f"the teacher {name}: {error}; use another") from None
+    match = match_classes_of(bundle, classes, f"the teacher {name}", "use another")
     if match.how:
         print_note(f"the classes of the teacher {name} are matched {match.how}")
     if bundle.preprocessing.channels < student.channels:
@@ -113,6 +102,20 @@ def matching_teacher(
         what = "clips and the student images" if student.frames == 0 else "images and not clips"
         raise ValueError(f"the teacher {name} takes {what}: use another teacher")
     return Teacher(bundle, student, None if match.is_identity else match.outputs)
+
+
+def match_classes_of(
+    teacher: Bundle | StoreKey, classes: tuple[str, ...], name: str, advice: str
+) -> ClassMatch:
+    """`match_classes` for as many classes. Raises ValueError with `name` and `advice`."""
+    theirs = teacher.classes
+    if len(theirs) != len(classes):
+        its, data = (f"{len(names)} ({', '.join(names[:3])}, ...)" for names in (theirs, classes))
+        raise ValueError(f"{name} has the classes {its}, the images have {data}: {advice}")
+    try:
+        return match_classes(theirs, classes, named=teacher.has_class_names)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}; {advice}") from None
 
 
 def build_teacher(
@@ -182,16 +185,10 @@ class CachedTeacher:
     ):
         self.teacher, self.epochs = teacher, epochs
         self.shape = images, teacher.net.spec.classes
-        conversion: dict[str, Any] = {
-            name: value.flatten().tolist() for name, value in teacher.named_buffers(recurse=False)
-        }
-        if teacher.side:  # no entry for a teacher of the same resolution
-            conversion["side"] = teacher.side
-        key = json.dumps(
-            {"teacher": digest(teacher), **conversion, "images": images, **views},
-            sort_keys=True,
-            indent=1,
-        )
+        buffers = teacher.named_buffers(recurse=False)
+        conversion = {name: value.flatten().tolist() for name, value in buffers}
+        own = {"teacher": digest(teacher), "side": teacher.side, "images": images}
+        key = json.dumps({**own, **conversion, **views}, sort_keys=True, indent=1)
         self.folder = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
         self.key = key.encode()
         self.output = Output(
@@ -287,18 +284,8 @@ class PseudoLabels:
 
         Raises ValueError if the teacher has other classes.
         """
-        theirs = self.key.classes
-        if len(theirs) != len(classes):
-            raise ValueError(
-                f"the pseudo-labels are of {count_of(len(theirs), 'class')}, the images have "
-                f"{len(classes)}"
-            )
-        try:
-            match = match_classes(theirs, classes, named=self.key.has_class_names)
-        except ValueError as error:
-            raise ValueError(
-                f"the pseudo-labels: {error}; label the images by a network of the data's classes"
-            ) from None
+        advice = "label the images by a network of the data's classes"
+        match = match_classes_of(self.key, classes, "the teacher of the pseudo-labels", advice)
         ours = np.argsort(match.outputs)  # index of the student's class of each output
         return PseudoLabels(self.key, self.images_m, ours[self.classes_mk], self.probabilities_mk)
 
