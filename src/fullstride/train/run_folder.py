@@ -246,20 +246,19 @@ def create_or_resume(folder: Path, config: RunConfig) -> None:
     A run without any result is overwritten. Raises ValueError for another run or other files.
     """
     check_folder(folder)
-    path = folder / RUN_CONFIG
-    if path.exists() and is_begun(folder):
-        saved = read_config(folder, "give another --out")
-        defaults = vars(find_task(config.task).options())
-        changes = differences(comparable(saved, defaults), comparable(config, defaults))
-        if "fingerprint" in changes:
-            changes["fingerprint"] = "its images or labels are others"
-        if changes:
-            words = "; ".join([*changes.values()][:5])
-            raise ValueError(
-                f"{folder} has another run: {words}. Give another --out, or the same arguments"
-            )
+    saved = resumable_config(folder)
+    if saved is None:
+        write_json(folder / RUN_CONFIG, OUTPUTS[RUN_CONFIG], config)
         return
-    write_json(path, OUTPUTS[RUN_CONFIG], config)
+    defaults = vars(find_task(config.task).options())
+    changes = differences(comparable(saved, defaults), comparable(config, defaults))
+    if "fingerprint" in changes:
+        changes["fingerprint"] = "its images or labels are others"
+    if changes:
+        words = "; ".join([*changes.values()][:5])
+        raise ValueError(
+            f"{folder} has another run: {words}. Give another --out, or the same arguments"
+        )
 
 
 def comparable(config: RunConfig, defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,14 +287,10 @@ def read_config(folder: Path, hint: str) -> RunConfig:
 
 def resumable_config(folder: Path) -> RunConfig | None:
     """The configuration of a run that can be resumed or has ended; None without such a run."""
-    if not (is_begun(folder) and (folder / RUN_CONFIG).exists()):
+    has_results = any((folder / name).exists() for name in (CHECKPOINT, PROBE, BUNDLE))
+    if not (has_results and (folder / RUN_CONFIG).exists()):
         return None
     return read_config(folder, "give another --out")
-
-
-def is_begun(folder: Path) -> bool:
-    """Whether the folder has results of a run."""
-    return any((folder / name).exists() for name in (CHECKPOINT, PROBE, BUNDLE))
 
 
 def resolve(
