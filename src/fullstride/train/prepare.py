@@ -481,27 +481,23 @@ def run_config(
 
 def check_recipe(recipe: Recipe, data: DataSet, weights: str) -> None:
     """Raise ValueError, in one line, for fields that lack their weights or validation images."""
-    if recipe.frozen_statistics and not weights:
-        raise ValueError(
-            "recipe.frozen_statistics normalises by the statistics of released weights: give "
-            "--weights, or leave it out"
-        )
+    keeps = "would leave random weights as they are"
+    of_weights = {
+        "frozen_statistics": "normalises by the statistics of released weights",
+        "linear_probe": "fits a classifier to the features of released weights",
+        "freeze_stages": keeps,
+        "freeze_epochs": keeps,
+        "frozen": keeps,
+    }
+    for name, what in of_weights.items():
+        if getattr(recipe, name) and not weights:
+            raise ValueError(f"recipe.{name} {what}: give --weights, or leave it out")
     for name in ("soup", "early_stop_patience"):
         if getattr(recipe, name) and not data.val:
             raise ValueError(
                 f"recipe.{name} {getattr(recipe, name)} needs validation images to compare "
                 "epochs on: set it to 0, or leave --val 0 out"
             )
-    if recipe.linear_probe and not weights:
-        raise ValueError(
-            "recipe.linear_probe fits a classifier to the features of released weights: give "
-            "--weights, or leave it out"
-        )
-    if not weights and (recipe.freeze_stages or recipe.freeze_epochs or recipe.frozen):
-        raise ValueError(
-            "recipe.freeze_stages, recipe.freeze_epochs and recipe.frozen would leave random "
-            "weights as they are: give --weights, or leave them out"
-        )
 
 
 def recipe_here(
