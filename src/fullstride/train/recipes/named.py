@@ -294,14 +294,8 @@ def training_step(
     to the device have the values for a GPU with bf16, unless `device` is cpu. Raises ValueError for
     a recipe that chooses its efficiency when training starts.
     """
-    if not name:
-        return TrainingStep(
-            resolution=resolution,
-            precision=precision or "bf16",
-            layout=layout or "nchw",
-            form=TrainingForm(efficiency=efficiency or "plain"),
-        )
-    recipe = find_recipe(name)
+    nameless = replace(FINETUNE, precision="bf16", channels_last=False)
+    recipe = find_recipe(name) if name else nameless
     if efficiency:
         recipe = replace(recipe, efficiency=efficiency)
     if recipe.efficiency == "auto":
