@@ -52,38 +52,28 @@ class RunningStatistics:
     """
 
     def __init__(self, net: nn.Module, momentum: float | None):
-        self.norms: list[BATCH_NORM] = []
-        if momentum is None:
-            return
-        self.momentum = momentum
-        self.norms = [module for module in net.modules() if isinstance(module, BATCH_NORM)]
+        self.momentum = momentum or 0.0
+        modules = net.modules() if momentum else ()
+        self.norms = [module for module in modules if isinstance(module, BATCH_NORM)]
         for norm in self.norms:
             norm.momentum = momentum
 
     @torch.no_grad()
     def before(self, step: int, passes: int = 1) -> None:
         """Call before the forward passes of `step`, counted from 0."""
-        self.earlier: list[Tensor] = []
-        if not self.norms:
-            return
+        self.earlier: list[tuple[Tensor, Tensor]] = []  # each buffer, and its value before the step
         self.share = 1 - (1 - self.momentum) ** passes  # weight of a step in the long run
         if self.share * (step + 1) >= 1:
             return
-        self.statistics = [
-            buffer
-            for norm in self.norms
-            for buffer in (norm.running_mean, norm.running_var)
-            if norm.training and buffer is not None
-        ]
-        if step == 0:
-            for buffer in self.statistics:
-                buffer.zero_()
-        self.earlier = [buffer.clone() for buffer in self.statistics]
+        for norm in self.norms:
+            for buffer in (norm.running_mean, norm.running_var):
+                if norm.training and buffer is not None:
+                    if step == 0:
+                        buffer.zero_()
+                    self.earlier.append((buffer, buffer.clone()))
 
     @torch.no_grad()
     def after(self, step: int) -> None:
         """Call after the forward passes of `step`."""
-        if self.earlier:
-            scale = 1 / ((step + 1) * self.share)
-            for buffer, earlier in zip(self.statistics, self.earlier, strict=True):
-                buffer.copy_(torch.lerp(earlier, buffer, scale))
+        for buffer, earlier in self.earlier:
+            buffer.copy_(torch.lerp(earlier, buffer, 1 / ((step + 1) * self.share)))
