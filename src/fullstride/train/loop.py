@@ -28,7 +28,6 @@ from fullstride.train.compute import (
     keep_freed_memory,
     numerics,
     on_device,
-    share_batch_statistics,
     step_advice,
 )
 from fullstride.train.distill import TeacherProbabilities
@@ -238,10 +237,12 @@ def build_trainer(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if device.type == "cpu":
         avoid_strided_pointwise(net)
-    if recipe.channels_last:
-        net.to(memory_format=channels_last(1 + len(input_shape(net.spec))))
     if recipe.sync_bn and context.is_distributed:
-        share_batch_statistics(net, device)
+        if device.type != "cuda":
+            raise ValueError("recipe.sync_bn is for GPUs: leave it out")
+        from timm.layers.norm_act import convert_sync_batchnorm  # keeps activations of timm's norms
+
+        convert_sync_batchnorm(net)
     return Trainer(net, task, recipe, per_epoch, teacher, context)
 
 
@@ -280,6 +281,7 @@ class Trainer:
         self.layout = torch.contiguous_format
         if recipe.channels_last:
             self.layout = channels_last(1 + len(input_shape(net.spec)))
+            net.to(memory_format=self.layout)
         self.course = Course(max(1, round(recipe.epochs * per_epoch)))
         self.divergence = Divergence(self.course.whole)
         self.freezing = Freezing(net, recipe, per_epoch)
