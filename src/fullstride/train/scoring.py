@@ -22,7 +22,7 @@ from fullstride.io.records import from_json, read_json, write_json
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.tables.class_names import match_classes
-from fullstride.tasks import find_task, task_of
+from fullstride.tasks import TrainedModel, find_task, task_of
 from fullstride.tasks.task import ClassScore, ConfusionMatrix, Metric, Score, Task, full_precision
 from fullstride.train import run_folder
 from fullstride.train.batches import BatchOptions
@@ -340,13 +340,9 @@ class ScoredImages:
     notes: tuple[str, ...]  # lines on why the score may be misleading
 
 
-class HasOutputs(Protocol):
+class HasOutputs(TrainedModel, Protocol):
     """The parts of a bundle or exported file that its data depend on."""
 
-    @property
-    def task(self) -> str: ...
-    @property
-    def classes(self) -> tuple[str, ...]: ...
     @property
     def has_class_names(self) -> bool: ...
 
@@ -373,22 +369,18 @@ def images_to_score(
     By default the test images, or the validation images without a test; all images for other data
     than the run's without own splits. Raises ValueError, also for a split without images.
     """
-    config = _config(where, data)
-    whole = _own_data(config, model, data) if config else None
-    is_own, notes = whole is not None, []
-    if whole is None:
-        everything = _everything(model, data)
-        if split is None and not everything.own_splits:
+    config, notes = _config(where, data), []
+    own = whole = _own_data(config, model, data) if config else None
+    trained_on = {*own.train.names} if own else set()
+    if whole is None or split == ALL:
+        whole = _everything(model, own.where if own else data)
+        if split is None and not whole.own_splits:
             split = ALL
-            notes.append(f"all images of {everything.name} are scored, as it has no splits")
+            notes.append(f"all images of {whole.name} are scored, as it has no splits")
             if config is None:
                 notes[-1] += f"; {where} does not say which of them it was trained on"
-        whole = everything
         if split != ALL:
             whole = _other_data(model, data)
-    trained_on = {*whole.train.names} if is_own else set()
-    if split == ALL and is_own:
-        whole = _everything(model, whole.where)
     whole = _matched(whole, where, model, data)
     split = split or whole.score_split
     part = "train" if split == ALL else split
@@ -403,7 +395,7 @@ def images_to_score(
                 "--split train"
             )
         )
-    if config and not is_own:
+    if config and not own:
         trained_on = _copies_of_training(config, model, images)
     if both := [name for name in images.names if name in trained_on]:
         notes.append(
@@ -481,7 +473,7 @@ def _matched(images: DataSet, where: str, model: HasOutputs, data: str) -> DataS
         ) from None
     if how:
         print_note(f"the classes of {data} are matched with those of {where} {how}")
-    return images.with_targets(model.classes, lambda each: task.renumber(each, outputs))
+    return images.with_targets(tuple(model.classes), lambda each: task.renumber(each, outputs))
 
 
 def _copies_of_training(config: RunConfig, model: HasOutputs, images: Images) -> set[str]:
