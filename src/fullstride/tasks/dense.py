@@ -159,7 +159,7 @@ def _convolution(width: int) -> nn.Sequential:
     return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU())
 
 
-def resize(values: Tensor, size: tuple[int, int]) -> Tensor:
+def resize(values: Tensor, size: Sequence[int]) -> Tensor:
     """(N, C, h, w) -> (N, C, *size), bilinearly, with `align_corners=False`."""
     return F.interpolate(values, size, mode="bilinear", align_corners=False)
 
@@ -213,12 +213,16 @@ GOLDEN = 0.618034  # step of the hue, 0 to 1, from one class to the next
 NEAR_TO_FAR = np.array([(252, 253, 191), (251, 135, 97), (146, 43, 129), (20, 14, 54)])
 
 
+def class_colour(index: int, saturation: float, value: float) -> tuple[int, int, int]:
+    """The red, green and blue of a class, 0 to 255, from a saturation and a value, 0 to 1."""
+    red, green, blue = colorsys.hsv_to_rgb(index * GOLDEN % 1, saturation, value)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
 def class_colours() -> np.ndarray:
     """A colour for each class, uint8 (256, 3): black for class 0, white for `IGNORED`."""
-    hues = ((k * GOLDEN % 1, 0.9 if k % 2 else 0.6, 0.9) for k in range(IGNORED + 1))
-    colours = np.array([[round(255 * x) for x in colorsys.hsv_to_rgb(*hue)] for hue in hues])
-    colours[0], colours[IGNORED] = 0, 255
-    return colours.astype(np.uint8)
+    colours = [class_colour(k, 0.9 if k % 2 else 0.6, 0.9) for k in range(IGNORED)]
+    return np.array([(0, 0, 0), *colours[1:], (255, 255, 255)], np.uint8)
 
 
 def depth_colours(metres: np.ndarray) -> np.ndarray:

@@ -243,9 +243,7 @@ class Depth(DepthOptions, dense.PixelTask):
 
     def loss(self, outputs: Tensor, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
         """`outputs`: log of metres (N, 1, h, w), resized to the targets. `targets`: (N, H, W)."""
-        log_depth = dense.resize(full_precision(outputs), (targets.shape[-2], targets.shape[-1]))[
-            :, 0
-        ]
+        log_depth = dense.resize(full_precision(outputs), targets.shape[-2:])[:, 0]
         valid = valid_pixels(targets, self.max_depth)
         true = torch.where(valid, targets, 1.0).log()
         error = F.l1_loss(log_depth, true, reduction="none").where(valid, 0.0)

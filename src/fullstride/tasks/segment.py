@@ -180,7 +180,7 @@ class Segment(SegmentOptions, dense.PixelTask):
 
     def loss(self, outputs: Tensor, targets: Tensor, teacher: Tensor | None = None) -> Tensor:
         """`outputs`: logits (N, K, h, w), resized to the targets. `targets`: uint8 (N, H, W)."""
-        logits = dense.resize(task.full_precision(outputs), (targets.shape[-2], targets.shape[-1]))
+        logits = dense.resize(task.full_precision(outputs), targets.shape[-2:])
         classes = targets.long()
         # cross_entropy's own sum is not deterministic on a GPU
         each = F.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="none")

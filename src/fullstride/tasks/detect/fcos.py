@@ -215,9 +215,9 @@ class FcosHead(nn.Module):
         self.distances = nn.Conv2d(width, 4, 3, padding=1)
         self.centerness = nn.Conv2d(width, 1, 3, padding=1)
         self.scales = nn.Parameter(torch.ones(len(Pyramid.strides)))
-        for part in (self.class_tower, self.box_tower, self.classes, self.distances):
+        towers = self.class_tower, self.box_tower
+        for part in (*towers, self.classes, self.distances, self.centerness):
             normal_weights(part)
-        normal_weights(self.centerness)
         biases = {self.classes: -math.log((1 - PRIOR) / PRIOR), self.distances: START_DISTANCE}
         for conv, bias in biases.items():
             assert conv.bias is not None

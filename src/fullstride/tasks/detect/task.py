@@ -1,6 +1,5 @@
 """The task of detection: the objects of an image, their classes and their boxes."""
 
-import colorsys
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,11 +55,11 @@ def draw_boxes(picture: Image.Image, guesses: Sequence[Box], classes: Sequence[s
     pen = ImageDraw.Draw(image)
     width = max(1, round(min(image.size) / 200))
     size = max(10, round(min(image.size) / 40))
+    colours = {name: dense.class_colour(k, 0.7, 1.0) for k, name in enumerate(classes)}
     for guess in reversed(guesses):  # the highest score on top
         left, top, right, bottom = guess.box
-        outline = class_colour(list(classes).index(guess.label))
         edges = (left, top, max(left, right), max(top, bottom))
-        pen.rectangle(edges, outline=outline, width=width)
+        pen.rectangle(edges, outline=colours[guess.label], width=width)
     names: list[Rectangle] = []
     for guess in guesses:
         text = f"{' '.join(guess.label.split())} {100 * guess.probability:.0f} %"
@@ -69,7 +68,7 @@ def draw_boxes(picture: Image.Image, guesses: Sequence[Box], classes: Sequence[s
         if place is None:
             continue
         names.append(place)
-        pen.rectangle(place, fill=class_colour(list(classes).index(guess.label)))
+        pen.rectangle(place, fill=colours[guess.label])
         pen.text(place[:2], text, fill="black", anchor="lt", font_size=size)
     return image
 
@@ -92,11 +91,6 @@ def place_of_name(
             if not any(x <= c and a <= x + w and y <= d and b <= y + h for a, b, c, d in taken):
                 return x, y, x + w, y + h
     return None
-
-
-def class_colour(index: int) -> tuple[int, int, int]:
-    red, green, blue = colorsys.hsv_to_rgb(index * dense.GOLDEN % 1, 0.7, 1.0)
-    return round(255 * red), round(255 * green), round(255 * blue)
 
 
 # The size of views: except for the smallest tenth, boxes are at least as large as COCO's objects of
