@@ -199,15 +199,15 @@ def saved_epochs(
 
 def unscored_row(run: PreparedRun, epoch: loop.Epoch, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The next row of the log after `rows`, without scores."""
-    row = {
+    return {
         "epoch": epoch.number + 1,
         "epochs": epoch.epochs,
         "loss": epoch.loss,
         "lr": epoch.lr,
         "images_per_s": epoch.images_per_s,
         "data_wait_fraction": epoch.data_wait_fraction,
+        "skipped": not_logged(all_skipped(run.batches.skipped, run.context), rows),
     }
-    return {**row, "skipped": not_logged(all_skipped(run.batches.skipped, run.context), rows)}
 
 
 def not_logged(skipped: Mapping[str, str], rows: list[dict[str, Any]]) -> dict[str, str]:

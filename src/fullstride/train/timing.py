@@ -176,9 +176,7 @@ def bench_data(
     example = next(batches(8, 0).epoch(0))
     recipe = choose_efficiency(recipe.in_epochs(per_epoch), task, net, example, device)
     whole = replace(recipe, freeze_epochs=0.0)  # all parameters train, as after the first epochs
-    learner = build_trainer(
-        net.to(device).train(), task, whole, per_epoch, None, compute.SINGLE_PROCESS
-    )
+    learner = build_trainer(net.to(device).train(), task, whole, per_epoch)
     loading = measure_loading(batches, workers, device, seconds, data.train)
     batch = min(recipe.batch_size, len(data.train))
     samples = timed_steps(learner, repeat(example, batch), seconds)
@@ -293,8 +291,8 @@ class Pace:
     def __init__(self, run: PreparedRun, pause: Pause, report: Report | None = None):
         self.run, self.pause, self.report = run, pause, report
         self.first, self.first_s = 0, 0.0  # steps to report, and their seconds
-        has_limit = run.deadline is not None and not run.context.is_distributed
-        self.end_s = run.deadline if run.deadline is not None and has_limit else math.inf
+        deadline = None if run.context.is_distributed else run.deadline
+        self.end_s = math.inf if deadline is None else deadline
         self.window_s = max(MEASURE_S, WINDOW * (self.end_s - time.perf_counter()))
         self.untimed, self.work, self.seconds, self.before = UNTIMED_STEPS, 0.0, 0.0, 0.0
         self.last: float | None = None  # time of the last call
@@ -462,9 +460,7 @@ def time_run(run: PreparedRun, begin: float, steps_s: float) -> RunTimes:
     try:
         run.net.to(run.device).train()
         recipe = replace(run.resolved, freeze_epochs=0.0)  # so that all parameters train
-        learner = build_trainer(
-            run.net, run.task, recipe, len(run.batches), run.teacher, compute.SINGLE_PROCESS
-        )
+        learner = build_trainer(run.net, run.task, recipe, len(run.batches), run.teacher)
         build_s = time.perf_counter() - begin
         step_s, first_s = time_steps(learner, run, steps_s)
         begin = time.perf_counter()
