@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -70,7 +69,9 @@ def choose_efficiency(
     key |= {name: environment[name] for name in CACHE_KEY_ENVIRONMENT}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     path = user_cache() / "efficiency.json"
-    entries = read_cache(path)
+    entries: dict[str, CacheEntry] = {}
+    with suppress(OSError, ValueError):  # entries of another file are measured again
+        entries = from_json(dict[str, CacheEntry], read_json(path), str(path))
     if digest not in entries:
         batch = repeat(example, recipe.batch_size // processes)
         rates = measure_rates(recipe, task, net, batch, torch.device(device))
@@ -89,23 +90,9 @@ class CacheEntry:
     environment: Mapping[str, Any]
 
 
-def read_cache(path: Path) -> dict[str, CacheEntry]:
-    """The valid entries of the cache file; invalid entries can be measured again."""
-    entries: dict[str, CacheEntry] = {}
-    with suppress(OSError, ValueError):
-        for key, entry in from_json(dict[str, Any], read_json(path), str(path)).items():
-            with suppress(ValueError):
-                entries[key] = from_json(CacheEntry, entry, key)
-    return entries
-
-
 def candidates(device: torch.device) -> list[Efficiency]:
     """The efficiencies on this device; compiling for a CPU is left out as too slow."""
-    return [
-        efficiency
-        for efficiency in get_args(Efficiency)
-        if device.type != "cpu" or not is_compiled(efficiency)
-    ]
+    return [each for each in get_args(Efficiency) if device.type != "cpu" or not is_compiled(each)]
 
 
 def measure_rates(
