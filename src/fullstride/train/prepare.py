@@ -412,9 +412,7 @@ def prepare(
     resolved = recipe_here(in_steps, data, len(batches), device, saved)
     teacher = build_teacher(data, pre, resolved, device, options.teacher_cache)
     resolved = choose_passes(resolved, net, len(data.train), device, context)
-    if resolved.efficiency == "auto" and saved and saved.efficiency:
-        resolved = replace(resolved, efficiency=saved.efficiency)
-    elif resolved.efficiency == "auto":
+    if resolved.efficiency == "auto":
         few = measurement_batches(data, task, BatchOptions(pre, device), recipe, batch=8)
         batch = next(few.epoch(0))
         chosen = choose_efficiency(resolved, task, net, batch, device, context.world_size)
@@ -518,6 +516,7 @@ def recipe_here(
             resolved,
             precision=saved.precision,
             channels_last=saved.channels_last,
+            efficiency=saved.efficiency if recipe.efficiency == "auto" else recipe.efficiency,
             grad_accum_steps=resolved.grad_accum_steps or saved.grad_accum_steps,
         )
         every = recipe.score_every_epochs or saved.score_every_epochs
