@@ -103,18 +103,17 @@ MOST_PICTURES = 200  # most pictures whose boxes decide the size
 
 def side_for_boxes(images: Images) -> int:
     """Pixels a side of the smallest view that shows the boxes of `images`; 0 without boxes."""
-    count = min(len(images), MOST_PICTURES)
-    sides, shares = [], []
-    for index in np.linspace(0, len(images) - 1, count).astype(int).tolist():
+    some, sides, shares = images.spaced(MOST_PICTURES), [], []
+    for index, target in enumerate(some.targets):
         try:
-            source = images.source(index)
+            source = some.source(index)
             size = source.size if isinstance(source, Image.Image) else image_size(source)
         except UnreadableImage:
             continue
         sides.append(max(size))
         shares += [
             math.sqrt((right - left) * (bottom - top)) / max(size)
-            for left, top, right, bottom in images.targets[index].boxes
+            for left, top, right, bottom in target.boxes
         ]
     if not shares:
         return 0
