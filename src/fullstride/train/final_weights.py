@@ -143,9 +143,7 @@ def save_epoch(
     best = {row["epoch"] for row in run_folder.best_rows(rows, run.metric, count)}
     if epoch in best:
         held = {slot: saved_scores(slot).get(EPOCH) for slot in slots(run)}
-        slot = next(
-            slot for slot, other in held.items() if other == epoch or other not in best - {epoch}
-        )
+        slot = next(slot for slot, other in held.items() if other not in best - {epoch})
         run.bundle(average, {"val": {**scores, EPOCH: epoch}}).save(slot)
 
 
@@ -401,9 +399,8 @@ def begin_with_probe(run: PreparedRun) -> None:
     """Give a run's network the classifier of `save_probe`, if there is one."""
     if has_probe(run):
         probe = Bundle.load(run.folder / run_folder.PROBE, build_head).net
-        run.net.get_submodule(run.net.classifier).load_state_dict(
-            probe.get_submodule(probe.classifier).state_dict()
-        )
+        weights = probe.get_submodule(probe.classifier).state_dict()
+        run.net.get_submodule(run.net.classifier).load_state_dict(weights)
 
 
 def probe_network(run: PreparedRun) -> FinalNetwork:
@@ -443,9 +440,9 @@ def with_probe(run: PreparedRun, final: FinalNetwork) -> FinalNetwork:
             top1 = (1 - share) * final.scores["top1"] + share * probe.scores["top1"]
             between = {"top1": max(top1 - 100 / images, 0.0)}
             if is_clearly_better(between, mean.scores, metric, images, BARRIER):
-                ours = final.scores, probe.scores, metric, images
-                how = TRAINED if is_clearly_better(*ours, CLEAR_OF_PROBE) else UNTRAINED
-                better = {how: ends[how]}
+                both = final.scores, probe.scores
+                has_learned = is_clearly_better(*both, metric, images, CLEAR_OF_PROBE)
+                better = {TRAINED: final} if has_learned else {UNTRAINED: probe}
         ends = better or {"between the linear probe and the end of training": mean}
     how, best = max(ends.items(), key=lambda item: run.metric.quality(item[1].scores))
     if best is not final and run.context.is_rank_zero:
