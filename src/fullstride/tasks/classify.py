@@ -98,9 +98,8 @@ class ClassificationScore(Score):
 
     def calibration(self, temperature: float | None = None) -> Calibration:
         """The counts at a temperature: the score's own by default, or 1."""
-        images, correct, confidence = self.bins[
-            self.temperature if temperature is None else temperature
-        ]
+        own = self.temperature if temperature is None else temperature
+        images, correct, confidence = self.bins[own]
         return Calibration(
             tuple(map(int, images)), tuple(map(int, correct)), tuple(confidence.tolist())
         )

@@ -35,15 +35,14 @@ def fit_priors(images: Images, max_depth: float = 0.0) -> tuple[float, tuple[flo
     depths gets the overall median. Raises ValueError if there is no depth at all.
     """
     samples, problem = [], ""
+    places = (np.arange(SAMPLES) + 0.5) / SAMPLES  # of sampled rows, from the top
     for target in images.spaced(MAPS).targets:
         try:
             metres = target.read()
         except UnreadableImage as error:
             problem = f" ({error})"
             continue
-        rows, columns = (
-            ((np.arange(SAMPLES) + 0.5) * side / SAMPLES).astype(int) for side in metres.shape
-        )
+        rows, columns = ((places * side).astype(int) for side in metres.shape)
         samples.append(metres[rows][:, columns])
     depths = np.stack(samples, 1) if samples else np.zeros((SAMPLES, 0, SAMPLES), np.float32)
     valid = valid_pixels(depths, max_depth)

@@ -250,9 +250,8 @@ def retrieve(
     _, class_n, sizes = labels_n.unique(return_inverse=True, return_counts=True)
     whose = "" if groups_n is None else " of different groups"
     groups_n = torch.arange(len(labels_n)) if groups_n is None else groups_n
-    _, pair_n, pairs = torch.stack([class_n, groups_n]).unique(
-        dim=1, return_inverse=True, return_counts=True
-    )
+    pairs_2n = torch.stack([class_n, groups_n])
+    _, pair_n, pairs = pairs_2n.unique(dim=1, return_inverse=True, return_counts=True)
     relevant_n = sizes[class_n] - pairs[pair_n]
     queries = relevant_n.nonzero()[:, 0]
     if not len(queries):

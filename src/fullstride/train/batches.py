@@ -59,15 +59,13 @@ def training_batches(
     check_task(task, recipe)
     check_batch(len(data.train), recipe, how.context)
     recipe = recipe_in_epochs(data, recipe)
-    augmentation = Augmentation(
-        **{field.name: getattr(recipe, field.name) for field in fields(Augmentation)}
-    )
+    settings = {field.name: getattr(recipe, field.name) for field in fields(Augmentation)}
     if not data.mirror:
-        augmentation = replace(augmentation, hflip_prob=0.0)
+        settings["hflip_prob"] = 0.0
     sides = recipe.resolutions(how.pre.resolution)
     return Batches(
         data.train,
-        task.train_view(how.pre, augmentation, recipe.decoder, sides),
+        task.train_view(how.pre, Augmentation(**settings), recipe.decoder, sides),
         how.loader(
             recipe.batch_size,
             seed=recipe.seed,

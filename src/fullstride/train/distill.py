@@ -135,9 +135,8 @@ def build_teacher(
                 f"--teacher-cache {cache} without a teacher: set recipe.teacher, or leave it out"
             )
         return None
-    teacher = matching_teacher(zoo.load(recipe.teacher), recipe.teacher, data.classes, pre).to(
-        device
-    )
+    bundle = zoo.load(recipe.teacher)
+    teacher = matching_teacher(bundle, recipe.teacher, data.classes, pre).to(device)
     if cache is None:
         return teacher
     if pre.frames:
@@ -162,9 +161,8 @@ def build_teacher(
         "preprocessing": asdict(pre),
         **{name: getattr(recipe, name) for name in names},
     }
-    return CachedTeacher(
-        teacher, cache, len(data.train), views, recipe.distinct_views or math.ceil(recipe.epochs)
-    )
+    epochs = recipe.distinct_views or math.ceil(recipe.epochs)
+    return CachedTeacher(teacher, cache, len(data.train), views, epochs)
 
 
 class CachedTeacher:

@@ -180,9 +180,8 @@ def bench_data(
     loading = measure_loading(batches, workers, device, seconds, data.train)
     batch = min(recipe.batch_size, len(data.train))
     samples = timed_steps(learner, repeat(example, batch), seconds)
-    steps = TrainingSteps(
-        batch=batch, images_per_s=statistics.median(samples), samples=tuple(samples)
-    )
+    rate = statistics.median(samples)
+    steps = TrainingSteps(batch=batch, images_per_s=rate, samples=tuple(samples))
     return DataBench(
         loading=loading, steps=steps, device=device.type, cores=cores(), resolution=pre.resolution
     )
