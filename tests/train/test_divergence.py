@@ -148,6 +148,8 @@ def test_the_loss_of_a_guess_is_the_entropy_of_the_classes(plan):
     assert replace(skewed, objective="bce").chance_loss() is None
     assert skewed.chance_score(task.metric, {}) == pytest.approx(90)
     assert skewed.chance_score(task.metric, {}, (0, 1, 1, 1)) == pytest.approx(25)
+    recall, three = task.find_metric("balanced_accuracy"), replace(task, class_counts=(9, 5, 1))
+    assert three.chance_score(recall, {}, (0, 1, 1)) == pytest.approx(50)  # of two classes
     assert plan.task.chance_loss() == pytest.approx(math.log(10), rel=0.05)
 
 

@@ -259,7 +259,7 @@ class Classify(Task):
         by_name = {
             "top1": counts[0] / sum(counts),
             f"top{TOP}": sum(counts[:TOP]) / sum(counts),
-            "balanced_accuracy": 1 / len(counts),
+            "balanced_accuracy": 1 / sum(count > 0 for count in counts),
         }
         share = by_name.get(metric.name, 1.0)
         return 100 * share if share < 1 else None
