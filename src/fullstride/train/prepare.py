@@ -388,7 +388,6 @@ def prepare(
 
     Raises ValueError if the folder holds another run.
     """
-    context.on_rank_zero(run_folder.check_folder, folder)
     case = case_of(data, options.weights, options.width)
     named = recipe if isinstance(recipe, NamedRecipe) else NamedRecipe(recipe, case=case)
     recipe = named.recipe
