@@ -8,12 +8,11 @@ from sklearn.metrics import average_precision_score, f1_score, precision_score, 
 from fullstride.tasks.multilabel import (
     DEFAULT,
     MIN_IMAGES,
+    MultiLabel,
     MultiLabelScore,
     _Ranking,
     average_precisions,
     best_threshold,
-    choose_thresholds,
-    resampled,
 )
 
 RNG = np.random.default_rng(0)
@@ -96,7 +95,7 @@ def test_images_without_any_label_have_no_score():
 
 def test_a_threshold_has_the_highest_f1_of_all():
     probability = torch.tensor(TIES).sigmoid().numpy()
-    thresholds = choose_thresholds(probability, HAS)
+    thresholds = MultiLabel().fit(torch.tensor(TIES), torch.tensor(HAS)).thresholds
     for k, threshold in enumerate(thresholds):
         candidates = np.append(np.unique(probability[:, k]), 2)
         best = max(
@@ -138,8 +137,8 @@ def test_the_interval_has_the_width_of_the_spread_over_samples():
         rng = np.random.default_rng(seed)
         has = rng.random((400, 3)) < 0.2
         logits = rng.standard_normal(has.shape) + has
-        means.append(average_precisions(logits, has).mean())
-    low, high = np.percentile(resampled(logits, has), (2.5, 97.5))
+        means.append(100 * average_precisions(logits, has).mean())
+    low, high = scored(logits, has).interval()
     assert low < means[-1] < high
     assert (high - low) / (2 * 1.96 * np.std(means)) == pytest.approx(1, abs=0.35)
 

@@ -206,11 +206,9 @@ def on_picture(values: np.ndarray, size: Size, pre: Preprocessing, outside: floa
     return nearest(values, rows, columns, outside)
 
 
-# Colours of classes, and of depths.
+# Colours of classes.
 
 GOLDEN = 0.618034  # step of the hue, 0 to 1, from one class to the next
-# Depths from near to far: light yellow, orange, violet, dark blue.
-NEAR_TO_FAR = np.array([(252, 253, 191), (251, 135, 97), (146, 43, 129), (20, 14, 54)])
 
 
 def class_colour(index: int, saturation: float, value: float) -> tuple[int, int, int]:
@@ -223,16 +221,3 @@ def class_colours() -> np.ndarray:
     """A colour for each class, uint8 (256, 3): black for class 0, white for `IGNORED`."""
     colours = [class_colour(k, 0.9 if k % 2 else 0.6, 0.9) for k in range(IGNORED)]
     return np.array([(0, 0, 0), *colours[1:], (255, 255, 255)], np.uint8)
-
-
-def depth_colours(metres: np.ndarray) -> np.ndarray:
-    """Depths in metres, (H, W) -> colours, uint8 (H, W, 3); pixels without a depth, 0, are black.
-
-    Equal ratios of depths are equal steps of colours.
-    """
-    shown = metres > 0
-    logs = np.log(np.where(shown, metres, 1.0))
-    least, most = (logs[shown].min(), logs[shown].max()) if shown.any() else (0.0, 0.0)
-    places = (logs - least) / max(most - least, 1e-6) * (len(NEAR_TO_FAR) - 1)
-    channels = [np.interp(places, range(len(NEAR_TO_FAR)), column) for column in NEAR_TO_FAR.T]
-    return np.where(shown[..., None], np.stack(channels, -1), 0).astype(np.uint8)

@@ -168,6 +168,8 @@ def valid_pixels(metres: Any, max_depth: float) -> Any:
 
 OUTSIDE = -1.0  # target of pixels of the view outside the picture; 0: no valid depth
 MAX_MILLIMETRES = 65535  # the largest value of a 16-bit image
+# Colours from near to far: light yellow, orange, violet, dark blue.
+NEAR_TO_FAR = np.array([(252, 253, 191), (251, 135, 97), (146, 43, 129), (20, 14, 54)])
 SAME, SAME_RATIO = 0.99, 1.01  # predictions are equal if this share of pixels has a smaller ratio
 
 
@@ -283,8 +285,17 @@ class Depth(DepthOptions, dense.PixelTask):
     def draw(
         self, picture: Image.Image, guesses: tuple[DepthMap, ...], classes: Sequence[str]
     ) -> Image.Image:
-        """The depths as colours, from light for near to dark for far."""
-        return Image.fromarray(dense.depth_colours(guesses[0].map))
+        """The depths as colours, from light for near to dark for far; unknown depths are black.
+
+        Equal ratios of depths are equal steps of colours.
+        """
+        shown = guesses[0].map > 0
+        logs = np.log(np.where(shown, guesses[0].map, 1.0))
+        least, most = (logs[shown].min(), logs[shown].max()) if shown.any() else (0.0, 0.0)
+        places = (logs - least) / max(most - least, 1e-6) * (len(NEAR_TO_FAR) - 1)
+        channels = [np.interp(places, range(len(NEAR_TO_FAR)), column) for column in NEAR_TO_FAR.T]
+        colours = np.where(shown[..., None], np.stack(channels, -1), 0)
+        return Image.fromarray(colours.astype(np.uint8))
 
     def maps(self, guesses: tuple[DepthMap, ...]) -> Image.Image:
         """The depths in millimetres, as a 16-bit image; 0: unknown."""

@@ -25,9 +25,7 @@ from fullstride.tasks.task import (
     full_precision,
 )
 
-# The average precision of each label, and the mean over labels on resamples of the images.
-#
-# Letters: N images, K labels, B resamples of the images.
+# The average precision of each label. Letters: N images, K labels, b resamples of the images.
 
 
 def average_precisions(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
@@ -42,25 +40,6 @@ def average_precisions(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
         for scores_n, has_n in zip(scores_nk.T, has_nk.T, strict=True)
     ]
     return np.array(precisions)
-
-
-def resampled(scores_nk: np.ndarray, has_nk: np.ndarray) -> np.ndarray:
-    """(B,): the mean average precision over resamples of the images, see `bootstrap`.
-
-    A resample leaves out labels that none of its images has, and is NaN without any label.
-    """
-    pairs = zip(scores_nk.T, has_nk.T, strict=True)
-    columns = [_Ranking.of(scores_n, has_n) for scores_n, has_n in pairs if has_n.any()]
-
-    def weighted(drawn_nb: np.ndarray) -> np.ndarray:
-        sums_b, present_b = np.zeros(drawn_nb.shape[1]), np.zeros(drawn_nb.shape[1], int)
-        for ranking in columns:
-            precision_b, images_b = ranking.average_precision(drawn_nb)
-            sums_b += precision_b
-            present_b += images_b > 0
-        return np.where(present_b > 0, sums_b / np.maximum(present_b, 1), np.nan)
-
-    return bootstrap(len(scores_nk), weighted)
 
 
 @dataclass(frozen=True)
@@ -154,11 +133,6 @@ def _power(base: Tensor, exponent: float, gradient: bool) -> Tensor | float:
 DEFAULT = 0.5
 MIN_IMAGES = 10  # least images with a label, and without it, to choose a threshold
 LIMITS = (1e-6, 1 - 1e-6)
-
-
-def choose_thresholds(probability_nk: np.ndarray, has_nk: np.ndarray) -> tuple[float, ...]:
-    columns = zip(probability_nk.T, has_nk.T, strict=True)
-    return tuple(best_threshold(probability_n, has_n) for probability_n, has_n in columns)
 
 
 def best_threshold(probability_n: np.ndarray, has_n: np.ndarray) -> float:
@@ -281,7 +255,20 @@ class MultiLabelScore(Score):
         return Counts.of(probability_nk >= np.array(thresholds), has_nk)
 
     def resampled(self) -> np.ndarray:
-        return 100 * resampled(*self.arrays())
+        """A resample leaves out labels that none of its images has, and is NaN without any."""
+        logits_nk, has_nk = self.arrays()
+        pairs = zip(logits_nk.T, has_nk.T, strict=True)
+        columns = [_Ranking.of(logits_n, has_n) for logits_n, has_n in pairs if has_n.any()]
+
+        def weighted(drawn_nb: np.ndarray) -> np.ndarray:
+            sums_b, present_b = np.zeros(drawn_nb.shape[1]), np.zeros(drawn_nb.shape[1], int)
+            for ranking in columns:
+                precision_b, images_b = ranking.average_precision(drawn_nb)
+                sums_b += precision_b
+                present_b += images_b > 0
+            return np.where(present_b > 0, 100 * sums_b / np.maximum(present_b, 1), np.nan)
+
+        return bootstrap(len(logits_nk), weighted)
 
     def by_class(self, names: Sequence[str]) -> list[LabelScore]:
         counts = self.counts(self.thresholds)
@@ -429,8 +416,8 @@ class MultiLabel(MultiLabelOptions, Task):
 
     def fit(self, outputs: Tensor, targets: Tensor) -> Self:
         """The task with the threshold of the best F1 for each label that enough images have."""
-        probability_nk = self.activate(outputs).numpy()
-        return replace(self, thresholds=choose_thresholds(probability_nk, targets.numpy() > 0))
+        columns = zip(self.activate(outputs).numpy().T, targets.numpy().T > 0, strict=True)
+        return replace(self, thresholds=tuple(best_threshold(*column) for column in columns))
 
     def fit_note(self, scores: Mapping[str, float]) -> str:
         defaults = self.thresholds.count(DEFAULT)

@@ -3,14 +3,12 @@
 Letters: N images, D detections, M objects. All scores are in percent; docs/tasks/detection.md
 defines them."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fullstride.io.console import count_of
@@ -112,22 +110,6 @@ def average_precisions(scenes: Sequence[Scene], classes: int) -> np.ndarray:
     return np.array(
         [_eleven_points(all_hits, weights_n, k, counts_k[k : k + 1])[0] for k in range(classes)]
     )
-
-
-def resampled(scenes: Sequence[Scene], classes: int) -> np.ndarray:
-    """(B,): the mean AP50, from 0 to 1, over resamples of the images, see `bootstrap`.
-
-    A resample leaves out classes without objects, and is NaN without any object.
-    """
-    all_hits, counts_nk = hits(scenes), object_counts(scenes, classes)
-
-    def weighted(drawn_nb: np.ndarray) -> np.ndarray:
-        counts_kb = counts_nk.T @ drawn_nb
-        rows = [_eleven_points(all_hits, drawn_nb, k, counts_kb[k]) for k in range(classes)]
-        present_b = (counts_kb > 0).sum(0)
-        return np.where(present_b > 0, np.nansum(rows, 0) / np.maximum(present_b, 1), np.nan)
-
-    return bootstrap(len(scenes), weighted)
 
 
 def _eleven_points(
@@ -319,7 +301,16 @@ class DetectionScore(Score):
         }
 
     def resampled(self) -> np.ndarray:
-        return 100 * resampled(self.scenes, self.classes)
+        """A resample leaves out classes without objects, and is NaN without any object."""
+        all_hits, counts_nk = hits(self.scenes), object_counts(self.scenes, self.classes)
+
+        def weighted(drawn_nb: np.ndarray) -> np.ndarray:
+            counts_kb = counts_nk.T @ drawn_nb
+            rows = [_eleven_points(all_hits, drawn_nb, k, each) for k, each in enumerate(counts_kb)]
+            sum_b, present_b = 100 * np.nansum(rows, 0), (counts_kb > 0).sum(0)
+            return np.where(present_b > 0, sum_b / np.maximum(present_b, 1), np.nan)
+
+        return bootstrap(len(self.scenes), weighted)
 
     def f1(self) -> float:
         """F1 of the visible detections, over the objects of all classes, in percent."""
@@ -342,48 +333,3 @@ class DetectionScore(Score):
             )
             for name, right, objects, predicted, precision in zip(names, *columns, strict=True)
         ]
-
-
-# The comparison of two ways to compute a network. It pairs detections, not rows, as the order of
-# equal scores may differ. Letters: N images, D detections of each.
-
-PAIRED_SURE = 0.5  # least score of detections that users see
-CLOSE_PIXELS, CLOSE_SCORES = 2.0, 0.1  # most between detections that look the same to users
-COMPARED = 0.1  # least score of compared detections; lower ones may miss a threshold
-PIXEL = 1e-3  # a pixel's share of `difference`, equal to a thousandth of a score
-
-
-def distances(a_nd6: Tensor, b_nd6: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, D, D), (N, D, D): most pixels between the sides of two boxes, infinite for different
-    classes, and differences of scores."""
-    pixels = (a_nd6[:, :, None, :4] - b_nd6[:, None, :, :4]).abs().amax(-1)
-    same = a_nd6[:, :, None, 5].round() == b_nd6[:, None, :, 5].round()
-    scores = (a_nd6[:, :, None, 4] - b_nd6[:, None, :, 4]).abs()
-    return torch.where(same, pixels, torch.inf), scores
-
-
-def predict_alike(a_nd6: Tensor, b_nd6: Tensor) -> Tensor:
-    """(N,) of bool: whether each sure detection has a close one of its class in the other set."""
-    pixels_ndd, scores_ndd = distances(a_nd6, b_nd6)
-    close = (pixels_ndd <= CLOSE_PIXELS) & (scores_ndd <= CLOSE_SCORES)
-    fine_a = close.any(2) | (a_nd6[..., 4] < PAIRED_SURE)
-    fine_b = close.any(1) | (b_nd6[..., 4] < PAIRED_SURE)
-    return fine_a.all(1) & fine_b.all(1)
-
-
-def difference(a_nd6: Tensor, b_nd6: Tensor) -> float:
-    """The largest distance of a detection from the nearest one of the other set.
-
-    Distances are the larger of `PIXEL` times the pixels and the difference of the scores; without
-    another detection of the class, the score. NaN if a number is not finite.
-    """
-    if not (a_nd6.isfinite().all() and b_nd6.isfinite().all()):
-        return math.nan
-    pixels_ndd, scores_ndd = distances(a_nd6, b_nd6)
-    apart_ndd = torch.maximum(PIXEL * pixels_ndd, scores_ndd)
-    largest = 0.0
-    for rows, dim in ((a_nd6, 2), (b_nd6, 1)):
-        apart_nd = torch.minimum(apart_ndd.amin(dim), rows[..., 4])
-        compared = rows[..., 4] >= COMPARED
-        largest = max(largest, *apart_nd[compared].tolist(), 0.0)
-    return largest

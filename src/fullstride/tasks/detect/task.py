@@ -44,33 +44,9 @@ class Box:
         return f"{' '.join(self.label.split())} {100 * self.probability:.1f} % at {place}"
 
 
-# Boxes in drawings: rectangles in the colours of classes, with names.
+# Names of boxes in drawings.
 
 Rectangle = tuple[float, float, float, float]  # left, top, right, bottom
-
-
-def draw_boxes(picture: Image.Image, guesses: Sequence[Box], classes: Sequence[str]) -> Image.Image:
-    """A copy of `picture` with the boxes, and with the names that do not cover others."""
-    image = picture.convert("RGB")
-    pen = ImageDraw.Draw(image)
-    width = max(1, round(min(image.size) / 200))
-    size = max(10, round(min(image.size) / 40))
-    colours = {name: dense.class_colour(k, 0.7, 1.0) for k, name in enumerate(classes)}
-    for guess in reversed(guesses):  # the highest score on top
-        left, top, right, bottom = guess.box
-        edges = (left, top, max(left, right), max(top, bottom))
-        pen.rectangle(edges, outline=colours[guess.label], width=width)
-    names: list[Rectangle] = []
-    for guess in guesses:
-        text = f"{' '.join(guess.label.split())} {100 * guess.probability:.0f} %"
-        x1, y1, x2, y2 = pen.textbbox((0, 0), text, anchor="lt", font_size=size)
-        place = place_of_name(guess.box, (x2 - x1, y2 - y1), image.size, names)
-        if place is None:
-            continue
-        names.append(place)
-        pen.rectangle(place, fill=colours[guess.label])
-        pen.text(place[:2], text, fill="black", anchor="lt", font_size=size)
-    return image
 
 
 def place_of_name(
@@ -120,6 +96,24 @@ def side_for_boxes(images: Images) -> int:
     wanted = MEDIUM / float(np.quantile(shares, SMALLEST))
     side = min(wanted, float(np.median(sides)), dense.LARGEST_VIEW)
     return max(dense.SMALLEST_VIEW, dense.SIDE_STEP * math.ceil(side / dense.SIDE_STEP))
+
+
+# The comparison of two ways to compute a network. It pairs detections, not rows, as the order of
+# equal scores may differ. Letters: N images, D detections of each.
+
+PAIRED_SURE = 0.5  # least score of detections that users see
+CLOSE_PIXELS, CLOSE_SCORES = 2.0, 0.1  # most between detections that look the same to users
+COMPARED = 0.1  # least score of compared detections; lower ones may miss a threshold
+PIXEL = 1e-3  # a pixel's share of `difference`, equal to a thousandth of a score
+
+
+def distances(a_nd6: Tensor, b_nd6: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, D, D), (N, D, D): most pixels between the sides of two boxes, infinite for different
+    classes, and differences of scores."""
+    pixels = (a_nd6[:, :, None, :4] - b_nd6[:, None, :, :4]).abs().amax(-1)
+    same = a_nd6[:, :, None, 5].round() == b_nd6[:, None, :, 5].round()
+    scores = (a_nd6[:, :, None, 4] - b_nd6[:, None, :, 4]).abs()
+    return torch.where(same, pixels, torch.inf), scores
 
 
 # Boxes that suppression compares, per object of the image with the most objects.
@@ -291,10 +285,29 @@ class Detect(DetectOptions, Task):
         )
 
     def agree(self, outputs: Tensor, expected: Tensor) -> Tensor:
-        return average_precision.predict_alike(outputs, expected)
+        """Whether each sure detection has a close one of its class in the other set."""
+        pixels_ndd, scores_ndd = distances(outputs, expected)
+        close = (pixels_ndd <= CLOSE_PIXELS) & (scores_ndd <= CLOSE_SCORES)
+        fine = close.any(2) | (outputs[..., 4] < PAIRED_SURE)
+        fine_expected = close.any(1) | (expected[..., 4] < PAIRED_SURE)
+        return fine.all(1) & fine_expected.all(1)
 
     def difference(self, outputs: Tensor, expected: Tensor) -> float:
-        return average_precision.difference(outputs, expected)
+        """The largest distance of a detection from the nearest one of the other set.
+
+        Distances are the larger of `PIXEL` times the pixels and the difference of the scores;
+        without another detection of the class, the score. NaN if a number is not finite.
+        """
+        if not (outputs.isfinite().all() and expected.isfinite().all()):
+            return math.nan
+        pixels_ndd, scores_ndd = distances(outputs, expected)
+        apart_ndd = torch.maximum(PIXEL * pixels_ndd, scores_ndd)
+        largest = 0.0
+        for rows, dim in ((outputs, 2), (expected, 1)):
+            apart_nd = torch.minimum(apart_ndd.amin(dim), rows[..., 4])
+            compared = rows[..., 4] >= COMPARED
+            largest = max(largest, *apart_nd[compared].tolist(), 0.0)
+        return largest
 
     def decode(self, outputs: Tensor, classes: Sequence[str], top: int) -> list[tuple[Box, ...]]:
         """Detections (N, D, 6) -> at most `top` visible boxes per image, in pixels of the view."""
@@ -321,4 +334,24 @@ class Detect(DetectOptions, Task):
     def draw(
         self, picture: Image.Image, guesses: tuple[Box, ...], classes: Sequence[str]
     ) -> Image.Image:
-        return draw_boxes(picture, guesses, classes)
+        """A copy of `picture` with the boxes, and with the names that do not cover others."""
+        image = picture.convert("RGB")
+        pen = ImageDraw.Draw(image)
+        width = max(1, round(min(image.size) / 200))
+        size = max(10, round(min(image.size) / 40))
+        colours = {name: dense.class_colour(k, 0.7, 1.0) for k, name in enumerate(classes)}
+        for guess in reversed(guesses):  # the highest score on top
+            left, top, right, bottom = guess.box
+            edges = (left, top, max(left, right), max(top, bottom))
+            pen.rectangle(edges, outline=colours[guess.label], width=width)
+        names: list[Rectangle] = []
+        for guess in guesses:
+            text = f"{' '.join(guess.label.split())} {100 * guess.probability:.0f} %"
+            x1, y1, x2, y2 = pen.textbbox((0, 0), text, anchor="lt", font_size=size)
+            place = place_of_name(guess.box, (x2 - x1, y2 - y1), image.size, names)
+            if place is None:
+                continue
+            names.append(place)
+            pen.rectangle(place, fill=colours[guess.label])
+            pen.text(place[:2], text, fill="black", anchor="lt", font_size=size)
+        return image
