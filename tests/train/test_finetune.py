@@ -24,7 +24,7 @@ from fullstride.train.averages import BATCH_NORM
 from fullstride.train.batches import BatchOptions, training_batches
 from fullstride.train.final_weights import is_clearly_better
 from fullstride.train.loop import train_epochs
-from fullstride.train.prepare import initial_network
+from fullstride.train.prepare import initial_network, note_head
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions
 from fullstride.train.recipes.named import (
     FEW_IMAGES,
@@ -408,4 +408,12 @@ def test_a_head_for_classes_in_another_order_predicts_the_same_and_one_for_other
     wider = replace(recipe, task_options={**options, "head_width": 40})
     initial_network("resnet_rs_tiny", task, data, wider, replace(bundle, name=layer))
     expected = f"give --task.head_width 32 for the weights of {layer}\n"
+    assert capsys.readouterr().err.endswith(expected)
+
+
+def test_switches_of_a_head_are_not_among_the_options_for_its_weights(capsys):
+    state = {"embedding_size": 4, "normalise_embedding": False}
+    start = replace(bundle_of("segment"), name="run", task="retrieval", task_state=state)
+    note_head(start, find_task("retrieval"))
+    expected = "give --task.embedding_size 4 for the weights of run\n"
     assert capsys.readouterr().err.endswith(expected)

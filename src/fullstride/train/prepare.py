@@ -185,13 +185,17 @@ def zero_classifiers(net: Backbone) -> None:
 
 
 def note_head(start: Bundle, task: Task) -> None:
-    """Say by which options the head of `start`, for the same task, differs from the new head."""
+    """Say by which options the head of `start`, for the same task, differs from the new head.
+
+    Switches, such as `normalise_embedding`, are left out, as they change no weights.
+    """
     if start.task != task.name:
         return
     own = task_of(start)
     names = [name for name in vars(task.options()) if name in task.state_fields]
     pairs = [(name, getattr(own, name), getattr(task, name)) for name in names]
-    if options := " ".join(f"--task.{name} {its}" for name, its, new in pairs if its != new):
+    others = [each for each in pairs if each[1] != each[2] and not isinstance(each[1], bool)]
+    if options := " ".join(f"--task.{name} {its}" for name, its, _ in others):
         print_note(
             f"the head begins with random weights: give {options} for the weights of {start.name}"
         )
