@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fullstride.measure.bench import BenchOptions, measure_all
-from fullstride.measure.max_batch import Trial, largest, peak_mib, predict, search
+from fullstride.measure.max_batch import Trial, largest, peak_mib, search
 from fullstride.measure.protocols import THROUGHPUT, Protocol
 from fullstride.measure.workload import Step, StepOptions
 from fullstride.nets import padding, zoo
@@ -193,22 +193,19 @@ def largest_batch(settings: Settings, label: str, form: Form) -> Result:
     """The largest batch under 16 GiB, predicted, then proven in fresh processes."""
     net, side = form.build(), 224 if settings.gpu else 32
     memory_bytes = GIB * 2**30 if settings.gpu else 2**28
-    device = "cuda" if settings.gpu else "cpu"
-    prediction = predict(net, memory_bytes, side, device=device, efficiency=form.efficiency)
     trial = Trial(
         net=net,
         resolution=side,
         device=str(settings.device),
         memory_bytes=memory_bytes,
         options=StepOptions(precision="bfloat16", layout="nhwc", efficiency=form.efficiency),
-        map_batch=prediction.map_batch,
     )
-    probes = search(trial.probe, prediction.batch if settings.gpu else 8)
+    probes = search(trial.probe, trial.prediction.batch if settings.gpu else 8)
     probes = list(islice(probes, None if settings.gpu else 1))
     batch = largest(probes, label)
     return {
         "largest_batch": batch,
-        "predicted": prediction.batch,
+        "predicted": trial.prediction.batch,
         "probes": [asdict(probe) for probe in probes],
-        "summary": f"{batch}, predicted {prediction.batch}, {len(probes)} tries",
+        "summary": f"{batch}, predicted {trial.prediction.batch}, {len(probes)} tries",
     }

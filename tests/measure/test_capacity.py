@@ -101,7 +101,8 @@ def test_an_error_that_is_not_about_memory_stops_the_search_with_its_line(monkey
 
 def test_an_error_beyond_the_limit_of_elements_is_named_as_such(monkeypatch):
     answering(monkeypatch, json.dumps({"error": "RuntimeError too many elements"}).encode())
-    assert trial(map_batch=7).probe(8).outcome == "elements"
+    monkeypatch.setattr(max_batch, "MAP_LIMIT", 1 + 7 * trial().prediction.largest_map)
+    assert trial().probe(8).outcome == "elements"
 
 
 @pytest.mark.parametrize(

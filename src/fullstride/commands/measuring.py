@@ -132,17 +132,17 @@ def capacity(
         efficiency=efficiency,
         device=device,
     )
-    plan = max_batch.plan(
+    trial = max_batch.plan(
         model, how, device=device, compiled=compiled, memory_gib=memory_gib, predict_only=predict
     )
-    print(*capacity_lines(model, plan), sep="\n", flush=True)
+    print(*capacity_lines(model, trial), sep="\n", flush=True)
     if predict:
         return
     probes = []
-    for probe in plan.search():
+    for probe in trial.search():
         print(probe_line(probe), flush=True)
         probes.append(probe)
-    print(proven_line(probes, model, plan))
+    print(proven_line(probes, model, trial))
 
 
 def bench(

@@ -72,9 +72,16 @@ def find_batches(
 
     def find(name: str, net: nn.Module) -> int:
         side = protocol.resolution
-        plan = max_batch.plan_of(net, side, device, room, options.step(name), options.in_channels)
+        trial = max_batch.Trial(
+            net=net,
+            resolution=side,
+            device=str(device),
+            memory_bytes=room,
+            options=options.step(name),
+            in_channels=options.in_channels,
+        )
         fills = protocol.fit == "filled"
-        probes = plan.search() if fills else halving(plan.trial.probe, protocol.batch)
+        probes = trial.search() if fills else halving(trial.probe, protocol.batch)
         return max_batch.largest(probes, f"{name} at {side} x {side}")
 
     return {name: find(name, net) for name, net in nets.items()}

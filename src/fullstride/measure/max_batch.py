@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -230,10 +231,27 @@ class Trial:
     memory_bytes: float
     options: StepOptions
     in_channels: int = 3
-    map_batch: int = sys.maxsize  # a larger batch has a tensor of 2^31 elements or more
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        return predict(
+            self.net,
+            self.memory_bytes,
+            self.resolution,
+            self.options.precision,
+            self.in_channels,
+            device="cpu" if self.device.startswith("cpu") else "cuda",
+            compiled=self.options.compiled,
+            efficiency=self.options.efficiency,
+        )
+
+    def search(self) -> Iterator[Probe]:
+        """Prove the prediction by real steps, starting at the predicted batch."""
+        return search(self.probe, self.prediction.batch)
 
     def probe(self, batch: int) -> Probe:
         """Run the steps in a fresh process. Raises ValueError for any error but lack of memory."""
+        map_batch = self.prediction.map_batch
         command = [sys.executable, "-m", "fullstride.measure.max_batch"]
         variables = {**os.environ, **MALLOC_ENVIRONMENT}
         process = subprocess.run(
@@ -247,7 +265,7 @@ class Trial:
             result = {"error": f"exit code {process.returncode}, {last}"}
         if "error" not in result:
             return Probe(**result)
-        if batch > self.map_batch:
+        if batch > map_batch:
             return Probe(batch=batch, outcome="elements", why=result["error"])
         raise ValueError(f"training steps at batch {batch} failed: {result['error']}")
 
@@ -320,18 +338,6 @@ def largest(probes: Iterable[Probe], subject: str) -> int:
     return batch
 
 
-@dataclass(frozen=True, kw_only=True)
-class CapacityPlan:
-    """The training step of a search for the largest batch, and its prediction."""
-
-    trial: Trial
-    prediction: Prediction
-
-    def search(self) -> Iterator[Probe]:
-        """Prove the prediction by real steps, starting at the predicted batch."""
-        return search(self.trial.probe, self.prediction.batch)
-
-
 def plan(
     model: str,
     how: TrainingStep,
@@ -340,8 +346,8 @@ def plan(
     compiled: bool = False,
     memory_gib: float | None = None,
     predict_only: bool = False,
-) -> CapacityPlan:
-    """Predict the largest batch of a named network; see `fullstride measure capacity --help`.
+) -> Trial:
+    """The training step of a named network to try; see `fullstride measure capacity --help`.
 
     With `predict_only`, a GPU need not be present. Raises ValueError, in one line, for missing or
     contradictory arguments.
@@ -362,38 +368,14 @@ def plan(
     options = StepOptions(
         precision=precision, layout=how.layout, compiled=compiled, efficiency=efficiency
     )
-    return plan_of(net, resolution, target, memory_bytes, options, net.spec.in_channels)
-
-
-def plan_of(
-    net: nn.Module,
-    resolution: int,
-    device: torch.device,
-    memory_bytes: float,
-    options: StepOptions,
-    in_channels: int,
-) -> CapacityPlan:
-    """The training step of a network with its predicted largest batch."""
-    prediction = predict(
-        net,
-        memory_bytes,
-        resolution,
-        options.precision,
-        in_channels,
-        device="cpu" if device.type == "cpu" else "cuda",
-        compiled=options.compiled,
-        efficiency=options.efficiency,
-    )
-    trial = Trial(
+    return Trial(
         net=net,
         resolution=resolution,
-        device=str(device),
+        device=str(target),
         memory_bytes=memory_bytes,
         options=options,
-        in_channels=in_channels,
-        map_batch=prediction.map_batch,
+        in_channels=net.spec.in_channels,
     )
-    return CapacityPlan(trial=trial, prediction=prediction)
 
 
 def check_not_compiled_twice(efficiency: Efficiency) -> None:

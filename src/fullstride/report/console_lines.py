@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fullstride.latency.select import Choice, Option, Selection
     from fullstride.measure.cost import NetworkCost
     from fullstride.measure.environment import Environment
-    from fullstride.measure.max_batch import CapacityPlan, Probe
+    from fullstride.measure.max_batch import Probe, Trial
     from fullstride.tasks.task import Metric
     from fullstride.train.recipes.recipe import Recipe
     from fullstride.train.scoring import Evaluation
@@ -92,9 +92,9 @@ def stage_lines(cost: "NetworkCost") -> list[str]:
     return lines
 
 
-def capacity_lines(model: str, plan: "CapacityPlan") -> list[str]:
+def capacity_lines(model: str, trial: "Trial") -> list[str]:
     """The settings of a search for the largest batch, and its prediction."""
-    trial, how, prediction = plan.trial, plan.trial.options, plan.prediction
+    how, prediction = trial.options, trial.prediction
     mode = f"{how.efficiency}, by torch.compile" if how.compiled else how.efficiency
     saved, fixed = prediction.bytes_per_image / 1e6, prediction.fixed_bytes / 1e6
     lines = [
@@ -121,15 +121,15 @@ def probe_line(probe: "Probe") -> str:
     return f"batch {probe.batch}: {outcomes[probe.outcome]}{peak}"
 
 
-def proven_line(probes: Sequence["Probe"], model: str, plan: "CapacityPlan") -> str:
+def proven_line(probes: Sequence["Probe"], model: str, trial: "Trial") -> str:
     """The largest batch and its bound. Raises ValueError if not even one image fits."""
     from fullstride.measure.max_batch import largest
 
-    side = plan.trial.resolution
+    side = trial.resolution
     batch = largest(probes, f"{model} at {side} x {side}")
     outcomes = {probe.outcome for probe in probes if probe.batch > batch}
     bound = "2^31 elements in an activation, not memory" if outcomes == {"elements"} else "memory"
-    error = plan.prediction.batch / batch - 1
+    error = trial.prediction.batch / batch - 1
     return f"proven: batch {batch}, bounded by {bound}; the prediction is {error:+.1%} off"
 
 
