@@ -96,17 +96,18 @@ def test_a_target_says_what_is_there():
         found = target.describe()
         lines = "\n".join(report(found, target.noise(rounds=3, round_s=0.01)))
     assert found.numpy == np.__version__
-    assert {"onnx", "openvino"} <= set(found.runtimes)
-    assert set(found.runtimes) | set(found.missing) == set(sessions.PACKAGES)
-    assert found.processor in lines
-    assert f"{found.cores} core" in lines
+    machine = found.machine
+    assert {"onnx", "openvino"} <= set(machine.runtimes)
+    assert set(machine.runtimes) | set(found.missing) == set(sessions.PACKAGES)
+    assert machine.processor in lines
+    assert f"{machine.cores} core" in lines
 
 
 def test_a_missing_runtime_is_named_with_the_line_that_installs_it():
     with here() as target:
-        found = replace(
-            target.describe(), runtimes={}, missing=dict.fromkeys(sessions.PACKAGES, "why")
-        )
+        there = target.describe()
+    missing = dict.fromkeys(sessions.PACKAGES, "why")
+    found = replace(there, machine=replace(there.machine, runtimes={}), missing=missing)
     lines = [*report(found, 0.2)]
     for package in sessions.PACKAGES.values():
         assert any(line.endswith(f"pip install {package}") for line in lines)
@@ -136,7 +137,7 @@ def test_times_are_those_of_all_rounds_and_files_are_sent_once(file, relay):
             times = target.measure([file], **HOW)
         assert times.ms.keys() == {"double"}
         assert len(times.ms["double"]) % HOW["rounds"] == 0
-        assert times.environment.device == target.describe().processor
+        assert times.environment.device == target.describe().machine.processor
         assert times.environment.threads == 1
         target.clear()
         target.measure([other], **HOW)
@@ -173,7 +174,7 @@ def test_a_large_file_is_sent_in_parts_and_compared_with_its_digest(tmp_path, fi
 
 
 def test_another_machine_after_the_connection_was_made_again_is_refused(file, relay):
-    edit = "if operation == 'hello' and number: answer['cores'] = 999"
+    edit = "if operation == 'hello' and number: answer['machine']['cores'] = 999"
     with relay(1, edit) as target, pytest.raises(ConnectionError, match="another machine.*999"):
         target.measure([file], **HOW)
 
@@ -189,6 +190,7 @@ def test_another_machine_after_the_connection_was_made_again_is_refused(file, re
         ("answer['ms'] = {key: [1.0] * 4 for key in answer['ms']}", "other files or rounds"),
         ("answer['ms'] = 3", "board"),
         ("del answer['ms']", "board"),
+        ("answer['before'] = 3", "board.*use an object"),
         ("answer = 'x' * 2**24", "more than 4,194,304 bytes"),
         ("import time; time.sleep(60)", "has not answered within"),
     ],

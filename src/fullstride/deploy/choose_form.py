@@ -297,7 +297,7 @@ def find_target(where: str) -> Target | None:
 
 def supported_by(target: Target, labels: Sequence[Label]) -> tuple[Label, ...]:
     """The labels whose runtime `target` has. Raises ValueError if it has none."""
-    there = target.describe().runtimes
+    there = target.describe().machine.runtimes
     if own := tuple(label for label in labels if label[0] in there):
         return own
     raise ValueError(
@@ -380,7 +380,7 @@ def measure_there(
     times = target.measure(files, **how)
     if reason := times.environment.held_back_by:
         print_note(f"{target.where} was held back while it measured: {reason}")
-    versions, threads = target.describe().runtimes, times.environment.threads
+    versions, threads = target.describe().machine.runtimes, times.environment.threads
     rows = []
     for file in files:
         ms = np.reshape(times.ms[file.name], (protocol.rounds, -1))

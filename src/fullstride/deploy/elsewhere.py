@@ -167,7 +167,7 @@ def bench_there(
     measured as they are. Raises ValueError, in one line, for anything not measurable there.
     """
     check_flags(settings)
-    exported, there = open_as_modules(models, trust=trust), target.describe().runtimes
+    exported, there = open_as_modules(models, trust=trust), target.describe().machine.runtimes
     for name, module in exported.items():
         if (kind := detect_format(module.model.path)) not in there:
             raise ValueError(f"{name} is {kind}, which {target.where} does not run: leave it out")
@@ -261,7 +261,7 @@ def choose_there(
     the choice is made again, until no doubt is left or `MOST` are measured. Times are stored at
     once for later calls.
     """
-    there = target.describe()
+    there = target.describe().machine
     rough = replace(  # relative times on processors
         CPU,
         name=target.name,
@@ -317,7 +317,7 @@ def noise_of(rows: Rows) -> float:
 
 def plan_there(target: Target, **options: Any) -> Plan:
     """`calibrate.default_plan` for another machine."""
-    runtimes = target.describe().runtimes
+    runtimes = target.describe().machine.runtimes
     versions = {name: runtimes[name] for name in FILES if name in runtimes}
     there = Elsewhere(environment=target.environment, versions=versions)
     return default_plan(torch.device("cpu"), **options, there=there)

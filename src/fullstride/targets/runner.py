@@ -26,8 +26,6 @@ import numpy as np
 
 from fullstride.targets.sessions import OPEN, PACKAGES
 
-PROTOCOL = 1
-
 
 def read(path: str) -> str:
     """The text of a small system file; "" if there is none."""
@@ -97,17 +95,18 @@ class Runner:
     def hello(self, request: dict) -> dict:
         versions, missing = runtimes()
         return {
-            "protocol": PROTOCOL,
-            "processor": processor(),
-            "machine": platform.machine(),
-            "cores": cores(),
+            "machine": {
+                "processor": processor(),
+                "machine": platform.machine(),
+                "cores": cores(),
+                "runtimes": versions,
+            },
+            "state": state(),
             "os": platform.platform(),
             "python": platform.python_version(),
             "numpy": np.__version__,
-            "runtimes": versions,
             "missing": missing,
             "free_mib": shutil.disk_usage(self.folder).free // 2**20,
-            **state(),
         }
 
     def path(self, name: str) -> Path:
@@ -160,12 +159,12 @@ class Runner:
             file["name"]: partial(self.open(file, threads), random_inputs(file))
             for file in request["files"]
         }
-        return {"ms": in_turn(steps, request), "threads": threads, "before": before, **state()}
+        return {"ms": in_turn(steps, request), "before": before, "after": state()}
 
     def noise(self, request: dict) -> dict:
         """Milliseconds of calls of one fixed computation on one core, without a runtime."""
         values = np.ones(100_000, np.float32)
-        return {"ms": in_turn({"values": partial(np.sqrt, values)}, request), **state()}
+        return {"ms": in_turn({"values": partial(np.sqrt, values)}, request)}
 
 
 def random_inputs(file: dict):

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
@@ -82,27 +82,17 @@ class State:
         return ", ".join(parts)
 
 
-STATE = tuple(each.name for each in fields(State))
-
-
 @dataclass(frozen=True, kw_only=True)
-class Description(Machine, State):
+class Description:
     """The runner's description of the machine and its software."""
 
-    protocol: int
+    machine: Machine
+    state: State
     os: str
     python: str
     numpy: str
     missing: dict[str, str]  # format -> why its runtime cannot be imported
     free_mib: int
-
-    @property
-    def identity(self) -> Machine:
-        return Machine(**{each.name: getattr(self, each.name) for each in fields(Machine)})
-
-    @property
-    def state(self) -> State:
-        return State(**{name: getattr(self, name) for name in STATE})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,8 +244,7 @@ class Target:
         if ms.keys() != {file.key for file in files} or is_uneven:
             raise ConnectionError(f"{self.where} answers with times of other files or rounds")
         before, after = (
-            self._read_answer(State, {name: each.get(name) for name in STATE})
-            for each in (answer.get("before", {}), answer)
+            self._read_answer(State, answer.get(moment)) for moment in ("before", "after")
         )
         return Times(
             ms={file.name: ms[file.key] for file in files},
@@ -317,9 +306,9 @@ class Target:
             self.close()
             raise
         description = self._read_answer(Description, answer)
-        if self.description is not None and description.identity != self.description.identity:
+        if self.description is not None and description.machine != self.description.machine:
             self.close()
-            raise ConnectionError(f"{self.where} is another machine now: {description.identity}")
+            raise ConnectionError(f"{self.where} is another machine now: {description.machine}")
         self.description = description
 
     def _send(self, file: TimedFile) -> None:
@@ -470,8 +459,8 @@ def environment_of(
     if first is not None and last is not None and last < SLOWER * first:
         reason = f"the clock fell from {first:,.0f} MHz: {after}"
     return Environment(
-        device=description.processor,
-        threads=threads or description.cores,
+        device=description.machine.processor,
+        threads=threads or description.machine.cores,
         os=description.os,
         python=description.python,
         torch="",
@@ -489,10 +478,11 @@ def environment_of(
 
 def report(there: Description, noise: float) -> Iterator[str]:
     """Describe a target in lines of text."""
-    cores = f"{there.processor}, {there.machine}, {count_of(there.cores, 'core')}"
+    machine = there.machine
+    cores = f"{machine.processor}, {machine.machine}, {count_of(machine.cores, 'core')}"
     yield "; ".join(filter(None, (cores, str(there.state))))
     yield f"Python {there.python}, NumPy {there.numpy}, {there.free_mib:,} MiB free; {there.os}"
-    for name, number in there.runtimes.items():
+    for name, number in machine.runtimes.items():
         yield f"{name}: runs here, {number}"
     for name, reason in there.missing.items():
         yield f"{name}: does not run ({reason}); pip install {sessions.PACKAGES[name]}"
@@ -509,15 +499,15 @@ MACHINE = Record(Machine, "the machine that files were measured on", ("processor
 
 def check_same(target: Target, folder: Path, advice: str = "use another --out") -> None:
     """Raise ValueError, in one line, if `folder` has times of another machine."""
-    identity, before = target.describe().identity, MACHINE.find(folder / MACHINE_FILE)
-    if before is not None and before != identity:
+    now, before = target.describe().machine, MACHINE.find(folder / MACHINE_FILE)
+    if before is not None and before != now:
         raise ValueError(
-            f"{target.where} is {identity}, and was {before} when {folder} was measured: {advice}"
+            f"{target.where} is {now}, and was {before} when {folder} was measured: {advice}"
         )
 
 
 def save_machine(target: Target, folder: Path) -> None:
-    MACHINE.save(folder / MACHINE_FILE, target.describe().identity)
+    MACHINE.save(folder / MACHINE_FILE, target.describe().machine)
 
 
 class StoredTimes:
