@@ -142,7 +142,9 @@ def test_a_gpu_without_bf16_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     with pytest.raises(ValueError, match="Tesla T4 has no bf16: say --precision fp16"):
-        bench.check_possible(protocols.THROUGHPUT, GPU, bench.BenchOptions(precision="bfloat16"))
+        bench.check_possible(
+            {}, protocols.THROUGHPUT, GPU, bench.BenchOptions(precision="bfloat16")
+        )
 
 
 def test_a_suite_ends_where_the_gpu_does_not_answer(monkeypatch):

@@ -173,8 +173,7 @@ def bench(
         ('tiny', 'float32', True)
     """
     device = find_device(device)
-    check_possible(protocol, device, options)
-    check_networks(nets, protocol, options)
+    check_possible(nets, protocol, device, options)
     if protocol.fit != "given" and batches is None:
         batches = find_batches(nets, protocol, device, options)
     batches = batches or {}
@@ -234,17 +233,22 @@ def bench_all(
     options: BenchOptions = DEFAULTS,
 ) -> Iterator[list[Measurement]]:
     """Yield `bench` of each part of a named protocol, with one search for the batches."""
-    batches = None
+    device, batches = find_device(device), None
     for protocol in parts:
-        check_possible(protocol, find_device(device), options)
-        check_networks(nets, protocol, options)
+        check_possible(nets, protocol, device, options)
         if protocol.fit != "given" and batches is None:
-            batches = find_batches(nets, protocol, find_device(device), options)
+            batches = find_batches(nets, protocol, device, options)
         yield bench(nets, protocol, device, options, batches)
 
 
-def check_possible(protocol: Protocol, device: torch.device, options: BenchOptions) -> None:
-    """Raise ValueError for a combination that cannot be measured here."""
+def check_possible(
+    nets: Mapping[str, nn.Module], protocol: Protocol, device: torch.device, options: BenchOptions
+) -> None:
+    """Raise ValueError for a combination that cannot be measured here.
+
+    Also for an efficiency in inference, for heads that give no logits in training, and for a
+    missing reference.
+    """
     if device.type == "cpu" and options.precision == "float16":
         raise ValueError(
             f"{protocol.name} in fp16 is for GPUs: on the CPU say --precision bf16 or fp32"
@@ -259,13 +263,6 @@ def check_possible(protocol: Protocol, device: torch.device, options: BenchOptio
             "fill"
         )
     max_batch.budget_bytes(options.memory_gib, device)
-
-
-def check_networks(
-    nets: Mapping[str, nn.Module], protocol: Protocol, options: BenchOptions
-) -> None:
-    """Raise ValueError for an efficiency in inference, for heads that give no logits in training,
-    and for a missing reference."""
     for name, net in nets.items():
         form = options.step(name).efficiency
         if form != "plain" and protocol.work == "inference":

@@ -101,7 +101,7 @@ def plan(
         protocols={name: [adapted(part) for part in each] for name, each in parts.items()},
         device=choose_device(settings.device),
         precision=find_precision(settings.precision) if settings.precision else None,
-        options=replace(options, resolutions={}) if settings.resolution is not None else options,
+        options=options,
     )
 
 
@@ -151,17 +151,19 @@ def find_networks(
         nets = {f"{name} padded": padding.to_padded(net, name) for name, net in nets.items()}
     if efficiency != "plain":
         nets = {f"{name} compiled": net for name, net in nets.items()}
+    efficiencies = {} if efficiency == "plain" else dict.fromkeys(nets, efficiency)
     labels = dict(zip(nets, dict.fromkeys(models), strict=True))
+    if reference is not None:
+        nets = {reference: own.get(reference) or files[reference]} | nets
+        labels[reference] = reference
+    resolutions = {label: sides[name] for label, name in labels.items() if name in sides}
     options = BenchOptions(
         in_channels=channels[names[0]],
         layout=settings.layout,
         compiled=settings.compiled,
-        efficiency={} if efficiency == "plain" else dict.fromkeys(nets, efficiency),
+        efficiency=efficiencies,
+        resolutions=resolutions if settings.resolution is None else {},
         reference=reference,
         memory_gib=settings.memory_gib,
     )
-    if reference is not None:
-        nets = {reference: own.get(reference) or files[reference]} | nets
-        labels[reference] = reference
-    own_sides = {label: sides[name] for label, name in labels.items() if name in sides}
-    return nets, first.resolution, replace(options, resolutions=own_sides)
+    return nets, first.resolution, options

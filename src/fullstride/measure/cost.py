@@ -1,7 +1,6 @@
 """Counts the parameters, multiply-adds and bytes of a named network in total and by stage."""
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -128,13 +127,10 @@ def network_cost(
         build = tracer.without_unused(build, side, spec.in_channels)
     stages = stage_costs(build, side, precision, spec.in_channels)
 
-    def trained(**changes: Any) -> Backbone:
-        return in_training_form(build(), replace(form, **changes), name)
+    def trained() -> Backbone:
+        return in_training_form(build(), form, name)
 
-    def saved(**changes: Any) -> ActivationBytes:
-        return activation_bytes(partial(trained, **changes), side, precision, spec.in_channels)
-
-    step = saved(efficiency="plain") if training else None
+    step = activation_bytes(trained, side, precision, spec.in_channels) if training else None
     others: dict[str, int] = {}
     if step is not None:
         names = {row.stage for row in stages}

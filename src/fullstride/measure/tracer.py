@@ -79,7 +79,7 @@ def cost(net: Net, resolution: int, in_channels: int = 3) -> Cost:
     """
     net = on_meta(net)
     with FlopCounterMode(display=False) as counter:
-        rows = count_layers(net, resolution, in_channels)
+        rows = layer_costs(net, resolution, in_channels)
     return Cost(
         params=sum(p.numel() for p in net.parameters()),
         macs=counter.get_total_flops() // 2,
@@ -94,11 +94,7 @@ def layer_costs(net: Net, resolution: int, in_channels: int = 3) -> list[LayerCo
     `cost` also counts the MACs of fixed filters (TResNet's blurs) and of products of two
     activations (attention), which are not layers.
     """
-    return count_layers(on_meta(net), resolution, in_channels)
-
-
-def count_layers(net: nn.Module, resolution: int, in_channels: int) -> list[LayerCost]:
-    """`layer_costs` of a network on the meta device."""
+    net = on_meta(net)
     rows: list[LayerCost] = []
 
     def count(name: str, layer: Any, inputs: Any, out: Tensor) -> None:
