@@ -2,12 +2,11 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -29,27 +28,6 @@ class Format:
     runs_code: bool = False  # whether opening a file may run code in it
     one_size: bool = False  # whether files only take images at the network's resolution
     runs_on: str = ""  # the system of its runtime, where another program computes its files here
-
-
-class Node(NamedTuple):
-    """A node of a graph."""
-
-    name: str
-    sources: Sequence[str]  # nodes whose values it reads
-    is_layer: bool  # whether it has weights and is faster in int8
-
-
-def before_layers(nodes: Sequence[Node]) -> set[str]:
-    """The names of layers and of all nodes before them. Sources come before their readers.
-
-    The other nodes follow the last layer, such as a softmax or the choice of boxes. In int8 they
-    would lose much, since boxes are large numbers beside small scores, and save no time.
-    """
-    names = set[str]()
-    for node in reversed(nodes):
-        if node.is_layer or node.name in names:
-            names.update((node.name, *node.sources))
-    return names
 
 
 def missing_package(package: str, extra: str = "export") -> ValueError:

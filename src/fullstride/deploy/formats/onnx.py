@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from copy import deepcopy
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -328,45 +327,46 @@ def means_to_pools(model: Any) -> Any:
 
 def layer_nodes(model: Any, paths: Collection[str]) -> list[str]:
     """The nodes that compute the layers `paths`. Raises ValueError for a path without any."""
-    nodes: dict[str, list[str]] = {path: [] for path in paths}
-    for node in model.graph.node:
-        path = node.name.split("/")[0].removeprefix("net.")
-        if path in nodes:
-            nodes[path].append(node.name)
-    for path, names in nodes.items():
-        if not names:
-            raise ValueError(
-                f"{path} cannot stay in float, the graph has no such layer: "
-                f"name a layer with weights"
-            )
-    return list(chain(*nodes.values()))
+    path_of = {node.name: node.name.split("/")[0].removeprefix("net.") for node in model.graph.node}
+    if unknown := sorted({*paths}.difference(path_of.values())):
+        raise ValueError(
+            f"{unknown[0]} cannot stay in float, the graph has no such layer: name a layer with "
+            "weights"
+        )
+    return [name for name, path in path_of.items() if path in paths]
 
 
 def outside_network(model: Any) -> list[str]:
     """Nodes of the preprocessing, after the last layer, or without an int8 kernel.
 
-    Between layers, these are the nodes from a choice of boxes to the next layer.
+    Between layers, these are the nodes from a choice of boxes to the next layer. Nodes after the
+    last layer, such as a softmax or the choice of boxes, would lose much in int8, since boxes are
+    large numbers beside small scores, and save no time.
     """
+    nodes, names = [*model.graph.node], set[str]()
     constants = {each.name for each in model.graph.initializer}
+    layers = {
+        node.name
+        for node in nodes
+        if node.op_type in LAYERS and not constants.isdisjoint(node.input)
+    }
     inside = {name for name in constants if name.startswith("net.")}
-    makers, nodes, names = producers(model), list[base.Node](), set[str]()
     chosen = set[str]()  # tensors that depend on a choice, up to the next layer
-    for node in model.graph.node:
-        is_layer = node.op_type in LAYERS and not constants.isdisjoint(node.input)
-        sources = [makers[each].name for each in node.input if each in makers]
-        nodes.append(base.Node(node.name, sources, is_layer))
-        if not is_layer and (node.op_type == CHOICE or not chosen.isdisjoint(node.input)):
+    for node in nodes:
+        is_choice = node.op_type == CHOICE or not chosen.isdisjoint(node.input)
+        if is_choice and node.name not in layers:
             chosen.update(node.output)
         if inside.intersection(node.input):
             inside.update(node.output)
             if chosen.isdisjoint(node.output):
                 names.add(node.name)
-    names &= base.before_layers(nodes)
-    return [
-        node.name
-        for node in model.graph.node
-        if node.name not in names or node.op_type in NO_KERNEL
-    ]
+    before = set[str]()  # tensors that layers depend on
+    for node in reversed(nodes):
+        if node.name in layers or not before.isdisjoint(node.output):
+            before.update(node.input)
+        else:
+            names.discard(node.name)
+    return [node.name for node in nodes if node.name not in names or node.op_type in NO_KERNEL]
 
 
 def restore_float_inputs(model: Any, original: Any, in_float: Collection[str]) -> None:
