@@ -22,15 +22,17 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     """For this process, until the patch is undone."""
     warm_up = protocols.warm_up
 
-    def short(step, protocol: protocols.Protocol, device: torch.device) -> int:
+    def shortened(protocol: protocols.Protocol) -> protocols.Protocol:
         warmup_s, round_s = min(protocol.warmup_s, WARMUP_S), min(protocol.round_s, ROUND_S)
-        return warm_up(step, replace(protocol, warmup_s=warmup_s, round_s=round_s), device)
+        return replace(protocol, warmup_s=warmup_s, round_s=round_s)
+
+    def short(step, protocol: protocols.Protocol, device: torch.device) -> int:
+        return warm_up(step, shortened(protocol), device)
 
     measure = Target.measure
 
-    def shortly(self: Target, files, *, warmup_s: float, round_s: float, **how) -> Times:
-        warmup_s, round_s = min(warmup_s, WARMUP_S), min(round_s, ROUND_S)
-        return measure(self, files, warmup_s=warmup_s, round_s=round_s, **how)
+    def shortly(self: Target, files, protocol: protocols.Protocol, *threads) -> Times:
+        return measure(self, files, shortened(protocol), *threads)
 
     patch.setattr(Target, "measure", shortly)
     for module in ("measure.bench", "latency.calibrate", "train.autotune"):

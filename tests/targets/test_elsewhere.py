@@ -57,9 +57,9 @@ def measured(monkeypatch):
     """The names of the files of each measurement there."""
     names, measure = [], Target.measure
 
-    def counting(self, files, **how):
+    def counting(self, files, protocol):
         names.append([file.name for file in files])
-        return measure(self, files, **how)
+        return measure(self, files, protocol)
 
     monkeypatch.setattr(Target, "measure", counting)
     return names
@@ -139,10 +139,10 @@ def test_the_form_of_an_export_is_chosen_by_times_there(there, tmp_path, measure
     assert measured == [*([label] for label in ms), [*ms]]
 
 
-def choose(tmp_path, *words):
+def choose(tmp_path, *words, target=WHERE):
     source = tmp_path / "networks.csv"
     source.write_text(NETWORKS)
-    return cli.run(["choose", "--from", str(source), "--target", WHERE, "--json", *words])
+    return cli.run(["choose", "--from", str(source), "--target", target, "--json", *words])
 
 
 def test_a_choice_measures_what_decides_once_and_says_so(there, tmp_path, measured, capsys):
@@ -196,6 +196,14 @@ def test_a_choice_holds_where_rough_estimates_are_wrong(
     answer = json.loads(capsys.readouterr().out)
     assert (answer["best"]["name"], answer["best"]["measured_ms"]) == (name, slow_board[name])
     assert answer["profile"]["name"] == NAME
+
+
+@pytest.mark.usefixtures("slow_board")
+def test_a_choice_for_here_measures_on_this_machine(tmp_path, capsys):
+    assert choose(tmp_path, "--budget-ms", "50", target="here") == 0
+    connect("here").close()
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert (best["name"], best["time"]) == ("resnet_rs_tiny", "measured")
 
 
 def test_of_two_measurements_on_a_busy_board_the_quieter_one_is_stored(

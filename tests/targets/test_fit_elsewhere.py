@@ -33,9 +33,9 @@ def test_a_fit_ships_a_file_that_was_measured_elsewhere(command, tmp_path, monke
     measured = []
     measure = Target.measure
 
-    def counting(self, files, **how):
+    def counting(self, files, protocol):
         measured.append([file.name for file in files])
-        return measure(self, files, **how)
+        return measure(self, files, protocol)
 
     monkeypatch.setattr(Target, "measure", counting)
     assert cli.run([*command, "--dry-run"]) == 0

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from test_target import file  # noqa: F401  a fixture
 
 from fullstride.deploy.choose_form import timed_file, untrained_files
+from fullstride.measure.protocols import ONLINE
 from fullstride.nets import zoo
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.targets import runner
@@ -122,7 +124,8 @@ def test_threads_of_ncnn_do_not_wait_busily_beside_other_programs(tmp_path):
     busy = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
     try:
         with Target(sys.executable) as target:
-            times = target.measure([timed_file("net", model, 1)], **(QUICK | {"threads": 2}))
+            protocol = replace(ONLINE, rounds=2, warmup_s=0.0, round_s=0.001)
+            times = target.measure([timed_file("net", model, 1)], protocol, threads=2)
     finally:
         for each in busy:
             each.kill()

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from networks import first_block
 from test_target import file  # noqa: F401  a fixture
 
 from fullstride import cli
+from fullstride.measure.protocols import ONLINE
 from fullstride.nets.families import SPECS
 from fullstride.targets import target as target_module
 from fullstride.targets.target import Target
@@ -121,7 +123,8 @@ def test_files_are_timed_over_ssh_though_the_connection_is_cut(board, file):  # 
         cuts = [threading.Timer(delay, board.cut) for delay in (0.5, 2.0)]
         for each in cuts:
             each.start()
-        times = target.measure([file], rounds=500, round_s=0.004, warmup_s=0.02, threads=1)
+        protocol = replace(ONLINE, rounds=500, round_s=0.004, warmup_s=0.02)
+        times = target.measure([file], protocol, threads=1)
         assert not any(each.is_alive() for each in cuts)  # both while it was measured
         assert len(times.ms[file.name]) % 500 == 0
 

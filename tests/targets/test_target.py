@@ -11,11 +11,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from fullstride.measure.protocols import ONLINE
 from fullstride.targets import runner, sessions
 from fullstride.targets import target as target_module
 from fullstride.targets.target import Target, TimedFile, command_of, report, runner_text
 
-HOW = {"rounds": 3, "round_s": 0.01, "warmup_s": 0.01, "threads": 1}
+HOW = replace(ONLINE, rounds=3, round_s=0.01, warmup_s=0.01), 1  # and one thread
 # Stands between fullstride and the runner, as a connection does.
 RELAY = """
 import json, subprocess, sys
@@ -134,13 +135,13 @@ def test_times_are_those_of_all_rounds_and_files_are_sent_once(file, relay):
     with relay() as target:
         other = replace(file, name="again", shape=(2, 4))
         for _ in range(2):
-            times = target.measure([file], **HOW)
+            times = target.measure([file], *HOW)
         assert times.ms.keys() == {"double"}
-        assert len(times.ms["double"]) % HOW["rounds"] == 0
+        assert len(times.ms["double"]) % 3 == 0
         assert times.environment.device == target.describe().machine.processor
         assert times.environment.threads == 1
         target.clear()
-        target.measure([other], **HOW)
+        target.measure([other], *HOW)
     operations = relay.log()
     assert operations == ["hello", "put", "measure", "measure", "remove", "put", "measure"]
 
@@ -149,7 +150,7 @@ def test_equal_files_in_two_folders_have_the_same_times(tmp_path, file):
     copied = tmp_path / file.path.name
     copied.write_bytes(file.path.read_bytes())
     with here() as target:
-        times = target.measure([file, replace(file, name="copy", path=copied)], **HOW)
+        times = target.measure([file, replace(file, name="copy", path=copied)], *HOW)
     assert times.ms["copy"] == times.ms["double"]
 
 
@@ -158,7 +159,7 @@ def test_a_connection_that_ends_is_made_again(file, relay, cut_after):
     with relay(cut_after) as target:
         target.describe()
         assert target.run(file, np.ones((1, 4), np.uint8)).tolist() == [[2, 2, 2, 2]]
-        assert target.measure([file], **HOW).ms["double"]
+        assert target.measure([file], *HOW).ms["double"]
 
 
 def test_a_large_file_is_sent_in_parts_and_compared_with_its_digest(tmp_path, file, monkeypatch):
@@ -176,7 +177,7 @@ def test_a_large_file_is_sent_in_parts_and_compared_with_its_digest(tmp_path, fi
 def test_another_machine_after_the_connection_was_made_again_is_refused(file, relay):
     edit = "if operation == 'hello' and number: answer['machine']['cores'] = 999"
     with relay(1, edit) as target, pytest.raises(ConnectionError, match="another machine.*999"):
-        target.measure([file], **HOW)
+        target.measure([file], *HOW)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_a_wrong_answer_is_one_line(file, relay, edit, message, monkeypatch):
     monkeypatch.setattr(target_module, "FILE_S", 1.0)
     with relay(edit=f"if operation == 'measure': {edit}") as target:
         with pytest.raises(ConnectionError, match=message) as error:
-            target.measure([file], **HOW)
+            target.measure([file], *HOW)
         assert "\n" not in str(error.value)
 
 

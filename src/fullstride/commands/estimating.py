@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.progress import track
 from tyro.conf import arg
 
-from fullstride.commands.flags import Device, Layout, Models, ProfileFlags
+from fullstride.commands.flags import Device, Models, ProfileFlags
 from fullstride.io.console import console, count_of, print_error
 from fullstride.io.records import refuse_flags
 from fullstride.io.writing import PLOT, check_page_or
 from fullstride.measure.budget import HERE
+from fullstride.measure.settings import CalibrateSettings
 
 if TYPE_CHECKING:
     from fullstride.latency.calibrate import Plan, Timing
@@ -81,31 +82,13 @@ def estimate(models: Models, profile: ProfileFlags, options: EstimateFlags) -> N
     print(console_lines.profile_line(device, options.train))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibrateFlags:
-    """What to measure, and how long."""
-
-    # Runtimes, with a profile for each; by default eager, graph and compiled on a GPU, eager on the
-    # CPU, and onnx and openvino on a --target that has them.
-    runtimes: tuple[Literal["eager", "graph", "compiled", "onnx", "openvino"], ...] = ()
-    # Images per call; by default 1 8 64 256 on a GPU and 1 8 on the CPU.
-    batches: tuple[int, ...] = ()
-    # Pixels a side; by default 224 on a GPU and 128 on the CPU.
-    resolution: int | None = None
-    # fp32, bf16 or fp16; by default fp16 on a GPU and fp32 on the CPU.
-    precision: Literal["fp32", "bf16", "fp16"] | None = None
-    layout: Layout = "nchw"  # Memory format.
-    # Minutes after which no further network is measured; the fit takes some seconds more.
-    minutes: float = 8.0
-
-
 def calibrate(
     *,
     device: Device = "auto",
     target: str = HERE,
     out: Path = Path("profile.json"),
     name: str = "",
-    options: CalibrateFlags,
+    options: CalibrateSettings,
     times_out: Path | None = None,
 ) -> None:
     """Time microbenchmarks on this device and fit a profile for `measure estimate` and `choose`.
@@ -142,20 +125,20 @@ def calibrate(
 
 
 def calibration(
-    device: str, options: CalibrateFlags, target: "Target | None"
+    device: str, options: CalibrateSettings, target: "Target | None"
 ) -> "tuple[Plan, Iterable[tuple[str, list[Timing]]]]":
     """The plan of a calibration here or on another machine, and the times as they come."""
     from fullstride.latency import calibrate as files
     from fullstride.measure.environment import choose_device
 
     if target is None:
-        plan = files.default_plan(choose_device(device), **vars(options))
+        plan = files.default_plan(choose_device(device), options)
         return plan, files.measure_by_batch(plan)
     from fullstride.deploy.elsewhere import plan_there, timings_there
 
     own = {"device": device != "auto", "layout": options.layout != "nchw"}
     refuse_flags(own, f"with --target {target.where}: leave it out")
-    plan = plan_there(target, **vars(options))
+    plan = plan_there(target, options)
     groups = enumerate(timings_there(plan, target), start=1)
     return plan, ((f"{target.where}, group {number}", rows) for number, rows in groups)
 

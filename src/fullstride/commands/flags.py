@@ -66,7 +66,7 @@ class ProfileFlags:
     """The device that the network must run on, for which times are estimated."""
 
     # A profile such as v100-fp16, or a file written by `measure calibrate`. `choose` also takes
-    # another machine and measures there: see docs/guides/targets.md.
+    # here or another machine and measures there: see docs/guides/targets.md.
     target: str = ""
     # Instead of a target: a JSON file of its data sheet, as docs/guides/latency.md describes.
     device_sheet: str = ""
@@ -75,10 +75,10 @@ class ProfileFlags:
     measured: Path | None = None
 
     def find_target(self) -> "Target | None":
-        """Connect to another machine to measure networks on; None for a profile."""
-        from fullstride.measure.budget import is_elsewhere
+        """Connect to the machine to measure networks on; None for a profile."""
+        from fullstride.measure.budget import HERE, is_elsewhere
 
-        if not is_elsewhere(self.target):
+        if self.target != HERE and not is_elsewhere(self.target):
             return None
         from fullstride.targets.target import connect
 

@@ -376,8 +376,7 @@ def measure_there(
 ) -> list[Measurement]:
     """`measure_files` on all cores of another machine, which waits after each call."""
     files = [timed_file(name, model, protocol.batch) for name, model in models.items()]
-    how = {key: getattr(protocol, key) for key in ("rounds", "round_s", "warmup_s")}
-    times = target.measure(files, **how)
+    times = target.measure(files, protocol)
     if reason := times.environment.held_back_by:
         print_note(f"{target.where} was held back while it measured: {reason}")
     versions, threads = target.describe().machine.runtimes, times.environment.threads

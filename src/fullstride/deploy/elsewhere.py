@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -33,7 +33,7 @@ from fullstride.measure import bench_by_name
 from fullstride.measure.bench_by_name import noise, quieter
 from fullstride.measure.budget import UNLIMITED_MS, Budget
 from fullstride.measure.protocols import MEDIANS, Measurement, Protocol, call_time, spread_of_rounds
-from fullstride.measure.settings import BenchSettings
+from fullstride.measure.settings import BenchSettings, CalibrateSettings
 from fullstride.measure.tracer import traced
 from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone
@@ -315,12 +315,12 @@ def noise_of(rows: Rows) -> float:
 # ---- a profile
 
 
-def plan_there(target: Target, **options: Any) -> Plan:
+def plan_there(target: Target, options: CalibrateSettings) -> Plan:
     """`calibrate.default_plan` for another machine."""
     runtimes = target.describe().machine.runtimes
     versions = {name: runtimes[name] for name in FILES if name in runtimes}
     there = Elsewhere(environment=target.environment, versions=versions)
-    return default_plan(torch.device("cpu"), **options, there=there)
+    return default_plan(torch.device("cpu"), options, there)
 
 
 def timings_there(plan: Plan, target: Target) -> Iterator[list[Timing]]:

@@ -25,6 +25,7 @@ from fullstride.measure import workload
 from fullstride.measure.environment import Environment
 from fullstride.measure.operators import Operators
 from fullstride.measure.protocols import Protocol, timed_calls, warm_up
+from fullstride.measure.settings import CalibrateSettings
 from fullstride.measure.tracer import traced
 
 # TensorRT is not measured, and files are on other machines only.
@@ -357,27 +358,19 @@ RUNTIME_OF_WORD: dict[str, Runtime] = {
 
 
 def default_plan(
-    device: torch.device,
-    *,
-    runtimes: Sequence[str] = (),
-    batches: Sequence[int] = (),
-    resolution: int | None = None,
-    precision: str | None = None,
-    layout: workload.Layout = "nchw",
-    minutes: float = 8.0,
-    there: Elsewhere | None = None,
+    device: torch.device, options: CalibrateSettings, there: Elsewhere | None = None
 ) -> Plan:
-    """A plan whose empty arguments have defaults for a GPU, a CPU or another machine."""
+    """A plan with defaults for a GPU, a CPU or another machine in place of empty options."""
     gpu = device.type == "cuda"
     usual = [*there.versions] if there else [*RUNTIME_OF_WORD][: len(RUNTIMES) if gpu else 1]
     return Plan(
         device=device,
-        runtimes=tuple(RUNTIME_OF_WORD[name] for name in dict.fromkeys(runtimes or usual)),
-        batches=tuple(dict.fromkeys(batches)) or ((1, 8, 64, 256) if gpu else (1, 8)),
-        resolution=(224 if gpu else 128) if resolution is None else resolution,
-        precision=workload.find_precision(precision or ("fp16" if gpu else "fp32")),
-        layout=layout,
-        minutes=minutes,
+        runtimes=tuple(RUNTIME_OF_WORD[name] for name in dict.fromkeys(options.runtimes or usual)),
+        batches=tuple(dict.fromkeys(options.batches)) or ((1, 8, 64, 256) if gpu else (1, 8)),
+        resolution=(224 if gpu else 128) if options.resolution is None else options.resolution,
+        precision=workload.find_precision(options.precision or ("fp16" if gpu else "fp32")),
+        layout=options.layout,
+        minutes=options.minutes,
         there=there,
     )
 

@@ -1,4 +1,4 @@
-"""Holds the options of `fullstride bench`, without importing PyTorch."""
+"""Holds the options of benchmarks and calibrations, without importing PyTorch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -46,3 +46,21 @@ class BenchSettings:
     # The network that ratios are relative to, or none; by default timm/resnet50 if a protocol is
     # named.
     reference: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateSettings:
+    """What to measure, and how long."""
+
+    # Runtimes, with a profile for each; by default eager, graph and compiled on a GPU, eager on the
+    # CPU, and onnx and openvino on a --target that has them.
+    runtimes: tuple[Literal["eager", "graph", "compiled", "onnx", "openvino"], ...] = ()
+    # Images per call; by default 1 8 64 256 on a GPU and 1 8 on the CPU.
+    batches: tuple[int, ...] = ()
+    # Pixels a side; by default 224 on a GPU and 128 on the CPU.
+    resolution: int | None = None
+    # fp32, bf16 or fp16; by default fp16 on a GPU and fp32 on the CPU.
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    layout: Literal["nchw", "nhwc"] = "nchw"  # Memory format.
+    # Minutes after which no further network is measured; the fit takes some seconds more.
+    minutes: float = 8.0

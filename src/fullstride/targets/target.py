@@ -33,7 +33,7 @@ from fullstride.io.records import Positive, Record, from_json
 from fullstride.io.writing import user_cache
 from fullstride.measure.budget import HERE
 from fullstride.measure.environment import Environment, version
-from fullstride.measure.protocols import MEASUREMENTS, Measurement, spread
+from fullstride.measure.protocols import MEASUREMENTS, Measurement, Protocol, spread
 from fullstride.targets import runner, sessions
 
 # Reads the text of the runner from standard input, before the requests.
@@ -218,18 +218,13 @@ class Target:
         return self._again(work)
 
     def measure(
-        self,
-        files: Sequence[TimedFile],
-        *,
-        rounds: int,
-        round_s: float,
-        warmup_s: float,
-        threads: int | None = None,
+        self, files: Sequence[TimedFile], protocol: Protocol, threads: int | None = None
     ) -> Times:
         """Time all files in turn in every round; `threads`: None for all cores.
 
         Equal files are timed once.
         """
+        rounds, round_s, warmup_s = protocol.rounds, protocol.round_s, protocol.warmup_s
         how = {"rounds": rounds, "round_s": round_s, "warmup_s": warmup_s, "threads": threads}
         seconds = len(files) * (FILE_S + warmup_s + 4 * rounds * round_s)
 
