@@ -552,7 +552,7 @@ def test_a_file_that_is_not_there_is_not_taken_for_a_network(word, pictures, tmp
         cli.parse(["bench", word]),
     ):
         pictures[0].save(tmp_path / "a.png")
-        with pytest.raises(FileNotFoundError, match=word):
+        with pytest.raises(ValueError, match=f"^no such file or folder: {word}$"):
             command()
 
 

@@ -17,7 +17,7 @@ from fullstride.deploy.formats import FORMATS, output
 from fullstride.deploy.formats.base import Format, last_line
 from fullstride.deploy.int8 import fall_back_to_float, sensitivity
 from fullstride.deploy.job import STRIDE, ExportJob
-from fullstride.deploy.predict import LazyInputs, activate, inputs, logits, outputs
+from fullstride.deploy.predict import LazyInputs, inputs, logits, outputs
 from fullstride.deploy.settings import ExportOptions, InputKind
 from fullstride.io.writing import atomic_write, check_output, remove
 from fullstride.nets.bundle import About, Bundle
@@ -254,7 +254,7 @@ def make_reference(bundle: Bundle, images: ComparisonImages, input_kind: InputKi
         expected = logits(bundle, batches)
     else:
         rows = logits(bundle, inputs("normalised", pre, images.pictures))
-        expected = activate(bundle, rows)
+        expected = task_of(bundle).activate(torch.from_numpy(rows)).numpy()
     return Reference(fold_batch_norm(bundle.net), batches, expected)
 
 

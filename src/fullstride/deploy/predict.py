@@ -400,10 +400,6 @@ class LazyInputs(Sequence[np.ndarray]):
         return next(inputs(self.kind, self.pre, [self.pictures[index]]))
 
 
-def activate(model: Model, rows: np.ndarray) -> np.ndarray:
-    return task_of(model).activate(torch.from_numpy(rows)).numpy()
-
-
 PICTURE = Output(
     "a picture of predictions by fullstride",
     ".png",

@@ -1,6 +1,5 @@
 """Holds the table of formats; each format is a file in this folder."""
 
-import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -98,7 +97,7 @@ def open_file(
     if not path.exists():
         if beside := near(path):
             raise ValueError(f"no file {path}: there is {beside}")
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        raise ValueError(f"no such file or folder: {path}")
     for file in path.rglob("*") if path.is_dir() else (path,):
         if not file.is_dir():
             check_regular(file)
