@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -183,8 +183,7 @@ def bench_there(
             else:
                 side = plan.options.resolutions.get(name, first.resolution)
                 networks[name] = files.write_named(name, side)
-        parts = {each.name: getattr(plan, each.name) for each in fields(plan)}
-        yield PlanThere(**parts, files=files, networks=networks)
+        yield PlanThere(**vars(plan), files=files, networks=networks)
 
 
 def with_side(module: ExportedModule, side: int | None) -> ExportedModel:

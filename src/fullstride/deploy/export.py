@@ -22,6 +22,7 @@ from fullstride.deploy.settings import ExportOptions, InputKind
 from fullstride.io.writing import atomic_write, check_output, remove
 from fullstride.nets.bundle import About, Bundle
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.tables import check_name
 from fullstride.tasks import task_of
 from fullstride.tasks.task import Task
 
@@ -301,8 +302,7 @@ def check_free(path: Path, kind: Format, force: bool) -> None:
 
 def find_format(name: str, precision: str) -> Format:
     """Find a format by name. Raises ValueError for a format or precision not possible here."""
-    if name not in FORMATS:
-        raise ValueError(f"no format named {name!r}: choose from {', '.join(FORMATS)}")
+    check_name("format", name, FORMATS)
     kind = FORMATS[name]
     if precision not in kind.precisions:
         others = [each.name for each in FORMATS.values() if precision in each.precisions]

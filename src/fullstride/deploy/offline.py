@@ -177,14 +177,13 @@ def with_names(
     table: "pa.Table",
     names: list[str],
     errors: list[str | None],
-    has_labels: bool,
-    labels: Iterable[str] = (),
+    labels: list[str] | None,
 ) -> "pa.Table":
     """Add the columns path, error and, if the data have labels, true_label."""
     pa = pyarrow()
     first = {"path": names}
-    if has_labels:
-        first["true_label"] = list(labels)
+    if labels is not None:
+        first["true_label"] = labels
     columns = {name: pa.array(_as_utf8(values), pa.string()) for name, values in first.items()}
     columns |= {name: table.column(name) for name in table.column_names}
     columns["error"] = pa.array(_as_utf8(errors), pa.string())
@@ -234,7 +233,7 @@ class PredictionJob:
                 raise ValueError(f"{out} is written by one process: give a folder for {ranks}")
             summary.images, summary.parts = key.images, key.parts
             empty = schema(self.model, self.columns, self.how.device)
-            first = with_names(empty, [], [], self.data.has_labels)
+            first = with_names(empty, [], [], [] if self.data.has_labels else None)
             store.write_file(out, self.tables(range(key.parts)), first.schema, key)
             return summary
         store.create_or_resume(out, key)
@@ -269,10 +268,10 @@ class PredictionJob:
             table = arrow.concat_tables([empty, *tables]).take(indices).combine_chunks()
             names = [images.names[index] for index in span]
             errors = [skipped.get(name) for name in names]
-            labels = [images.targets[index] for index in span] if has_labels else []
+            labels = [images.targets[index] for index in span] if has_labels else None
             places.clear()
             tables.clear()
-            return with_names(table, names, errors, has_labels, labels)
+            return with_names(table, names, errors, labels)
 
         for indices, rows in outputs(self.model, images, self.how, skipped, self.watch):
             for part in range(int(indices[0]) // size, int(indices[-1]) // size + 1):

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from fullstride import tables
 from fullstride.io.console import count_of
 from fullstride.io.records import read_rows
-from fullstride.latency.devices import find_operators, named_work
+from fullstride.latency.devices import NamedWork, find_operators, named_work
 from fullstride.latency.network_times import Estimate, estimates, is_tie
 from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget, pareto_front, within
 from fullstride.measure.budget import best as best_of
-from fullstride.measure.operators import Operators
 from fullstride.tables import PRINTED, Published, genet_paper, latencies, published, timm_published
 
 if TYPE_CHECKING:
@@ -180,34 +179,30 @@ def options_with_times(
     cannot be built or do not accept the image, with the reason. Networks of `with_head` are traced,
     and have no published times.
     """
-    operators: dict[tuple[str, int], tuple[Operators, frozenset[str]]] = {}
+    work: dict[tuple[str, int], NamedWork] = {}
     options = []
     for network in networks:
         key, label = (network.name, network.resolution), f"{network.name} at {network.resolution}"
         try:
-            if key not in operators and label not in left_out:
-                operators[key] = operators_of_option(*key, with_head)
+            if key not in work and label not in left_out:
+                work[key] = work_of_option(*key, with_head)
         except ValueError as error:
             left_out[label] = str(error)
-        if key in operators:
+        if key in work:
             options.append(network)
     keys = [(network.name, network.resolution) for network in options]
     times = {} if with_head else published_times(profile, batch)
-    work, ran = [operators[key][0] for key in keys], [operators[key][1] for key in keys]
-    rows = estimates(work, profile, [batch] * len(keys), names=ran) if keys else []
+    operators, ran = [work[key].operators for key in keys], [work[key].ran for key in keys]
+    rows = estimates(operators, profile, [batch] * len(keys), names=ran) if keys else []
     for network, key, row in zip(options, keys, rows, strict=True):
         by = "published" if prefer_published and key in times else "estimated"
         yield Option(network=network, estimate=row, published_ms=times.get(key), by=by)
 
 
-def operators_of_option(
-    name: str, resolution: int, with_head: WithHead | None
-) -> tuple[Operators, frozenset[str]]:
-    """The operators of a network, and the ATen names of its operators if it has a task's head."""
+def work_of_option(name: str, resolution: int, with_head: WithHead | None) -> NamedWork:
     if with_head is None and (operators := find_operators(name, resolution)):
-        return operators, frozenset()
-    work = named_work(with_head(name) if with_head else name, resolution)  # needs PyTorch
-    return work.operators, work.ran
+        return NamedWork(name, resolution, operators, frozenset())
+    return named_work(with_head(name) if with_head else name, resolution)  # needs PyTorch
 
 
 def options_tie(a: Option, b: Option) -> bool:

@@ -19,6 +19,7 @@ from fullstride.nets import padding
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import no_head
 from fullstride.nets.zoo import has_own_spec, measurable
+from fullstride.tables import check_name
 
 DEFAULT_PROTOCOLS = ("online", "throughput")
 DEFAULT_REFERENCE = "timm/resnet50"  # where a protocol is named
@@ -108,7 +109,9 @@ def plan(
 def find_protocols(settings: BenchSettings) -> dict[str, list[Protocol]]:
     """The parts of each protocol; only training parts where the efficiency is not plain."""
     efficiency, names = settings.efficiency, settings.protocol or DEFAULT_PROTOCOLS
-    parts = {name: list(protocols.find_protocol(name)) for name in names}
+    for name in names:
+        check_name("protocol", name, protocols.PROTOCOLS)
+    parts = {name: list(protocols.PROTOCOLS[name]) for name in names}
     if settings.call_batch is not None and "throughput" not in parts:
         raise ValueError(
             f"--call-batch {settings.call_batch} is for throughput: {', '.join(parts)} has its own"

@@ -88,12 +88,6 @@ PROTOCOLS: dict[str, tuple[Protocol, ...]] = {
 }
 
 
-def find_protocol(name: str) -> tuple[Protocol, ...]:
-    if name not in PROTOCOLS:
-        raise ValueError(f"no protocol named {name!r}: choose from {', '.join(PROTOCOLS)}")
-    return PROTOCOLS[name]
-
-
 def warm_up(step: Callable[[], object], protocol: Protocol, device: torch.device) -> int:
     """Run for `warmup_s`, so that clocks settle; return the number of calls that fill a round."""
     calls, deadline = 1, time.perf_counter() + protocol.warmup_s

@@ -220,7 +220,7 @@ def trace(net: Net, resolution: int, in_channels: int, stages: StagesOf | None =
     image = meta_image(net, resolution, in_channels)
     tracer = Tracer(image, followed(net, stages(net)) if stages else NOWHERE)
     # Not inference_mode, which would hide the parts of composite operators.
-    with unfit_image(image), torch.no_grad(), tracer:
+    with unfit_image(image), torch.no_grad(), Attention(tracer), tracer:
         net(image)
     return tracer
 
@@ -257,8 +257,9 @@ class TensorState:
 class Tracer(TorchDispatchMode):
     """Records every operator that touches memory.
 
-    Tensors are identified by their storage, so a view is the tensor that it views. Attention is one
-    operator, as on a GPU: the meta device would compute all products of tokens.
+    Tensors are identified by their storage, so a view is the tensor that it views. Beside
+    `Attention`, attention is one operator, as on a GPU: the meta device would compute all products
+    of tokens.
     """
 
     def __init__(self, image: Tensor, location: Location = NOWHERE):
@@ -270,15 +271,6 @@ class Tracer(TorchDispatchMode):
         # Tensors computed from parameters must not free their storage for activations.
         self.references: list[Tensor] = []
         self.names: set[str] = set()
-        self.attention = Attention(self)
-
-    def __enter__(self) -> "Tracer":
-        self.attention.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.attention.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
