@@ -383,14 +383,13 @@ def measure_there(
     rows = []
     for file in files:
         ms = np.reshape(times.ms[file.name], (protocol.rounds, -1))
-        calls, environment = ms.shape[1], times.environment
-        series = Series(lambda: None, protocol.batch, calls, environment=environment)
+        series = Series(lambda: None, protocol.batch, ms.shape[1], environment=times.environment)
         for each in ms / 1e3:
             series.add(each if protocol.waits else [each.sum()], 0.0, protocol.waits)
         own = replace(protocol, resolution=models[file.name].preprocessing.resolution)
         row = measurement(file.name, series, own, BENCH_DEFAULTS)
-        runtime = [f"{file.format} {versions[file.format]}", count_of(threads, "thread")]
-        rows.append(replace(row, runtime=", ".join([*runtime, file.precision])))
+        runtime = f"{file.format} {versions[file.format]}, {count_of(threads, 'thread')}"
+        rows.append(replace(row, runtime=f"{runtime}, {file.precision}"))
     return rows
 
 

@@ -407,15 +407,12 @@ def peaks_by_runtime(plan: Plan, samples: Sequence[Timing]) -> dict[Runtime, tup
     if plan.there is None:
         where = plan.device, plan.precision
         return {each: microbenchmarks.machine(*where, each) for each in plan.runtimes}
-    return {
-        each: highest_rates([row for row in samples if row.runtime == each], plan)
-        for each in plan.runtimes
-    }
+    return {each: highest_rates(samples, each, plan) for each in plan.runtimes}
 
 
-def highest_rates(samples: Sequence[Timing], plan: Plan) -> tuple[Machine, str]:
+def highest_rates(samples: Sequence[Timing], runtime: Runtime, plan: Plan) -> tuple[Machine, str]:
     """The highest rates of arithmetic and memory traffic of whole networks, close to a bound."""
-    runtime = samples[0].runtime if samples else plan.runtimes[0]
+    samples = [each for each in samples if each.runtime == runtime]
     unit = Machine(
         runtime=runtime,
         peak_tflops=1,
