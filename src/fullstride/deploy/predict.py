@@ -4,7 +4,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -41,6 +41,7 @@ from fullstride.data.transforms.crop import in_mode, test_view, to_input
 from fullstride.deploy.exported import ExportedModel, InputKind, Model, one_input
 from fullstride.deploy.formats import is_exported_path, near, open_file
 from fullstride.deploy.settings import Tta
+from fullstride.io.records import refuse_flags
 from fullstride.io.writing import (
     GENERATOR,
     Output,
@@ -481,11 +482,8 @@ def open_model(word: str, *, trust: bool = False, options: LoadOptions = BY_DEFA
                 f"ended with, {beside}"
             )
         return tasks.load(word, options=options)
-    if options != BY_DEFAULT:
-        names = (each.name for each in fields(options))
-        changed = [name for name in names if getattr(options, name) != getattr(BY_DEFAULT, name)]
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-        raise ValueError(f"{flags}: {word} is an exported file, which has its own: leave it out")
+    changed = {name: value != getattr(BY_DEFAULT, name) for name, value in vars(options).items()}
+    refuse_flags(changed, f"beside {word}, an exported file, which has its own: leave it out")
     return open_file(word, trust=trust)
 
 

@@ -50,12 +50,9 @@ class Fit:
     def __post_init__(self) -> None:
         check_bounds(self)
         check_text(self)
-        if unknown := sorted(set(self.numbers) - set(NUMBERS)):
-            raise ValueError(f"no number is called {unknown[0]!r}: use {', '.join(NUMBERS)}")
-        if unknown := sorted(set(self.spreads) - {*NUMBERS, REST, DEVICE}):
-            raise ValueError(
-                f"spreads has {unknown[0]!r}: use {', '.join((*NUMBERS, REST, DEVICE))}"
-            )
+        for name, known in (("numbers", [*NUMBERS]), ("spreads", [*NUMBERS, REST, DEVICE])):
+            if unknown := sorted(set(getattr(self, name)) - set(known)):
+                raise ValueError(f"{name} has {unknown[0]!r}: use {', '.join(known)}")
         if missing := [name for name in REQUIRED if name not in self.numbers]:
             raise ValueError(f"numbers lack {', '.join(missing)}")
         if self.low > self.high:
