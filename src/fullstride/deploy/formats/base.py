@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,6 +40,15 @@ def missing_package(package: str, extra: str = "export") -> ValueError:
 def absent(module: str, package: str, extra: str) -> str:
     """Why a package is unusable, "" if it is usable; without an import, which may take seconds."""
     return str(missing_package(package, extra)) if find_spec(module) is None else ""
+
+
+def import_error(package: str, extra: str) -> str:
+    """Why an import of a package fails, "" if it succeeds; a broken package is found too."""
+    try:
+        import_module(package)
+    except ImportError as error:
+        return str(missing_package(str(error.name), extra))
+    return ""
 
 
 def has_magic(path: Path, suffix: str, magic: tuple[slice, bytes]) -> bool:

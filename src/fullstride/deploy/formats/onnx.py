@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -225,14 +226,6 @@ def detect(path: Path) -> bool:
     return path.is_file() and path.suffix == ".onnx"
 
 
-def missing() -> str:
-    try:
-        import onnxruntime  # noqa: F401
-    except ImportError as error:
-        return str(base.missing_package(str(error.name), extra=""))
-    return ""
-
-
 # ---- int8, by pairs of quantize and dequantize nodes
 
 # Calibration images per batch: for TResNet-M twice as fast as 32, with 0.7 instead of 3 GB.
@@ -397,4 +390,5 @@ def producers(model: Any) -> dict[str, Any]:
     return {name: node for node in model.graph.node for name in node.output}
 
 
+missing = partial(base.import_error, "onnxruntime", "")
 ONNX = base.Format("onnx", ".onnx", ("fp32", "fp16", "int8"), write, open_file, detect, missing)

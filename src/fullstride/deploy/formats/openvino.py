@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from fullstride.deploy.exported import ExportedModel, Metadata, Precision, check_graph_sizes
 from fullstride.deploy.formats import onnx
-from fullstride.deploy.formats.base import Format, missing_package, reading
+from fullstride.deploy.formats.base import Format, import_error, missing_package, reading
 from fullstride.deploy.job import ExportJob
 from fullstride.io.console import count_of
 from fullstride.io.writing import open_regular
@@ -101,11 +101,7 @@ def detect(path: Path) -> bool:
 
 
 def missing() -> str:
-    try:
-        openvino()
-    except ValueError as error:
-        return str(error)
-    return onnx.missing()
+    return import_error("openvino", "export") or onnx.missing()
 
 
 FILES = (MODEL, WEIGHTS)

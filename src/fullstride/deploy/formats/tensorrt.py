@@ -14,7 +14,7 @@ import torch
 
 from fullstride.deploy.exported import ExportedModel, Infer
 from fullstride.deploy.formats import onnx
-from fullstride.deploy.formats.base import Format, missing_package, reading
+from fullstride.deploy.formats.base import Format, import_error, reading
 from fullstride.deploy.job import ExportJob
 
 MODEL, ENGINE = "model.onnx", "model.engine"
@@ -90,10 +90,8 @@ def inference(engine: Any) -> Infer:
 
 def engine_missing() -> str:
     """Why no engine can be built or run here; "" if it can."""
-    try:
-        import tensorrt  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return str(missing_package("tensorrt", "tensorrt"))
+    if reason := import_error("tensorrt", "tensorrt"):
+        return reason
     return "" if torch.cuda.is_available() else "TensorRT needs a GPU, and none is available"
 
 
