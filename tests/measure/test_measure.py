@@ -42,7 +42,6 @@ from fullstride.measure.protocols import (
     TRESNET,
     Measurement,
     Protocol,
-    compare,
 )
 from fullstride.measure.settings import BenchSettings
 from fullstride.measure.tracer import cost, layer_costs
@@ -323,19 +322,6 @@ def test_a_batch_that_is_found_is_the_networks_own(monkeypatch):
     parts = [replace(part, **{**SHORT, "batch": 8}) for part in PROTOCOLS["tresnet"]]
     for found in bench_all(nets, parts, options=BenchOptions(memory_gib=0.1)):
         assert [(m.protocol.batch, m.largest_batch) for m in found] == [(16, 24), (8, 10)]
-        assert compare(found[0], found[1]) > 0  # own batches, alike in all else
-
-
-def test_measurements_that_were_not_made_alike_are_not_compared():
-    one, other = bench({"a": tiny(), "b": tiny()}, QUICK)
-    assert compare(one, other) == pytest.approx(one.images_per_s / other.images_per_s)
-    for change in (
-        dict(precision="bfloat16"),
-        dict(layout="nhwc"),
-        dict(protocol=replace(QUICK, batch=2)),
-    ):
-        with pytest.raises(ValueError, match="a and b were not measured alike"):
-            compare(one, replace(other, **change))
 
 
 def test_a_gpu_at_work_tells_its_clocks_and_what_holds_them_back(monkeypatch):

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -266,27 +266,6 @@ def quiet_times(
         if spread_of_rounds(max(rows, key=lambda row: row.images_per_s)) <= BUSY:
             break
     return times
-
-
-def compare(one: Measurement, other: Measurement) -> float:
-    """The ratio of images per second. Raises ValueError if the conditions differ."""
-
-    def how(row: Measurement) -> dict[str, Any]:
-        # A batch that was fitted to memory belongs to the network.
-        protocol = row.protocol if row.protocol.fit == "given" else replace(row.protocol, batch=1)
-        places = ("device", "threads", "torch", "driver")
-        here = {key: getattr(row.environment, key) for key in places}
-        keys = ("precision", "layout", "compiled", "efficiency", "memory_gib", "runtime")
-        return {**asdict(protocol), **{key: getattr(row, key) for key in keys}, **here}
-
-    ours, theirs = how(one), how(other)
-    unlike = [f"{key} {ours[key]} and {theirs[key]}" for key in ours if ours[key] != theirs[key]]
-    if unlike:
-        raise ValueError(
-            f"{one.name} and {other.name} were not measured alike ({'; '.join(unlike)}): "
-            "measure both again"
-        )
-    return one.images_per_s / other.images_per_s
 
 
 def save_measurements(rows: Sequence[Measurement], path: Path) -> None:
