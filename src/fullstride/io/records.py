@@ -58,6 +58,7 @@ class Bounds:
         return " and ".join(f"{word} {limit:,g}" for word, limit in limits if limit is not None)
 
 
+UNBOUNDED = Bounds()  # any finite number, or an integer of 64 bits
 Count = Annotated[int, Bounds(ge=0)]
 PositiveInt = Annotated[int, Bounds(ge=1)]
 NonNegative = Annotated[float, Bounds(ge=0)]
@@ -259,7 +260,7 @@ def _reader(hint: Any) -> _Reader:
         return lambda value, registry: value
     if origin is Annotated:
         bounds = [each for each in kinds[1:] if isinstance(each, Bounds)]
-        return _bounded(kinds[0], bounds[0]) if bounds else _reader(kinds[0])
+        return _number(kinds[0], bounds[0]) if bounds else _reader(kinds[0])
     if origin is Literal:
         return _checked(
             lambda value: any(type(value) is type(each) and value == each for each in kinds),
@@ -276,33 +277,24 @@ def _reader(hint: Any) -> _Reader:
     if is_dataclass(hint):
         return _dataclass(hint)
     assert isinstance(hint, type), f"{hint} has no form in JSON"
-    if hint in _NOUNS:
-        return _bounded(hint)
-    # an object of a class that JSON lacks, such as a tensor in a checkpoint
-    return _checked(lambda value: isinstance(value, hint), f"a {hint.__name__}")
+    if hint in (int, float):
+        return _number(hint)
+    # true, false, a string, or an object of a class that JSON lacks, as a tensor in a checkpoint
+    fits = _NOUNS.get(hint, f"a {hint.__name__}")
+    return _checked(lambda value: isinstance(value, hint), fits)
 
 
-def _bounded(kind: type, bounds: Bounds | None = None) -> _Reader:
-    fits = f"{_NOUNS[kind]}{f', {bounds}' if bounds else ''}"
+def _number(kind: type, bounds: Bounds = UNBOUNDED) -> _Reader:
+    fits = ", ".join(filter(None, (_NOUNS[kind], str(bounds))))
 
-    def exact(value: Any, registry: Mapping[str, Any]) -> Any:
-        if not isinstance(value, kind) or (bounds and value not in bounds):
-            raise _misfit(value, fits)
-        return value
-
-    def integer(value: Any, registry: Mapping[str, Any]) -> int:
-        if type(value) is not int or abs(value) > MAX_INT or (bounds and value not in bounds):
-            raise _misfit(value, fits)
-        return value
-
-    def real(value: Any, registry: Mapping[str, Any]) -> float:
-        if type(value) is int and abs(value) <= MAX_INT:
+    def read(value: Any, registry: Mapping[str, Any]) -> Any:
+        if kind is float and type(value) is int and value in UNBOUNDED:
             value = float(value)
-        if type(value) is not float or not math.isfinite(value) or (bounds and value not in bounds):
+        if type(value) is not kind or value not in bounds:
             raise _misfit(value, fits)
         return value
 
-    return {int: integer, float: real}.get(kind, exact)
+    return read
 
 
 def _checked(is_fit: Callable[[Any], bool], fits: str) -> _Reader:
