@@ -91,10 +91,13 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
     rows = result_of(measured(job, [(tuple(row), variant) for row in structures.tolist()]))
     times = DeviceTimes(profile=wrong, measured=tuple(rows))
     model = LargerIsBetter(job.space)
-    chosen = result_of(tunings.select_all(job, model, times))
+    monkeypatch.setattr(tunings, "model_of", lambda *given: model)
+    done = {"times": times, "master": None, "design": ()}
+    chosen = result_of(tunings.select_all(job, done))
     assert all(true(job.spec(each.structure, variant)) > own_ms for each in chosen)
     assert {(each.low, each.high) for each in chosen} == {(0, 100)}  # percent, errors are 60
-    inside = result_of(tunings.measure_finalists(job, model, times, chosen))
+    done["selection"] = chosen
+    inside = result_of(tunings.measure_finalists(job, done))
     assert inside
     for each in inside:
         assert each.measured
@@ -102,7 +105,7 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
         assert each.ms <= own_ms
     tiny = replace(job, settings=replace(job.settings, budget_ms=own_ms / 1e3))
     with pytest.raises(ValueError, match="when it is measured"):
-        result_of(tunings.measure_finalists(tiny, model, times, chosen))
+        result_of(tunings.measure_finalists(tiny, done))
 
 
 def test_a_budget_that_estimates_leave_unused_is_used_after_the_measurement(job, monkeypatch):
@@ -126,8 +129,10 @@ def test_a_budget_that_estimates_leave_unused_is_used_after_the_measurement(job,
     rows = [(tuple(job.space.start.tolist()), variant)]
     times = DeviceTimes(profile=CPU, measured=tuple(result_of(measured(job, rows))))
     model = LargerIsBetter(job.space)
-    chosen = result_of(tunings.select_all(job, model, times))
-    inside = result_of(tunings.measure_finalists(job, model, times, chosen))
+    monkeypatch.setattr(tunings, "model_of", lambda *given: model)
+    done = {"times": times, "master": None, "design": ()}
+    chosen = result_of(tunings.select_all(job, done))
+    inside = result_of(tunings.measure_finalists(job, {**done, "selection": chosen}))
     assert max(each.ms for each in chosen) == pytest.approx(own_ms, rel=0.1)  # as estimated
     assert max(each.ms for each in inside) == pytest.approx(own_ms, rel=0.1)  # as measured
     assert inside[0].predicted > chosen[0].predicted

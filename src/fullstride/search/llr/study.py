@@ -87,17 +87,6 @@ def has_further_tunings(job: SearchJob, done: Results) -> bool:
     return len(tunings.tunings_of(done)) > len(done["design"])
 
 
-def select_structures(job: SearchJob, done: Results) -> Work:
-    return tunings.select_all(
-        job, tunings.model_of(job, done["master"], tunings.tunings_of(done)), done["times"]
-    )
-
-
-def measure_selection(job: SearchJob, done: Results) -> Work:
-    model = tunings.model_of(job, done["master"], tunings.tunings_of(done))
-    return tunings.measure_finalists(job, model, done["times"], done["selection"])
-
-
 def end_search(job: SearchJob, done: Results) -> Work[SearchResults]:
     best = done["final"]
     assert best.score is not None  # it was trained
@@ -197,8 +186,8 @@ SEARCH = Study(
         Stage("whole", tunings.run_whole, SCORES),
         Stage("sequential", tunings.tune_further, SCORES),
         Stage("refitted", tunings.regress, Regression, regression_lines, when=has_further_tunings),
-        Stage("selection", select_structures, FINALISTS, finalist_lines),
-        Stage("measured", measure_selection, FINALISTS, finalist_lines),
+        Stage("selection", tunings.select_all, FINALISTS, finalist_lines),
+        Stage("measured", tunings.measure_finalists, FINALISTS, finalist_lines),
         Stage("winners", tunings.train_winners, tuple[Winner, ...], winner_lines),
         Stage("final", tunings.train_final, Winner),
         Stage("test", tunings.score_test, dict[str, float]),

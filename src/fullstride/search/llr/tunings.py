@@ -227,16 +227,15 @@ CORRECTIONS = 3  # most measurements of finalists, each after another selection
 UNUSED = 0.1  # largest unused share of the budget without another selection
 
 
-def select_all(
-    job: SearchJob, model: AdditiveModel, times: DeviceTimes
-) -> Work[tuple[Finalist, ...]]:
+def select_all(job: SearchJob, done: Results) -> Work[tuple[Finalist, ...]]:
     """The best structures of each variant by the regression, the best first."""
+    model, profile = model_of(job, done["master"], tunings_of(done)), done["times"].profile
     rows: list[Finalist] = []
     for variant in job.variants:
-        if not fits(job, times.profile, variant):
+        if not fits(job, profile, variant):
             yield f"{variant}: nothing fits {job.budget}"
             continue
-        chosen = select_in(job, model, times.profile, variant)
+        chosen = select_in(job, model, profile, variant)
         rows += chosen
         yield f"{variant}: the best is predicted at {chosen[0].predicted:.2f} %"
     return tuple(rows)
@@ -284,9 +283,7 @@ def select_in(
     ]
 
 
-def measure_finalists(
-    job: SearchJob, model: AdditiveModel, times: DeviceTimes, finalists: Sequence[Finalist]
-) -> Work[tuple[Finalist, ...]]:
+def measure_finalists(job: SearchJob, done: Results) -> Work[tuple[Finalist, ...]]:
     """The finalists that are within the budget by measurements here.
 
     If no finalist of a variant is within the budget, or all are far below, the profile is fitted
@@ -296,9 +293,10 @@ def measure_finalists(
     Raises ValueError if no measured finalist is within the budget.
     """
     if not job.settings.is_here:
-        return tuple(finalists)
+        return done["selection"]
+    model = model_of(job, done["master"], tunings_of(done))
     results = dict[tuple[Structure, Variant], Finalist]()
-    every, rows, inside = list(times.measured), list(finalists), list[Finalist]()
+    every, rows, inside = [*done["times"].measured], [*done["selection"]], list[Finalist]()
     for attempt in range(CORRECTIONS):
         measured = yield from measure_structures(job, [(f.structure, f.variant) for f in rows])
         every += measured

@@ -269,8 +269,8 @@ def console_parts(results: ScaleResults) -> Iterator[str | RichTable]:
 TRIALS, COSTS = "trials", "costs"
 
 
-def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
-    """The finished trainings in the folder of a study, and folder -> reason of failed ones.
+def read_study(folder: Path) -> Source:
+    """The finished and the failed trainings in the folder of a study.
 
     Errors are top-1 errors in per cent of the validation split. Raises ValueError without a study.
     """
@@ -307,7 +307,8 @@ def read_study(folder: Path) -> tuple[list[Training], dict[str, str]]:
                 regime=regime.name,
             )
             every.append(training)
-    return every, failures
+    by_time = len({cost.point.model for cost in costs}) > 1
+    return Source(str(folder), every, str(folder), by_time, failures)
 
 
 def find_trainings(source: str) -> Source:
@@ -316,10 +317,7 @@ def find_trainings(source: str) -> Source:
         return Source(source, table_7(source), TABLE_7)
     path = Path(source)
     if path.is_dir():
-        trainings, failures = read_study(path)
-        costs = saved_stage(path, COSTS, tuple[PointCost, ...])
-        by_time = len({cost.point.model for cost in costs}) > 1
-        return Source(source, trainings, source, by_time, failures)
+        return read_study(path)
     if path.suffix == ".csv":
         return Source(source, read_trainings(path), path.name)
     raise ValueError(
@@ -406,7 +404,7 @@ def band_trainings(job: ScaleJob, plan: ScalePlan) -> list[PlannedTraining]:
     begun = {each.point for each in plan.trainings}
     rest = [cost for cost in plan.costs if cost.name not in begun]
     ms = {cost.point.size: cost.ms for cost in plan.costs}
-    trainings, _ = read_study(job.folder)
+    trainings = read_study(job.folder).trainings
     for regime in job.regimes:
         own = [each for each in trainings if each.regime == regime and each.name in begun]
         finished = points_of(own)
@@ -428,13 +426,12 @@ def band_trainings(job: ScaleJob, plan: ScalePlan) -> list[PlannedTraining]:
 def analyse_all(job: ScaleJob, done: Results) -> Work[ScaleResults]:
     """The analysis of all trainings in the folder; candidates are the points that fit."""
     plan, settings = done[PLAN], job.settings
-    trainings, failures = read_study(job.folder)
-    names = {each.name for each in trainings}
+    source = read_study(job.folder)
+    names = {each.name for each in source.trainings}
     rest = (cost for cost in (*plan.costs, *plan.beyond) if cost.name not in names)
     candidates = [analysis.Candidate(cost.name, cost.point.size, cost.ms) for cost in rest]
-    by_time = len(settings.models) > 1
     results = analyse_trainings(
-        Source(job.data.name, trainings, settings.target, by_time, failures),
+        source._replace(name=job.data.name, device=settings.target),
         budget_ms=settings.limit_ms,
         target_epochs=settings.target_epochs,
         candidates=candidates,
