@@ -20,7 +20,6 @@ from fullstride.autofit.budget import (
     CandidateTime,
     CandidateTimes,
     FitJob,
-    budget_figure,
     budget_note,
     budget_table,
     fastest_of,
@@ -66,7 +65,7 @@ from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.weights import hub
-from fullstride.report import plots
+from fullstride.report import plots, scatter
 
 MS = Budget(ms_per_image=1.0)
 DIGITS = open_data("digits")
@@ -518,6 +517,10 @@ def fits(candidates, times, budget=MS, *, maybe=False):
     )
 
 
+def figure_of(of):
+    return scatter.budget_figure(timed_candidates(of), of.budget)
+
+
 def test_half_and_twice_the_budget_are_counted_and_a_loose_budget_does_not_bind():
     both = candidates(32, 64)
     times = [fixed(0.4, "genet_tiny-32"), fixed(1.5, "genet_tiny-64")]
@@ -549,7 +552,7 @@ def test_what_the_budget_buys_is_a_table_and_a_picture():
     assert "half of the budget" in lines[1]
     assert "twice" in lines[3]
     assert "budget" not in lines[4]
-    picture = plots.svg(budget_figure(fits(many, times)), "times")
+    picture = plots.svg(figure_of(fits(many, times)), "times")
     for words in (
         "half of the budget: 1",
         ">the budget: 1",
@@ -560,14 +563,14 @@ def test_what_the_budget_buys_is_a_table_and_a_picture():
         assert words in picture
     assert "genet_tiny-160" not in picture
     with pytest.raises(ValueError, match="time"):
-        budget_figure(fits(many, times[-1:]))
+        figure_of(fits(many, times[-1:]))
 
 
 @pytest.mark.parametrize("budget_ms", [1e3, 1e6, 1e9, 1e15])
 def test_the_picture_of_a_loose_budget_has_an_axis_that_can_be_read(budget_ms):
     times = [fixed(0.08, "genet_tiny-32"), fixed(0.1, "genet_tiny-64")]
     budget = Budget(ms_per_image=budget_ms)
-    figure = budget_figure(fits(candidates(32, 64), times, budget))
+    figure = figure_of(fits(candidates(32, 64), times, budget))
     figure.draw_without_rendering()
     (axes,) = figure.axes
     low, high = axes.get_xlim()

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from fullstride.autofit.candidates import Candidate, check_source, find_specs
@@ -24,7 +23,6 @@ from fullstride.latency.profiles import Profile
 from fullstride.measure.budget import Budget, is_elsewhere
 from fullstride.measure.protocols import BUSY
 from fullstride.nets import zoo
-from fullstride.report import scatter
 from fullstride.report.console_tables import table, three_digits
 from fullstride.report.scatter import BANDS, TimedCandidate
 from fullstride.study.driver import StudyJob, saved_stage
@@ -480,8 +478,3 @@ def budget_table(candidate_times: CandidateTimes) -> Table:
         band = row.band(candidate_times.budget)
         lines.append([*cells, BANDS[band] if band < len(BANDS) - 1 else ""])
     return table(columns, lines)
-
-
-def budget_figure(candidate_times: CandidateTimes) -> Figure:
-    """The plot of `budget_table`, see `scatter.budget_figure`; `budget_note` describes it."""
-    return scatter.budget_figure(timed_candidates(candidate_times), candidate_times.budget)

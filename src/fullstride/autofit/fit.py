@@ -11,9 +11,9 @@ from fullstride.autofit.budget import (
     CandidateTime,
     CandidateTimes,
     FitJob,
-    budget_figure,
     budget_note,
     budget_table,
+    timed_candidates,
     why_busy,
 )
 from fullstride.autofit.candidates import Candidate, Pictures, fits_of, list_candidates
@@ -27,6 +27,7 @@ from fullstride.data.dataset import DataSet
 from fullstride.io.console import count_of
 from fullstride.io.records import read_json
 from fullstride.report.plots import save_png
+from fullstride.report.scatter import budget_figure
 from fullstride.study.driver import (
     Event,
     Results,
@@ -124,7 +125,7 @@ def list_networks(job: FitJob, done: Results) -> Work:
 
 
 def compare_with_budget(job: FitJob, done: Results) -> Work[CandidateTimes]:
-    """The candidates with their times, and a plot of these.
+    """The candidates with their times, and a plot of these, as in `budget_table`.
 
     Raises ValueError if none fits. If the machine is busy, the next call measures again.
     """
@@ -143,7 +144,7 @@ def compare_with_budget(job: FitJob, done: Results) -> Work[CandidateTimes]:
         if candidate_times.busy:
             discard(job.folder, ("times/*.json", "times.json"))
         raise
-    save_png(budget_figure(candidate_times), job.folder / BOUGHT)
+    save_png(budget_figure(timed_candidates(candidate_times), job.budget), job.folder / BOUGHT)
     yield from ()
     return candidate_times
 

@@ -25,7 +25,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox, Transform
 
 from fullstride.io.console import count_of
@@ -191,14 +191,14 @@ def scale_latency(axes: Axes, ms: Sequence[float]) -> None:
         axes.set_xlim(0, high * 1.3)
 
 
-def plain_ticks(axis: Axis) -> None:
-    """Label 1, 2 and 5 of every decade of a logarithmic axis with plain numbers.
+def plain_ticks(axis: Axis, locator: Locator | None = None) -> None:
+    """Label a logarithmic axis with plain numbers: by default 1, 2 and 5 of every decade.
 
     An axis of more than `MOST_DECADES` decades only has room for powers of ten.
     """
     low, high = axis.get_view_interval()
     is_wide = 0 < low * 10**MOST_DECADES < high
-    axis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
+    axis.set_major_locator(locator or LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 

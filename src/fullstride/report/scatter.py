@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from fullstride.io.console import printable
 from fullstride.latency.select import Choice, Option
@@ -296,9 +296,5 @@ def scale_errors(axes: Axes, points: Sequence[plots.Point]) -> None:
     high = max(low * 1.1, *ends)
     axes.set_yscale("log")
     axes.set_ylim(low / 1.05, high * 1.05)
-    if high > 10 * low:
-        plots.plain_ticks(axes.yaxis)
-        return
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 5, 10)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    within_a_decade = MaxNLocator(6, steps=(1, 2, 5, 10)) if high <= 10 * low else None
+    plots.plain_ticks(axes.yaxis, within_a_decade)
