@@ -89,7 +89,7 @@ def run_in(output: console.Output, words: Sequence[str]) -> int:
     try:
         call = parse(words)
         arguments = getattr(call, "keywords", {})
-        check_places(arguments)
+        check_words(arguments)
         output.optional = arguments.get("out") is not None
         call()
     except KeyboardInterrupt:
@@ -190,7 +190,6 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
         is_about_recipe = message.startswith(RECIPE_ERROR)
         hint = "" if is_about_recipe else f"; see fullstride {name} --help"
         raise ValueError(message.removeprefix(RECIPE_ERROR) + hint) from None
-    check_names(call.keywords)
     if not takes_recipe(command):
         return call
     source = call.keywords.pop("recipe_name")
@@ -206,26 +205,18 @@ def parse(words: Sequence[str]) -> Callable[[], None]:
     return partial(call, recipe=RecipeChoice(source, changes))
 
 
-def check_names(values: Mapping[str, Any]) -> None:
-    """Raise ValueError for unknown tasks and formats before PyTorch is imported.
+def check_words(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for unknown tasks and formats, and for files that do not exist.
 
-    `values` are the arguments of a command by name, some in dataclasses.
-    """
-    groups = (vars(value) for value in values.values() if is_dataclass(value))
-    for group in (values, *groups):
-        if task := group.get("task"):
-            check_name("task", task, TASKS)
-        for name in group.get("formats", ()):
-            check_name("format", name, FORMATS)
-
-
-def check_places(values: Mapping[str, Any]) -> None:
-    """Raise ValueError for files and folders that do not exist, before PyTorch is imported.
-
-    `values` are the arguments of a command by name, some in dataclasses.
+    PyTorch is not imported yet. `values` are the arguments of a command by name, some in
+    dataclasses.
     """
     groups = [values, *(vars(value) for value in values.values() if is_dataclass(value))]
-    task = next((group["task"] for group in groups if group.get("task")), "")
+    tasks = [group["task"] for group in groups if group.get("task")]
+    for name in tasks:
+        check_name("task", name, TASKS)
+    for name in (name for group in groups for name in group.get("formats", ())):
+        check_name("format", name, FORMATS)
     for group in groups:
         models, images = words_of(group, MODEL_ARGUMENTS), words_of(group, ("images",))
         missing = [word for word in models if looks_like_path(word) and is_missing(word)]
@@ -236,7 +227,7 @@ def check_places(values: Mapping[str, Any]) -> None:
             if word and not os.path.exists(word):  # noqa: PTH110  names may be too long for `Path`
                 from fullstride.data.targets import check_place
 
-                check_place(word, task)
+                check_place(word, tasks[0] if tasks else "")
 
 
 def refuse_missing(word: str) -> None:
