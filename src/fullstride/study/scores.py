@@ -16,17 +16,8 @@ from fullstride.study.trials import Work
 from fullstride.tasks import build_head, task_of
 from fullstride.tasks.classify import ClassificationScore
 from fullstride.tasks.task import Metric, Score, Task
-from fullstride.train import run_folder
+from fullstride.train import final_weights, run_folder
 from fullstride.train.compute import SINGLE_PROCESS
-from fullstride.train.final_weights import (
-    CROSS_VALIDATION,
-    CROSS_VALIDATION_FILE,
-    batch_norms,
-    has_probe,
-    of_run,
-    probe_network,
-    save_probe,
-)
 from fullstride.train.optimizer import frozen_names
 from fullstride.train.prepare import PreparedRun, prepare
 from fullstride.train.recipes.choice import NamedRecipe, RunOptions
@@ -115,13 +106,14 @@ def follow_files(
 
 def score_probe(run: PreparedRun) -> PairedScores:
     """The scores of the run's linear probe. Raises ValueError for a network without one."""
-    save_probe(run)
-    if not has_probe(run):
+    final_weights.save_probe(run)
+    if not final_weights.has_probe(run):
         raise ValueError(f"{run.config.model} has no linear classifier, and so no linear probe")
-    result = score_validation(run, run.task, probe_network(run).net)
+    result = score_validation(run, run.task, final_weights.probe_network(run).net)
     if not run.data.val_is_drawn or run.metric.name != "top1":
         return result
-    validation = CROSS_VALIDATION.load(run.folder / CROSS_VALIDATION_FILE)
+    path = run.folder / final_weights.CROSS_VALIDATION_FILE
+    validation = final_weights.CROSS_VALIDATION.load(path)
     return replace(result, cross_validated=validation.correct)
 
 
@@ -131,15 +123,15 @@ def score_run(run: PreparedRun) -> PairedScores:
     if path.is_dir():
         bundle = Bundle.load(path, build_head)
         return score_validation(run, task_of(bundle), bundle.net.to(run.device))
-    nets = [probe_network(run).net] if has_probe(run) else []
+    nets = [final_weights.probe_network(run).net] if final_weights.has_probe(run) else []
     if (run.folder / run_folder.CHECKPOINT).exists():
         last = final_network(run).net.to(run.device)
         nets += [last]
         # Batch statistics after few steps are far off, whether or not the recipe computes precise
         # statistics at its end.
         frozen = run.recipe.frozen_statistics
-        if not frozen and batch_norms(last, frozen_names(last, run.recipe)):
-            nets += [of_run(run, last)]
+        if not frozen and final_weights.batch_norms(last, frozen_names(last, run.recipe)):
+            nets += [final_weights.of_run(run, last)]
     results, failure = list[PairedScores](), None
     for net in nets:
         try:

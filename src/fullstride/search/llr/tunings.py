@@ -28,13 +28,8 @@ from fullstride.search.llr.plan import (
     measure_structures,
     profile_of,
 )
-from fullstride.search.structures.proposals import (
-    AdditiveModel,
-    fit,
-    fit_paper,
-    next_structures,
-    select,
-)
+from fullstride.search.structures import proposals
+from fullstride.search.structures.proposals import AdditiveModel
 from fullstride.study.driver import Results, run_stage
 from fullstride.study.trials import Failure, Trial, Work
 from fullstride.train.scoring import score_bundle
@@ -132,7 +127,7 @@ def model_of(
     if job.method.regression == "paper":
         if not scored:
             raise ValueError("no tuning has a score: see the failures of the trials")
-        return fit_paper(job.space, structures, scores, master.score)
+        return proposals.fit_paper(job.space, structures, scores, master.score)
     own = job.space.start[None]
     structures = np.concatenate([own, structures]) if scored else own
     scores = np.append(master.score, scores)
@@ -142,7 +137,7 @@ def model_of(
         groups[:] = 0
     if WHOLE not in {each.place for each in scored}:  # all scores are of tunings
         tuned = None
-    return fit(job.space, structures, scores, groups=groups, tuned=tuned)
+    return proposals.fit(job.space, structures, scores, groups=groups, tuned=tuned)
 
 
 def tunings_of(done: Results) -> tuple[Tuning, ...]:
@@ -202,7 +197,7 @@ def propose(
     """Up to `count` new structures within the budget, in the home variant if any fits there."""
     variants = (job.home, *job.variants)
     variant = next(each for each in variants if fits(job, times.profile, each))
-    rows = next_structures(
+    rows = proposals.next_structures(
         model,
         job.tables(times.profile, variant),
         job.budget.ms_per_image,
@@ -248,7 +243,7 @@ def select_in(
 
     `ratio` is measured time / estimated time near the budget.
     """
-    selection = select(
+    selection = proposals.select(
         job.space,
         model.gains(),
         job.tables(profile, variant),

@@ -19,18 +19,8 @@ from fullstride.report.console_tables import table
 from fullstride.report.page import render_template, write
 from fullstride.report.scatter import ScalingPanel, scaling_figure
 from fullstride.search.block_tuning import TRAINING, NetworkTraining, TunedScore, training_trial
-from fullstride.search.scale import analysis
-from fullstride.search.scale.finished import (
-    COLUMNS,
-    TABLE_7,
-    Source,
-    Training,
-    points_of,
-    read_trainings,
-    seed_deviation,
-    table_7,
-    write_trainings,
-)
+from fullstride.search.scale import analysis, finished
+from fullstride.search.scale.finished import Source, Training
 from fullstride.search.scale.plan import (
     PlannedTraining,
     PointCost,
@@ -61,7 +51,9 @@ JSON, CSV, PICTURE, REPORT = "scale.json", "trainings.csv", "scale.png", "report
 OUTPUTS = {
     JSON: writing.json_output("the results of a scaling study", "trainings", "regimes"),
     CSV: writing.Output(
-        "trainings of a scaling study", ".csv", writing.begins_with(",".join(COLUMNS).encode())
+        "trainings of a scaling study",
+        ".csv",
+        writing.begins_with(",".join(finished.COLUMNS).encode()),
     ),
     PICTURE: writing.PLOT,
     REPORT: writing.PAGE,
@@ -86,7 +78,7 @@ def check_outputs(folder: Path) -> None:
 
 
 def write_results(folder: Path, results: ScaleResults) -> None:
-    texts = {JSON: to_json(results), CSV: write_trainings(results.trainings)}
+    texts = {JSON: to_json(results), CSV: finished.write_trainings(results.trainings)}
     for name, text in texts.items():
         with writing.atomic_write(folder / name, OUTPUTS[name]) as temporary:
             temporary.write_text(text)
@@ -314,12 +306,12 @@ def read_study(folder: Path) -> Source:
 def find_trainings(source: str) -> Source:
     """The trainings of a folder, a CSV file or a family of Table 7. Raises ValueError."""
     if source in ("resnet_rs", "efficientnet"):
-        return Source(source, table_7(source), TABLE_7)
+        return Source(source, finished.table_7(source), finished.TABLE_7)
     path = Path(source)
     if path.is_dir():
         return read_study(path)
     if path.suffix == ".csv":
-        return Source(source, read_trainings(path), path.name)
+        return Source(source, finished.read_trainings(path), path.name)
     raise ValueError(
         f"no trainings in {source!r}: give a folder of `fullstride study scale`, a .csv file, or "
         "resnet_rs or efficientnet"
@@ -407,11 +399,11 @@ def band_trainings(job: ScaleJob, plan: ScalePlan) -> list[PlannedTraining]:
     trainings = read_study(job.folder).trainings
     for regime in job.regimes:
         own = [each for each in trainings if each.regime == regime and each.name in begun]
-        finished = points_of(own)
-        law = analysis.law_of_axes(finished, seed_deviation(finished)) if finished else None
+        points = finished.points_of(own)
+        law = analysis.law_of_axes(points, finished.seed_deviation(points)) if points else None
         if law is None or not rest:
             continue
-        sizes = [each.size for each in finished]
+        sizes = [each.size for each in points]
         every = [*sizes, *(cost.point.size for cost in rest)]
         errors = {size: float(law.law.at(analysis.values_of(size, law.axes))) for size in every}
         near = band([cost.point for cost in rest], sizes, errors, ms, plan.band)
