@@ -9,16 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fullstride.autofit.near_copies import (
-    MAX_COMPARED,
-    SPLITS,
-    ComparedImages,
-    ImageIndex,
-    Matches,
-    find_matches,
-    index_images,
-    same_pixels,
-)
+from fullstride.autofit import near_copies
+from fullstride.autofit.near_copies import MAX_COMPARED, SPLITS, ComparedImages, ImageIndex, Matches
 from fullstride.data.dataset import DataSet
 from fullstride.data.readers.listing import Objects, quote_names
 from fullstride.io.console import count_of, printable, verb_of
@@ -66,7 +58,7 @@ class Link(NamedTuple):
 
 
 def group_by_pixels(all_images: ImageIndex) -> Groups:
-    first, of = np.unique(same_pixels(all_images), return_inverse=True)
+    first, of = np.unique(near_copies.same_pixels(all_images), return_inverse=True)
     classes = len(all_images.data.classes)
     in_split = np.full((len(first), len(SPLITS)), -1)
     reverse = np.arange(len(of))[::-1]  # the first image of a group is written last
@@ -184,10 +176,11 @@ def inspect(data: DataSet, workers: int | None = None) -> Work[DataReport]:
     """
     if workers is None:
         workers = cores() if data.train.file else 0
-    all_images = yield from index_images(data, workers)
+    all_images = yield from near_copies.index_images(data, workers)
     groups = group_by_pixels(all_images)
     compared = all_images.pictures.subset(groups.first)
-    matches = yield from find_matches(compared, groups.in_split >= 0, groups.classes, data.mirror)
+    sets = groups.in_split >= 0, groups.classes
+    matches = yield from near_copies.find_matches(compared, *sets, data.mirror)
     splits = links_across_splits(all_images, groups, matches)
     classes = links_across_classes(groups, matches)
     scored = Counter(SPLITS[all_images.splits[image]] for image in {link.b for link in splits})

@@ -28,17 +28,8 @@ from fullstride.io.console import count_of
 from fullstride.io.records import read_json
 from fullstride.report.plots import save_png
 from fullstride.report.scatter import budget_figure
-from fullstride.study.driver import (
-    Event,
-    Results,
-    Stage,
-    Study,
-    Work,
-    discard,
-    read_seconds,
-    saved_stage,
-    start_study,
-)
+from fullstride.study import driver
+from fullstride.study.driver import Event, Results, Stage, Study, Work
 from fullstride.train.recipes.choice import RunOptions
 from fullstride.train.run import task_for
 
@@ -89,7 +80,7 @@ def fit(
     if not isinstance(data, DataSet):
         task = task_for(str(data), RunOptions(task=arguments.get("task", "")), arguments)
         data, arguments = task.open_data(str(data)), {**arguments, "task": task.name}
-    return start_study(FIT, data, out, recipe, arguments)
+    return driver.start_study(FIT, data, out, recipe, arguments)
 
 
 # The stages. Each gets the job and the results of earlier stages.
@@ -142,7 +133,7 @@ def compare_with_budget(job: FitJob, done: Results) -> Work[CandidateTimes]:
             assert candidate_times.of(budget).affordable
     except ValueError:
         if candidate_times.busy:
-            discard(job.folder, ("times/*.json", "times.json"))
+            driver.discard(job.folder, ("times/*.json", "times.json"))
         raise
     save_png(budget_figure(timed_candidates(candidate_times), job.budget), job.folder / BOUGHT)
     yield from ()
@@ -171,9 +162,9 @@ def after_teaching(done: Results) -> tuple[halving.Outcome, CandidateTimes]:
 
 def ship_finalists(job: FitJob, done: Results) -> Work[Shipment]:
     """Ship, and once more if a file of an earlier call is gone."""
-    saved: Shipment | None = saved_stage(job.folder, SHIPPING, Shipment)
+    saved: Shipment | None = driver.saved_stage(job.folder, SHIPPING, Shipment)
     if saved and not all((job.folder / path).exists() for path in saved.paths):
-        discard(job.folder, (f"{SHIPPING}.json",))
+        driver.discard(job.folder, (f"{SHIPPING}.json",))
     return ship(chosen_images(job, done), *after_teaching(done))
 
 
@@ -193,7 +184,7 @@ def end_fit(job: FitJob, done: Results) -> Work[FitResults]:
         plan=done["plan"],
         outcome=outcome,
         shipment=done["shipping"],
-        seconds=read_seconds(job.folder),
+        seconds=driver.read_seconds(job.folder),
     )
     write_results(job.folder, job.data, results)
     if size_mib := halving.delete_losers(job.folder, outcome) / 2**20:
@@ -203,7 +194,7 @@ def end_fit(job: FitJob, done: Results) -> Work[FitResults]:
 
 def seconds_of(folder: Path, stages: Iterable[str]) -> float:
     """The seconds of finished stages, which no later call changes."""
-    seconds = read_seconds(folder)
+    seconds = driver.read_seconds(folder)
     return sum(seconds.get(name, 0.0) for name in stages)
 
 

@@ -6,19 +6,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fullstride.autofit import finalists
 from fullstride.autofit.budget import CandidateTimes, FitJob, timed_in_first_form
-from fullstride.autofit.finalists import (
-    SHIP,
-    FileRecord,
-    ShippedFile,
-    copy_export,
-    device_of,
-    estimated,
-    export_finalist,
-    forms,
-    measured,
-    read_record,
-)
+from fullstride.autofit.finalists import SHIP, FileRecord, ShippedFile
 from fullstride.autofit.halving import TIE_POINTS, TRIALS, Outcome, tie
 from fullstride.deploy.comparison import ImageScore, Mistake, score_model
 from fullstride.deploy.formats import FORMATS, open_file
@@ -137,7 +127,7 @@ def ship(job: FitJob, outcome: Outcome, candidate_times: CandidateTimes) -> Work
             model=model_name(file, budget if len(job.budgets) > 1 else None),
             test=scores.scores if scores.split == "test" else {},
         )
-        copy_export(job.folder / file.path, job.folder / own.model, file.format)
+        finalists.copy_export(job.folder / file.path, job.folder / own.model, file.format)
         ships.append(own)
     assert test is not None
     largest, *smaller = ships
@@ -168,8 +158,9 @@ def timed_files(
     records: list[FileRecord] = []
     for name in outcome.finalists:
         own = [each for each in candidate_times.times if each.candidate == name]
-        wanted = job.labels if timed_in_first_form(own) else forms(job.settings, job.budget, own)
-        records += yield from export_finalist(job, candidate_times.by_name[name], wanted)
+        is_first = timed_in_first_form(own)
+        wanted = job.labels if is_first else finalists.forms(job.settings, job.budget, own)
+        records += yield from finalists.export_finalist(job, candidate_times.by_name[name], wanted)
     names = ", ".join(outcome.finalists)
     if not records:
         raise ValueError(
@@ -183,9 +174,10 @@ def timed_files(
             f"{first.precision}: {first.failure}"
         )
     if job.profile is None:
-        timed, environment = yield from measured(job, ready, candidate_times.times)
+        timed, environment = yield from finalists.measured(job, ready, candidate_times.times)
     else:
-        timed, environment = estimated(ready, candidate_times.times), device_of(job.profile)
+        timed = finalists.estimated(ready, candidate_times.times)
+        environment = finalists.device_of(job.profile)
     return timed, [each for each in records if each.file.failure], environment
 
 
@@ -217,7 +209,7 @@ def pick(
     budget = Budget(ms_per_image=budget_ms)
     records = []
     for file in (each for each in shipment.files if not each.failure):
-        if record := read_record(folder, file.candidate, file.format, file.precision):
+        if record := finalists.read_record(folder, file.candidate, file.format, file.precision):
             records.append(replace(record, file=file))
     if not records:
         raise ValueError(f"{folder / SHIP} has no exported file any more: run the fit again")
@@ -229,7 +221,7 @@ def pick(
             f"{file.upper_ms or math.inf:.3g} ms an image"
         )
     name = model_name(file, budget)
-    copy_export(folder / file.path, folder / name, file.format)
+    finalists.copy_export(folder / file.path, folder / name, file.format)
     score = metric.text(file.val[metric.name])
     return name, f"{file.title}: validation {score}, {file.ms:.3g} ms an image"
 

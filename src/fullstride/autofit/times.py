@@ -25,14 +25,8 @@ from fullstride.autofit.budget import (
     within_budget,
 )
 from fullstride.autofit.candidates import MOST_TRIED, Candidate, in_order, shortlists
-from fullstride.deploy.choose_form import (
-    Label,
-    UntrainedFiles,
-    measure_files,
-    probe_label,
-    run_there,
-    untrained_files,
-)
+from fullstride.deploy import choose_form
+from fullstride.deploy.choose_form import Label, UntrainedFiles
 from fullstride.deploy.exported import ExportedModel, Precision
 from fullstride.deploy.formats.base import last_line
 from fullstride.io.console import count_of, verb_of
@@ -66,7 +60,7 @@ REPORTED = 2.0  # times the budget: candidates up to here are reported, for a la
 
 def has_all(job: FitJob, rows: Rows, model: str, by_model: Mapping[str, Sequence[Rows]]) -> bool:
     """Whether the stored times of a candidate, maybe for another budget, are enough for this."""
-    quick = probe_label(job.labels)
+    quick = choose_form.probe_label(job.labels)
     ms = next((row.ms for row in rows if form(row) == quick), None)
     budget_ms = job.budget.ms_per_image
     if ms is None or ms > QUICK_RATIO * budget_ms or budget_ms <= rows[0].budget_ms:
@@ -92,7 +86,7 @@ def time_one(
     in `by_model`, and are not `is_slow` by all of its times. All files are timed in turn at the
     end.
     """
-    quick, batch = probe_label(labels), job.budget.batch
+    quick, batch = choose_form.probe_label(labels), job.budget.batch
     has_similar = len(by_model.get(candidate.model, ())) >= COMPARED
     # percentiles other than the median need about a hundred calls
     protocol = MEDIANS if job.settings.percentile == 50 else ONLINE
@@ -104,7 +98,7 @@ def time_one(
             try:
                 models[label] = files.open(*label, scratch, batch=batch)
                 if job.target is not None:
-                    run_there(job.target, models[label], batch)
+                    choose_form.run_there(job.target, models[label], batch)
             except (ValueError, MemoryError) as error:
                 models.pop(label, None)
                 failures[label] = last_line(error).replace(f"{scratch}/", "")
@@ -170,7 +164,7 @@ def files_of(candidate: Candidate, job: FitJob, earlier: UntrainedFiles | None) 
     net.task_head = task.head(net)
     pre = replace(zoo.family_preprocessing(net.spec), frames=net.spec.frames)
     pre = at_candidate(pre, candidate)
-    return untrained_files(net, candidate.name, pre, len(job.data.classes), INPUT, task)
+    return choose_form.untrained_files(net, candidate.name, pre, len(job.data.classes), INPUT, task)
 
 
 def at_candidate(pre: Preprocessing, candidate: Candidate) -> Preprocessing:
@@ -186,7 +180,7 @@ def timed(
     side, batch = candidate.resolution, job.budget.batch
     protocol = replace(protocol, resolution=side, batch=batch)
     by_name = {" ".join(label): model for label, model in models.items()}
-    measure = partial(measure_files, by_name, protocol, target=job.target)
+    measure = partial(choose_form.measure_files, by_name, protocol, target=job.target)
     times = quiet_times(measure, job.settings.percentile)
     return {
         (format, precision): CandidateTime(
@@ -451,7 +445,7 @@ def near_forms(rows: Rows, budget: Budget) -> list[CandidateTime]:
 
 def unmeasured(candidate: Candidate, job: FitJob) -> CandidateTime:
     """The row of a candidate without a time."""
-    format, precision = probe_label(job.labels)
+    format, precision = choose_form.probe_label(job.labels)
     return CandidateTime(
         candidate=candidate.name, format=format, precision=precision, measured=False
     )
@@ -505,7 +499,7 @@ def measured_in_turn(
             else:
                 if again:
                     labels = [form(row) for row in near_forms(stored, job.budget)]
-                labels = [probe_label(labels)] if quick else labels
+                labels = [choose_form.probe_label(labels)] if quick else labels
                 others = {} if again else by_model
                 with keep_freed_memory(torch.device("cpu")):  # of copies of the weights
                     rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)

@@ -32,16 +32,8 @@ from fullstride.search.llr.plan import (
     time_networks,
 )
 from fullstride.search.settings import SearchSettings
-from fullstride.study.driver import (
-    Event,
-    Parts,
-    Results,
-    Stage,
-    Study,
-    Work,
-    read_seconds,
-    start_study,
-)
+from fullstride.study import driver
+from fullstride.study.driver import Event, Parts, Results, Stage, Study, Work
 
 RESULTS = "search.json"
 RECORD = Record(SearchResults, "the results of a search", ("best", "val", "test"))
@@ -80,7 +72,7 @@ def search_network(
         >>> for event in events:  # doctest: +SKIP
         ...     print(event.stage, event.line)
     """
-    return start_study(SEARCH, data, out, recipe, arguments)
+    return driver.start_study(SEARCH, data, out, recipe, arguments)
 
 
 def has_further_tunings(job: SearchJob, done: Results) -> bool:
@@ -98,7 +90,7 @@ def end_search(job: SearchJob, done: Results) -> Work[SearchResults]:
         val=best.score,
         test=done["test"],
         test_images=len(job.data.test),
-        seconds=read_seconds(job.folder),
+        seconds=driver.read_seconds(job.folder),
     )
     yield from ()
     return RECORD.save(job.folder / RESULTS, results)

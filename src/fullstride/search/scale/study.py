@@ -32,16 +32,8 @@ from fullstride.search.scale.plan import (
     point_costs,
 )
 from fullstride.search.settings import ScaleSettings
-from fullstride.study.driver import (
-    PLAN,
-    Event,
-    Results,
-    Stage,
-    Study,
-    saved_stage,
-    start_study,
-    write_stage,
-)
+from fullstride.study import driver
+from fullstride.study.driver import PLAN, Event, Results, Stage, Study
 from fullstride.study.trials import Failure, Trial, Work
 from fullstride.train.recipes.choice import RecipeChoice
 
@@ -266,7 +258,7 @@ def read_study(folder: Path) -> Source:
 
     Errors are top-1 errors in per cent of the validation split. Raises ValueError without a study.
     """
-    costs = saved_stage(folder, COSTS, tuple[PointCost, ...])
+    costs = driver.saved_stage(folder, COSTS, tuple[PointCost, ...])
     if costs is None:
         raise ValueError(
             f"{folder} has no study: give a folder that `fullstride study scale` wrote"
@@ -342,13 +334,13 @@ def scale(
         >>> for event in events:  # doctest: +SKIP
         ...     print(event.stage, event.line)
     """
-    return start_study(SCALE, data, out, recipe, arguments)
+    return driver.start_study(SCALE, data, out, recipe, arguments)
 
 
 def cost_points(job: ScaleJob, done: Results) -> Work[list[PointCost]]:
     """The costs of all points; costs in the folder are not measured again."""
     kind = tuple[PointCost, ...]
-    saved = {each.name: each for each in saved_stage(job.folder, COSTS, kind) or ()}
+    saved = {each.name: each for each in driver.saved_stage(job.folder, COSTS, kind) or ()}
     if missing := [point for point in job.points if point.name not in saved]:
         new = yield from point_costs(
             missing,
@@ -359,7 +351,7 @@ def cost_points(job: ScaleJob, done: Results) -> Work[list[PointCost]]:
             device=job.devices[0],
         )
         saved |= {each.name: each for each in new}
-        write_stage(job.folder, COSTS, tuple(saved.values()))
+        driver.write_stage(job.folder, COSTS, tuple(saved.values()))
     return [saved[point.name] for point in job.points]
 
 
