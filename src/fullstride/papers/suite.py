@@ -24,25 +24,9 @@ from fullstride.measure.environment import Environment, find_device
 from fullstride.measure.protocols import Measurement, Protocol
 from fullstride.measure.workload import Precision
 from fullstride.nets.efficiency import short_precision
+from fullstride.papers import lines
 from fullstride.papers.block_study import BlockTime
-from fullstride.papers.lines import (
-    QUANTITIES,
-    QUICK_LINES,
-    TIMM,
-    TITLE,
-    Contest,
-    Kind,
-    Row,
-    RowFile,
-    SuiteFile,
-    contests,
-    data,
-    lines,
-    lines_of,
-    mode,
-    page,
-    same_environment,
-)
+from fullstride.papers.lines import QUANTITIES, TIMM, TITLE, Contest, Kind, Row, RowFile, SuiteFile
 
 PAGE, DATA, ROWS = "results.md", "results.json", "rows"  # in the folder of a suite
 OUTPUTS = {
@@ -135,12 +119,14 @@ def run(
     """
     device = find_device(device)
     here = Environment.here(device)
-    selected = lines_of(networks, resolution) if networks else lines()
+    selected = lines.lines_of(networks, resolution) if networks else lines.lines()
     if quick and not networks:
         by_name = {(line.table, line.name): line for line in reversed(selected)}
         refined = [line for line in selected if line.table == "TResNet 4"]
-        selected = [*(by_name[name] for name in QUICK_LINES), *refined]
-    plan = partial(contests, quick=quick, device=device, precision=precision, memory_gib=memory_gib)
+        selected = [*(by_name[name] for name in lines.QUICK_LINES), *refined]
+    plan = partial(
+        lines.contests, quick=quick, device=device, precision=precision, memory_gib=memory_gib
+    )
     planned = {line: plan(line) for line in selected}
     # A contest may belong to several tables. The first mode of all lines comes before the second.
     todo = dict.fromkeys(filter(None, chain.from_iterable(zip_longest(*planned.values()))))
@@ -149,7 +135,8 @@ def run(
     deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
 
     def write() -> None:
-        texts = {PAGE: page(planned, rows, here, quick), DATA: data(planned, rows, here)}
+        numbers = lines.data(planned, rows, here)
+        texts = {PAGE: lines.page(planned, rows, here, quick), DATA: numbers}
         for name, text in texts.items():
             with atomic_write(out / name, OUTPUTS[name]) as beside:
                 beside.write_text(text)
@@ -164,7 +151,7 @@ def run(
             if time.monotonic() > deadline:
                 continue
             row = measure(contest, device)
-            write_json(file, ROW, RowFile(same_environment(here), row.measured, row.failed))
+            write_json(file, ROW, RowFile(lines.same_environment(here), row.measured, row.failed))
         rows[contest] = row
         write()
         yield row
@@ -178,7 +165,7 @@ def load(file: Path, contest: Contest, here: Environment) -> Row | None:
         row = from_json(RowFile, read_json(file), str(file))
     except (OSError, ValueError):
         return None
-    if row.alike != same_environment(here):
+    if row.alike != lines.same_environment(here):
         return None
     return Row(contest=contest, measured=row.measured, failed=row.failed)
 
@@ -321,7 +308,7 @@ def of_measurement(one: Measurement) -> Iterator[Timed]:
     protocol = one.protocol
     if protocol.name == "genet" and protocol.batch > LARGEST_BATCH:
         return
-    device, runtime = one.environment.device, one.runtime or mode(one.compiled)
+    device, runtime = one.environment.device, one.runtime or lines.mode(one.compiled)
     way = f"{one.name} on {device}, {short_precision(one.precision)}, {one.layout}, {runtime}"
     way += f", batch {protocol.batch}, protocol {protocol.name}"
     for quantity, (name, work, value_of) in QUANTITIES.items():
