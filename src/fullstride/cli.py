@@ -25,13 +25,7 @@ from fullstride.commands import COMMANDS, GROUPS, USUAL, VALUES
 from fullstride.io import console
 from fullstride.io.writing import OutOfMemoryError, lacks_memory, looks_like_path, lost_worker
 from fullstride.tables import FORMATS, TASKS, check_name
-from fullstride.train.recipes.choice import (
-    DEFAULTS,
-    NamedRecipe,
-    RecipeChoice,
-    RecipeFields,
-    RunOptions,
-)
+from fullstride.train.recipes.choice import NamedRecipe, RecipeChoice, RecipeFields, RunOptions
 from fullstride.train.recipes.named import BY_IMAGES, NOMINAL, RECIPES, default_recipe, find_recipe
 from fullstride.train.recipes.recipe import SHORT_FLAGS, Recipe, field_help
 
@@ -498,7 +492,8 @@ def recipe_in(name: str, words: Sequence[str]) -> NamedRecipe:
     except SystemExit:
         return NamedRecipe(RECIPES["scratch"], "scratch")
     values = call.keywords
-    options = next((each for each in values.values() if isinstance(each, RunOptions)), DEFAULTS)
+    given = (each for each in values.values() if isinstance(each, RunOptions))
+    options = next(given, RunOptions())
     case = replace(
         NOMINAL,
         has_weights=bool(options.weights),

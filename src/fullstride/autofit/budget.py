@@ -70,7 +70,7 @@ class FitJob(StudyJob):
             depth=candidate.depth,
             task=self.task.name,
             device=self.devices[0],
-            workers=self.workers,
+            workers=self.options.workers,
             checkpoint_every_steps=every_steps,
         )
 
@@ -187,12 +187,10 @@ def within_budget(
 
 def fastest_of(times: Iterable[CandidateTime]) -> dict[str, CandidateTime]:
     """The fastest format and precision of each candidate with a time, by name."""
+    timed = [each for each in times if each.ms is not None]
     best: dict[str, CandidateTime] = {}
-    for each in times:
-        if each.ms is not None:
-            other = best.get(each.candidate)
-            if other is None or other.ms is None or each.ms < other.ms:
-                best[each.candidate] = each
+    for each in sorted(timed, key=lambda each: each.ms or 0.0):
+        best.setdefault(each.candidate, each)
     return best
 
 

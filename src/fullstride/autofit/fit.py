@@ -222,7 +222,7 @@ FIT = Study(
     stages=(
         Stage(
             "data",
-            lambda job, done: inspect(job.data.over(job.recipe.background), job.workers),
+            lambda job, done: inspect(job.data.over(job.recipe.background), job.options.workers),
             DataReport,
             report_lines,
         ),

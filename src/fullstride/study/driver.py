@@ -58,10 +58,6 @@ class StudyJob:
     devices: Sequence[str] = ("cpu",)  # of this machine; the first device measures
     executor: Executor | None = None  # where trials run; None: on `devices`
 
-    @property
-    def workers(self) -> int | None:
-        return self.options.workers
-
     @cached_property
     def unseen(self) -> DataSet:
         """The data without the test images, which must not influence any choice."""

@@ -479,5 +479,5 @@ def measure_steps(job: SearchJob) -> RunTimes:
     with scratch_folder(job.folder / "steps") as scratch:
         model = write_spec(job.spec(job.start, job.home), scratch / "spec.json")
         named = job.master_choice(job.home).resolve(case_of(job.data))
-        options = RunOptions(device=job.devices[0], workers=job.workers)
+        options = RunOptions(device=job.devices[0], workers=job.options.workers)
         return time_training(scratch / "run", model, job.unseen, named, options)

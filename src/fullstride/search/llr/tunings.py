@@ -61,7 +61,7 @@ def whole_trial(
         data=job.data,
         recipe=choice(variant),
         seed=job.settings.seed,
-        workers=job.workers,
+        workers=job.options.workers,
     )
     return block_tuning.training_trial(job.trial_folder(name), training)
 
@@ -73,7 +73,7 @@ def tuning_trial(job: SearchJob, name: str, structure: Structure, place: int) ->
         data=job.data,
         recipe=job.tuning_choice,
         seed=job.settings.seed,
-        workers=job.workers,
+        workers=job.options.workers,
         master=job.trial_folder(MASTER) / "run",
         again=job.parts(place),
         method=job.settings.tune,

@@ -370,7 +370,7 @@ def train(job: ScaleJob, plan: ScalePlan, trainings: Sequence[PlannedTraining]) 
             data=job.data,
             recipe=RecipeChoice(job.recipe_of(point, each.regime)),
             seed=each.seed,
-            workers=job.workers,
+            workers=job.options.workers,
         )
         folder = job.folder / TRIALS / each.regime / f"{each.point}-seed{each.seed}"
         trials.append(training_trial(folder, training))
