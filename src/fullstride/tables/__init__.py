@@ -131,28 +131,20 @@ def speeds() -> list[Speed]:
 
 @dataclass(frozen=True)
 class Latency:
-    """One time of GENet's Tables 7 to 9, rounded to 0.01 ms."""
+    """One time of Tables 7 to 9 of GENet, arXiv:2006.14090, rounded to 0.01 ms."""
 
     name: str  # as printed
     top1: float  # per cent, as printed
     batch: int
     ms_per_image: float
-    source: str
 
 
 def latencies(table: Literal["v100_fp16", "t4_fp16", "t4_int8"]) -> list[Latency]:
     """Times by GENet's authors of 2020: on a V100 with PyTorch, or on a T4 with TensorRT."""
-    source = "arXiv:2006.14090 Tables 7 to 9"
     return [
-        Latency(
-            row["model"],
-            float(row["top1"]),
-            int(column.removeprefix("ms_b")),
-            float(row[column]),
-            source,
-        )
+        Latency(row["model"], float(row["top1"]), int(column.removeprefix("ms_b")), float(ms))
         for row in read_rows(f"latency_{table}.csv")
-        for column in row
+        for column, ms in row.items()
         if column.startswith("ms_b")
     ]
 
