@@ -111,11 +111,11 @@ def run(
     resolution: int | None = None,
     precision: Precision | None = None,
     memory_gib: float | None = None,
-    minutes: float | None = None,
 ) -> Iterator[Row]:
     """Measure the contests without results, and rewrite the page in `out` after each one.
 
-    `networks` and `resolution` replace the papers' lines. No contest starts after `minutes`.
+    `networks` and `resolution` replace the papers' lines. If `quick`, no contest starts after
+    `QUICK_MINUTES`.
     """
     device = find_device(device)
     here = Environment.here(device)
@@ -131,8 +131,7 @@ def run(
     # A contest may belong to several tables. The first mode of all lines comes before the second.
     todo = dict.fromkeys(filter(None, chain.from_iterable(zip_longest(*planned.values()))))
     rows: dict[Contest, Row] = {}
-    minutes = QUICK_MINUTES if quick and minutes is None else minutes
-    deadline = time.monotonic() + 60 * minutes if minutes is not None else float("inf")
+    deadline = time.monotonic() + 60 * QUICK_MINUTES if quick else inf
 
     def write() -> None:
         numbers = lines.data(planned, rows, here)
