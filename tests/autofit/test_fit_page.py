@@ -125,7 +125,7 @@ RESULTS = FitResults(
         files=FILES,
         best=0,
         test={"top1": 92.0, "images": 150, "macro_f1": 91.0},
-        test_split="test",
+        split="test",
         bundle=f"trials/{LARGE.name}/bundle",
         environment={"device": "a <processor>", "cuda": None},
         model="model.onnx",
@@ -282,7 +282,7 @@ def test_of_files_with_equal_scores_the_fastest_is_the_best():
 
 
 def test_the_page_claims_a_score_on_test_images_only_where_there_is_one(folder):
-    untested = replace(RESULTS, shipment=replace(RESULTS.shipment, test={}, test_split=""))
+    untested = replace(RESULTS, shipment=replace(RESULTS.shipment, test={}, split="val"))
     claim = "its score on the test images was measured once"
     assert claim in Parsed(render(folder, DATA, RESULTS)).text
     assert claim not in Parsed(render(folder, DATA, untested)).text
@@ -290,7 +290,7 @@ def test_the_page_claims_a_score_on_test_images_only_where_there_is_one(folder):
 
 def test_the_headline_has_a_loss_with_the_digits_of_other_pages():
     test = dict(top1=90.0, loss=0.2749833, ece=7.648, images=24)
-    shipment = replace(RESULTS.shipment, test=test, test_split="test")
+    shipment = replace(RESULTS.shipment, test=test, split="test")
     assert other_scores(replace(RESULTS, shipment=shipment)) == "loss 0.2750, ECE 7.6 %"
 
 
@@ -305,7 +305,7 @@ FAILED = replace(FILES[1], path="", ms=None, low=None, high=None, failure="no su
     ("shipment", "words"),
     [
         (dict(files=FILES[:1]), []),
-        (dict(test={}, test_split=""), ["validation top-1 93.00 %", "by which it was chosen"]),
+        (dict(test={}, split="val"), ["validation top-1 93.00 %", "by which it was chosen"]),
         (dict(files=(ESTIMATES[0], NO_ESTIMATE)), ["estimated, 90 % interval", "no estimate"]),
         (dict(files=(FILES[0], FAILED)), ["no such operator"]),
         (dict(confusion=None, calibration=None, mistakes=()), []),

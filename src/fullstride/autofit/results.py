@@ -158,10 +158,9 @@ def headline(results: FitResults) -> str:
     scores = shipment.test or file.val
     bounds = score_interval(metric, scores)
     between = f" (95 % interval {bounds[0]:.1f} to {bounds[1]:.1f})" if bounds else ""
-    split = shipment.test_split or "val"
     chosen = "" if shipment.test else ", by which it was chosen: expect less of new images"
     return (
-        f"{file.title}: {split} {metric.text(scores[metric.name])}{between} on "
+        f"{file.title}: {shipment.split} {metric.text(scores[metric.name])}{between} on "
         f"{count_of(int(scores['images']), 'image')}{chosen}"
     )
 
@@ -251,7 +250,6 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
     by_time = sorted(shipment.files, key=lambda file: math.inf if file.ms is None else file.ms)
     files = [file_row(each, results) for each in by_time]
     classes = tuple(map(printable, data.classes))
-    split = shipment.test_split or "val"
     return page.render_template(
         "fit.html",
         title=printable(f"fullstride fit on {page.data_title(data)}"),
@@ -269,7 +267,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         candidates=candidate_rows(results)[:MAX_CANDIDATES],
         left_out=Counter(results.left_out.values()),
         **page.learning_values(learning_curves(folder, results), metric),
-        split=split,
+        split=shipment.split,
         **page.class_values(shipment.confusion, classes, shipment.class_table),
         **page.calibration_values(shipment.calibration),
         cards=mistakes(folder, data, results),
@@ -408,7 +406,7 @@ def mistakes(folder: Path, data: DataSet, results: FitResults) -> list[dict[str,
     shown by one frame, without such a map.
     """
     shipment = results.shipment
-    images = data.test if shipment.test_split else data.val
+    images = getattr(data, shipment.split)
     index = {name: number for number, name in enumerate(images.names)}
     if not shipment.mistakes:
         return []
@@ -441,7 +439,7 @@ def worst_images(folder: Path, data: DataSet, results: FitResults) -> list[dict[
     shipment = results.shipment
     if not shipment.worst:
         return []
-    images = data.test if shipment.test_split else data.val
+    images = getattr(data, shipment.split)
     index = {name: number for number, name in enumerate(images.names)}
     model = open_file(folder / shipment.model, trust=True)
     task, cards = task_of(model), []

@@ -42,6 +42,7 @@ class BudgetFile:
 class ScoredImages:
     """What images show of a file: the test images, or without a test the validation images."""
 
+    split: str = "val"  # of the images: test or val
     confusion: ConfusionMatrix | None = None
     calibration: Calibration | None = None
     class_table: ClassTable = ()
@@ -57,7 +58,6 @@ class Shipment(ScoredImages):
     files: tuple[ShippedFile, ...]
     best: int  # index in `files`
     test: Mapping[str, Any]  # scores of the shipped file on the test images; empty without a test
-    test_split: str  # "test"; "" if the data have none
     bundle: str  # folder of the exported network, relative to the folder of the fit
     environment: Mapping[str, Any]
     model: str = ""  # the file that ships, relative to the folder of the fit
@@ -87,7 +87,6 @@ class FinalScores(ScoredImages):
     """The scores of the shipped file on the images of the final scoring."""
 
     path: str
-    split: str
     scores: Mapping[str, float]
 
 
@@ -140,7 +139,6 @@ def ship(job: FitJob, outcome: Outcome, candidate_times: CandidateTimes) -> Work
         files=tuple(each.file for each in (*timed, *failed)),
         best=largest.best,
         test=largest.test,
-        test_split="test" if test.split == "test" else "",
         bundle=bundle,
         environment=environment,
         model=largest.model,
