@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -334,7 +334,9 @@ def may_win(
     measured = [row for row in own if row.ms is not None]
     least_ms = 0.0
     for row in measured:
-        ratios = similar_ratios(label, row, others)
+        similar = similar_networks(row, others)
+        # networks that differ in the resize policy alone have the same times, and count once
+        ratios = {ms[label] / ms[form(row)] for ms in similar if label in ms}
         if len(ratios) >= COMPARED:
             least_ms = max(least_ms, (row.low or row.ms or 0.0) * min(ratios) / MARGIN)
     if least_ms > longest_ms:
@@ -343,18 +345,13 @@ def may_win(
     return all((row.high or row.ms or 0.0) >= least_ms for row in as_accurate)
 
 
-def similar_ratios(label: Label, row: CandidateTime, others: Sequence[Rows]) -> set[float]:
-    """The ratios of times in `label` to times in the form of `row`, for networks of similar times.
-
-    Networks that differ in the resize policy alone have the same times, and count once.
-    """
-    ratios = set[float]()
-    for rows in others:
-        ms = {form(each): each.ms for each in rows}
-        goal, base = ms.get(label), ms.get(form(row))
-        if goal and base and is_similar(base, row.ms):
-            ratios.add(goal / base)
-    return ratios
+def similar_networks(row: CandidateTime, networks: Iterable[Rows]) -> Iterator[dict[Label, float]]:
+    """Form -> time, for each network whose time in the form of `row` is similar."""
+    for rows in networks:
+        ms = {form(each): each.ms for each in rows if each.ms}
+        base = ms.get(form(row))
+        if base and row.ms and 1 / SIMILAR <= base / row.ms <= SIMILAR:
+            yield ms
 
 
 def is_worth_timing(
@@ -375,17 +372,12 @@ def is_slow(format: str, row: CandidateTime, networks: Iterable[Rows]) -> bool:
     another format, and the product of these ratios is at least the least of `COMPARED` networks.
     """
     ratios = set[float]()
-    for rows in networks:
-        ms = {form(each): each.ms for each in rows if each.ms}
+    for ms in similar_networks(row, networks):
         own = [value for label, value in ms.items() if label[0] == format]
         others = [value for label, value in ms.items() if label[0] != format]
-        if own and others and is_similar(ms.get(form(row)), row.ms):
+        if own and others:
             ratios.add(min(own) / min(others))
     return math.prod(ratios) >= SLOW**COMPARED and min(ratios) >= SLOW
-
-
-def is_similar(ms: float | None, other_ms: float | None) -> bool:
-    return bool(ms and other_ms and 1 / SIMILAR <= ms / other_ms <= SIMILAR)
 
 
 def form(time: CandidateTime) -> Label:

@@ -458,8 +458,6 @@ def for_budgets(rungs: tuple[Rung, ...], budgets: int) -> tuple[Rung, ...]:
     Each budget keeps 1 / `budgets` of the survivors, rounded up, and one more, as budgets share
     candidates.
     """
-    if budgets == 1:
-        return rungs
     result, count = [], rungs[0].candidates
     for rung in rungs:
         keep = min(rung.keep, math.ceil(rung.keep / budgets) + 1)

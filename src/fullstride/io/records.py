@@ -87,37 +87,27 @@ def check_bounds(instance: Any, prefix: str = "") -> None:
     """
     for name, hint in _hints(type(instance)).items():
         value, shown = getattr(instance, name), name.replace("_", "-") if prefix == "--" else name
-        choices = _choices_in(hint)
+        parts = _parts(hint)
+        choices = [each for kind in parts if get_origin(kind) is Literal for each in get_args(kind)]
+        choices += [None] if choices and NoneType in parts else []
         for number in value if isinstance(value, tuple) else (value,):
             if choices and number not in choices:
                 fits = " or ".join(map(str, choices))
                 raise ValueError(f"{prefix}{shown} {shortened(number)}: use {fits}")
-            for bounds, kind in _bounds_in(hint):
-                if isinstance(number, int | float) and number not in bounds:
+            for kind, bounds in parts.items():
+                if bounds and isinstance(number, int | float) and number not in bounds:
                     is_huge = isinstance(number, int) and abs(number) > MAX_INT
                     fits = f"{_NOUNS[kind]}{' of 64 bits' * is_huge}, {bounds}"
                     raise ValueError(f"{prefix}{shown} {shortened(number)}: use {fits}")
 
 
 @cache
-def _bounds_in(hint: Any) -> tuple[tuple[Bounds, type], ...]:
-    if get_origin(hint) is Annotated:
-        kind, *metadata = get_args(hint)
-        return tuple((each, kind) for each in metadata if isinstance(each, Bounds))
-    parts = get_args(hint) if get_origin(hint) in (tuple, Union, UnionType) else ()
-    return tuple(each for part in parts for each in _bounds_in(part))
-
-
-@cache
-def _choices_in(hint: Any) -> tuple[Any, ...]:
-    """The values of a `Literal`, also in a tuple or with None; () for other types."""
-    origin, parts = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return parts
-    if origin not in (Annotated, tuple, Union, UnionType):
-        return ()
-    choices = _choices_in(parts[0])
-    return (*choices, None) if choices and NoneType in parts else choices
+def _parts(hint: Any) -> dict[Any, Bounds | None]:
+    """The types in a tuple, in a union, or alone, each with its bounds, if any."""
+    kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if get_origin(kind) in (tuple, Union, UnionType):
+        return {own: bounds for part in get_args(kind) for own, bounds in _parts(part).items()}
+    return {kind: next((each for each in metadata if isinstance(each, Bounds)), None)}
 
 
 # ---- JSON
