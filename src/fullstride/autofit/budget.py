@@ -20,7 +20,7 @@ from fullstride.deploy.formats import FORMATS
 from fullstride.io.console import count_of, printable, verb_of
 from fullstride.latency.devices import load_profile
 from fullstride.latency.profiles import Profile
-from fullstride.measure.budget import Budget, is_elsewhere
+from fullstride.measure.budget import UNLIMITED_MS, Budget, is_elsewhere
 from fullstride.measure.protocols import BUSY
 from fullstride.nets import zoo
 from fullstride.report.console_tables import table, three_digits
@@ -282,17 +282,13 @@ class CandidateTimes:
         """
         if names := {each.candidate for each in self.within() if not each.left_out}:
             return tuple(each for each in self.candidates if each.name in names)
-        limits = {
-            name: (ms, each)
-            for name, each in fastest_of(self.times).items()
-            if (ms := limit_ms(each, maybe=self.maybe)) is not None
-        }
-        if not limits:
+        timed = self.of(Budget(ms_per_image=UNLIMITED_MS)).within()
+        if not timed:
             raise ValueError(
                 f"none of {count_of(len(self.candidates), 'candidate')} has a time: choose others"
             )
-        name = min(limits, key=lambda name: limits[name][0])
-        needed_ms, fastest = limits[name]
+        fastest, name = timed[0], timed[0].candidate
+        needed_ms = limit_ms(fastest, maybe=self.maybe) or 0.0
         side = self.by_name[name].resolution
         again = f"{self.busy}, so run it again when it is quiet, or " if self.busy else ""
         raise ValueError(
