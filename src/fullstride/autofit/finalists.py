@@ -1,5 +1,6 @@
 """Exports the finalists in several forms, scores each file, and measures all of them in turn."""
 
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from fullstride import tasks
-from fullstride.autofit.budget import BUSY_FACTOR, INPUT, CandidateTime, FitJob, within_budget
+from fullstride.autofit.budget import BUSY_FACTOR, INPUT, CandidateTime, FitJob
 from fullstride.autofit.candidates import Candidate
 from fullstride.autofit.halving import TRIALS
 from fullstride.autofit.settings import FitSettings
@@ -320,15 +321,13 @@ def in_doubt(
 
     Their quiet rounds are within it, or they are near it and were within it before training.
     """
-    within = {
-        budget: {(row.candidate, row.format, row.precision) for row in within_budget(times, budget)}
-        for budget in budgets
-    }
+    before = {(each.candidate, each.format, each.precision): each.ms for each in times}
 
     def may_fit(file: ShippedFile, budget: Budget) -> bool:
         own, limit = measured.times[file.path], budget.ms_per_image
-        was = (file.candidate, file.format, file.precision) in within[budget]
-        return own.ms > limit and (own.low <= limit or (was and own.ms <= BUSY_FACTOR * limit))
+        was_ms = before.get((file.candidate, file.format, file.precision)) or math.inf
+        is_noise = was_ms <= limit and own.ms <= BUSY_FACTOR * limit
+        return own.ms > limit and (own.low <= limit or is_noise)
 
     return [
         each.file.path for each in records if any(may_fit(each.file, budget) for budget in budgets)

@@ -422,8 +422,7 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Work[Rows]:
         yield f"{len(left)} of them not tried: the time for measuring is over"
         for each in left:
             times[each.name] = (replace(unmeasured(each, job), left_out="no time to measure it"),)
-    with_times = ((each, in_time.get(each.name, ())) for each in chosen)
-    near = [each for each, rows in with_times if any(is_near(rows, own) for own in job.budgets)]
+    near = [each for each in chosen if is_near(in_time.get(each.name, ()), job.budgets)]
     if near:
         them = "it" if len(near) == 1 else "them"
         again = f"{verb_of(len(near), 'are')} measured again, as noise may have slowed {them}"
@@ -432,15 +431,10 @@ def measured(job: FitJob, candidates: Sequence[Candidate]) -> Work[Rows]:
     return tuple(row for each in candidates for row in times.get(each.name, ()))
 
 
-def is_near(rows: Rows, budget: Budget) -> bool:
-    """Whether a candidate is beyond the budget by no more than `BUSY_FACTOR`."""
-    near = near_forms(rows, budget)
-    return bool(near) and min(row.ms or 0.0 for row in near) > budget.ms_per_image
-
-
-def near_forms(rows: Rows, budget: Budget) -> list[CandidateTime]:
-    """The times within the budget, or beyond it by no more than `BUSY_FACTOR`."""
-    return [row for row in rows if row.ms and row.ms <= BUSY_FACTOR * budget.ms_per_image]
+def is_near(rows: Rows, budgets: Sequence[Budget]) -> bool:
+    """Whether a candidate is beyond any of the budgets by no more than `BUSY_FACTOR`."""
+    least_ms = min((row.ms for row in rows if row.ms), default=math.inf)
+    return any(each.ms_per_image < least_ms <= BUSY_FACTOR * each.ms_per_image for each in budgets)
 
 
 def unmeasured(candidate: Candidate, job: FitJob) -> CandidateTime:
@@ -498,13 +492,14 @@ def measured_in_turn(
                 rows = tuple(replace(row, candidate=candidate.name) for row in same[place])
             else:
                 if again:
-                    labels = [form(row) for row in near_forms(stored, job.budget)]
+                    most_ms = BUSY_FACTOR * job.budget.ms_per_image
+                    labels = [form(row) for row in stored if row.ms and row.ms <= most_ms]
                 labels = [choose_form.probe_label(labels)] if quick else labels
                 others = {} if again else by_model
                 with keep_freed_memory(torch.device("cpu")):  # of copies of the weights
                     rows, files = time_one(candidate, job, scratch, earlier[1], labels, others)
                 earlier = earlier[0], files or earlier[1]
-                if files and not quick and any(is_near(rows, each) for each in job.budgets):
+                if files and not quick and is_near(rows, job.budgets):
                     graphs[earlier[0]] = files
             if again:
                 rows = shorter(rows, stored)
