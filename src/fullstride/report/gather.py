@@ -56,15 +56,12 @@ def gather(
         word: entry(word, model, times.get(protocols.location(word), {}), metric, images)
         for word, model in models.items()
     }
-    others = times.keys() - set(map(protocols.location, models))
-    left_out = [name for name in times if name in others and zoo.has_own_spec(name)]
+    own = {*map(protocols.location, models)}
+    left_out = [name for name in times if name not in own and zoo.has_own_spec(name)]
     best = most_accurate([*entries.values()])
     model = next(model for word, model in models.items() if entries[word] is best)
-    entries |= {
-        name: untrained(name, times[name], metric)
-        for name in times
-        if name in others and name not in left_out
-    }
+    others = [name for name in times if name not in {*own, *left_out}]
+    entries |= {name: untrained(name, times[name], metric) for name in others}
     predictions, score, by_class, baseline = [], None, (), ""
     if find_task(model.task).single_label:
         predictions, score = examples(model, images)
