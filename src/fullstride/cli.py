@@ -492,8 +492,8 @@ def recipe_in(name: str, words: Sequence[str]) -> NamedRecipe:
     except SystemExit:
         return NamedRecipe(RECIPES["scratch"], "scratch")
     values = call.keywords
-    given = (each for each in values.values() if isinstance(each, RunOptions))
-    options = next(given, RunOptions())
+    groups = (each for each in values.values() if isinstance(each, RunOptions))
+    options = next(groups, RunOptions())
     case = replace(
         NOMINAL,
         has_weights=bool(options.weights),

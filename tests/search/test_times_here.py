@@ -91,7 +91,7 @@ def test_where_measured_times_exceed_the_budget_the_selection_is_repeated(job, m
     rows = result_of(measured(job, [(tuple(row), variant) for row in structures.tolist()]))
     times = DeviceTimes(profile=wrong, measured=tuple(rows))
     model = LargerIsBetter(job.space)
-    monkeypatch.setattr(tunings, "model_of", lambda *given: model)
+    monkeypatch.setattr(tunings, "model_of", lambda *_: model)
     done = {"times": times, "master": None, "design": ()}
     chosen = result_of(tunings.select_all(job, done))
     assert all(true(job.spec(each.structure, variant)) > own_ms for each in chosen)
@@ -129,7 +129,7 @@ def test_a_budget_that_estimates_leave_unused_is_used_after_the_measurement(job,
     rows = [(tuple(job.space.start.tolist()), variant)]
     times = DeviceTimes(profile=CPU, measured=tuple(result_of(measured(job, rows))))
     model = LargerIsBetter(job.space)
-    monkeypatch.setattr(tunings, "model_of", lambda *given: model)
+    monkeypatch.setattr(tunings, "model_of", lambda *_: model)
     done = {"times": times, "master": None, "design": ()}
     chosen = result_of(tunings.select_all(job, done))
     inside = result_of(tunings.measure_finalists(job, {**done, "selection": chosen}))
