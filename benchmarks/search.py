@@ -220,7 +220,7 @@ def train_all(job: SearchJob, networks: Mapping[str, tuple[NetSpec, int]]) -> di
                 data=job.data,
                 recipe=job.master_choice(job.home),
                 seed=seed,
-                workers=job.workers,
+                workers=job.options.workers,
             ),
         )
         for name, (spec, seed) in networks.items()
