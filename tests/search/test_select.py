@@ -57,6 +57,16 @@ def test_the_selection_is_the_optimum_of_exhaustive_search(seed):
         assert selection.compared > 300, "random ones and moves, not the list of all"
 
 
+def test_a_space_that_cannot_be_listed_is_not_searched_whole_whatever_the_count():
+    sizes = (200, 200, 100)
+    space, rng = small_space(sizes), np.random.default_rng(0)
+    gains = [np.arange(n, dtype=float) for n in sizes]
+    costs = Chain(sizes, rng)
+    budget = float(costs(space.start[None])[0])
+    selection = select(space, gains, costs, budget, top=1, count=space.size, rng=rng)
+    assert costs(selection.structures)[0] <= budget
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_of_two_places_reach_an_optimum_that_single_ones_miss(seed):
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fullstride.measure.budget import pareto_front
-from fullstride.search.structures.space import Place, Space, distinct, values
+from fullstride.search.structures.space import MOST_LISTED, Place, Space, distinct, values
 
 # A Bayesian linear model of the effect of each change of a structure on the score.
 #
@@ -268,12 +268,13 @@ def select(
     """The `top` structures with the largest sums of `gains` whose time is at most `budget` ms.
 
     Compares `count` random structures, then moves of one and two places from the best ones, until
-    there is no improvement. A space of at most `count` structures is searched exhaustively.
+    there is no improvement. A space of at most `count` structures, and `MOST_LISTED`, is searched
+    exhaustively.
 
     Raises ValueError, with the shortest time, if nothing fits.
     """
     best = Best(gains, costs, budget, max(top, PARENTS))
-    if space.size <= count:
+    if space.size <= min(count, MOST_LISTED):
         every = space.all()
         for begin in range(0, len(every), CHUNK):
             best.add(every[begin : begin + CHUNK])
