@@ -1,9 +1,11 @@
 """Which points a scaling study has, what they cost, and which of them are trained."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -48,9 +50,15 @@ def drain(steps):
             return stop.value
 
 
-def costs_of(settings: ScaleSettings, **how) -> tuple[PointCost, ...]:
-    how = dict(classes=10, channels=1, batch=16, device="cpu") | how
-    return drain(point_costs(grid(settings), settings, **how))
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JobOfBatch(ScaleJob):
+    batch: int = 16  # in place of the recipe's
+
+
+def costs_of(settings, *, classes=10, channels=1, batch=16) -> tuple[PointCost, ...]:
+    data: Any = SimpleNamespace(classes=range(classes), channels=channels)
+    job = JobOfBatch(folder=Path("unused"), data=data, settings=settings, batch=batch)
+    return drain(point_costs(job.points, job))
 
 
 def estimated(**changes) -> ScaleSettings:

@@ -235,28 +235,20 @@ class PointCost:
         return self.point.name
 
 
-def point_costs(
-    points: Sequence[ScalePoint],
-    settings: ScaleSettings,
-    *,
-    classes: int,
-    channels: int,
-    batch: int,
-    device: str,
-) -> Work[tuple[PointCost, ...]]:
+def point_costs(points: Sequence[ScalePoint], job: "ScaleJob") -> Work[tuple[PointCost, ...]]:
     """The cost of each point, in order; yields lines for people.
 
-    Times are by the profile `settings.target`, or by inference and training steps on `device` here,
-    with random weights. Training steps have `batch` images, or fewer on a CPU.
+    Times are by the profile of the settings' target, or by inference and training steps on the
+    first device here, with random weights. Training steps have `job.batch` images, or fewer on a
+    CPU.
     """
-    specs = [point.spec(classes, channels) for point in points]
+    specs = [point.spec(len(job.data.classes), job.data.channels) for point in points]
     operators = [operators_of(spec) for spec in specs]
-    on_gpu = not settings.is_here or device.startswith("cuda")
-    precision = "bfloat16" if on_gpu else "float32"
-    if settings.is_here:
-        times = yield from measured_times(specs, operators, settings.call_batch, batch, device)
+    precision = "bfloat16" if job.on_gpu else "float32"
+    if job.settings.is_here:
+        times = yield from measured_times(specs, operators, job)
     else:
-        times = estimated_times(operators, settings)
+        times = estimated_times(operators, job.settings)
     return tuple(
         PointCost(
             point=point,
@@ -266,7 +258,7 @@ def point_costs(
             training_ms=training_ms,
             by=by,
             image_bytes=SAVED_BYTES[precision] * float((own.written * own.count).sum()),
-            fixed_bytes=WEIGHT_BYTES[precision] * own.total_weights + on_gpu * WORKSPACE_BYTES,
+            fixed_bytes=WEIGHT_BYTES[precision] * own.total_weights + job.on_gpu * WORKSPACE_BYTES,
         )
         for point, own, (ms, training_ms, by) in zip(points, operators, times, strict=True)
     )
@@ -289,15 +281,11 @@ def estimated_times(operators: Sequence[Operators], settings: ScaleSettings) -> 
 
 
 def measured_times(
-    specs: Sequence[Any],
-    operators: Sequence[Operators],
-    batch: int,
-    training_batch: int,
-    device: str,
+    specs: Sequence[Any], operators: Sequence[Operators], job: "ScaleJob"
 ) -> Work[Times]:
     """Measure times on this machine from the smallest network up, and scale the rest by MACs."""
-    where = torch.device(device)
-    step_images = min(training_batch, STEP_IMAGES[where.type])
+    batch, where = job.settings.call_batch, torch.device(job.devices[0])
+    step_images = min(job.batch, STEP_IMAGES[where.type])
     macs = [own.total_macs for own in operators]
     times: dict[int, tuple[float, float, str]] = {}
     last: tuple[float, float, float] | None = None  # MACs and ms per image of both

@@ -342,14 +342,7 @@ def cost_points(job: ScaleJob, done: Results) -> Work[list[PointCost]]:
     kind = tuple[PointCost, ...]
     saved = {each.name: each for each in driver.saved_stage(job.folder, COSTS, kind) or ()}
     if missing := [point for point in job.points if point.name not in saved]:
-        new = yield from point_costs(
-            missing,
-            job.settings,
-            classes=len(job.data.classes),
-            channels=job.data.channels,
-            batch=job.batch,
-            device=job.devices[0],
-        )
+        new = yield from point_costs(missing, job)
         saved |= {each.name: each for each in new}
         driver.write_stage(job.folder, COSTS, tuple(saved.values()))
     return [saved[point.name] for point in job.points]
