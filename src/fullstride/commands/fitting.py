@@ -140,12 +140,11 @@ def analyse_scale(
     """
     from fullstride.io.records import to_json
     from fullstride.search.scale import study as of_scale
-    from fullstride.search.scale.study import find_trainings
 
     if out:
         of_scale.check_outputs(out)
     results = of_scale.analyse_trainings(
-        find_trainings(source), budget_ms=budget_ms, target_epochs=target_epochs
+        of_scale.find_trainings(source), budget_ms=budget_ms, target_epochs=target_epochs
     )
     if out:
         of_scale.write_results(out, results)
