@@ -9,8 +9,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
 from fullstride import tasks
 from fullstride.autofit.budget import CandidateTime, fastest_of, within_budget
 from fullstride.autofit.candidates import Candidate
@@ -260,7 +258,7 @@ def render(folder: Path, data: DataSet, results: FitResults) -> str:
         baseline=baseline(results),
         smaller=[smaller_line(each, results, Path()) for each in shipment.smaller],
         time_line=time_line(results),
-        files_plot=Markup(plots.svg(figure(results), description(results))),
+        files_plot=plots.svg(figure(results), description(results)),
         files=files,
         interval_note=page.interval_note(metric, [row["interval"] for row in files]),
         within=[within_row(each, results) for each in shares_of_budget(results)],

@@ -12,7 +12,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -433,10 +432,10 @@ def page(figures: Sequence[Drawn]) -> str:
     return render_template("figures.html", title="The papers' figures", figures=sections)
 
 
-def section(drawn: Drawn) -> tuple[Drawn, Markup, list[tuple[float, float, tuple[str, ...]]]]:
+def section(drawn: Drawn) -> tuple[Drawn, str, list[tuple[float, float, tuple[str, ...]]]]:
     """A figure with its SVG, and each tooltip's place in percent and lines."""
     description = f"{drawn.title}. " + "; ".join(", ".join(spot.words[:2]) for spot in drawn.spots)
-    svg = Markup(plots.svg(drawn.figure, description))  # places the markers too
+    svg = plots.svg(drawn.figure, description)  # places the markers too
     tooltips = [(*where(spot), spot.words) for spot in drawn.spots]
     return drawn, svg, tooltips
 

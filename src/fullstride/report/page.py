@@ -110,7 +110,7 @@ def render(content: Content) -> str:
             e.name for e in trained if e is not best and overlap(e.interval, best and best.interval)
         ],
         interval_note=interval_note(metric, [entry.interval for entry in entries]),
-        latency_plot=Markup(plots.score_latency(points, metric, data)) if points else "",
+        latency_plot=plots.score_latency(points, metric, data) if points else "",
         **learning_values(curves, metric),
         **class_values(content.confusion, content.classes, worst_classes(rows)),
         **calibration_values(content.calibration),
@@ -142,7 +142,7 @@ def data_title(data: DataSet) -> str:
 
 def learning_values(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> dict[str, Any]:
     """Template values for the metric and the learning curves."""
-    plot = Markup(plots.learning_curves(curves, metric)) if curves else ""
+    plot = plots.learning_curves(curves, metric) if curves else ""
     return {"metric": metric, "curves_plot": plot}
 
 
@@ -152,13 +152,13 @@ def class_values(
     """Template values for classes: the confusion, and the table of the worst classes."""
     plot = ""
     if confusion and len(classes) <= plots.MAX_CLASSES:
-        plot = Markup(plots.heat_map(confusion, classes))
+        plot = plots.heat_map(confusion, classes)
     return {"confusion_plot": plot, "class_table": worst, "classes": classes}
 
 
 def calibration_values(calibration: Calibration | None) -> dict[str, Any]:
     """Template values for the calibration of probabilities."""
-    plot = Markup(plots.reliability(calibration)) if calibration else ""
+    plot = plots.reliability(calibration) if calibration else ""
     return {"reliability_plot": plot, "calibration": calibration}
 
 

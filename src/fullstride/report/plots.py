@@ -18,6 +18,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -75,7 +76,7 @@ class Point:
     span: tuple[float, float] | None = None  # interval of the time
 
 
-def score_latency(points: Sequence[Point], metric: Metric, data: str = "") -> str:
+def score_latency(points: Sequence[Point], metric: Metric, data: str = "") -> Markup:
     """Plot score against latency as an SVG; hollow rings are networks without a score."""
     description = [
         f"{p.name}: {p.ms_per_image:.3g} ms, "
@@ -88,7 +89,7 @@ def score_latency(points: Sequence[Point], metric: Metric, data: str = "") -> st
     )
 
 
-def learning_curves(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> str:
+def learning_curves(curves: Mapping[str, Sequence[EpochRow]], metric: Metric) -> Markup:
     """Plot training loss and validation score by epoch as an SVG."""
     description = [
         f"{name} ends at {metric.text(rows[-1][f'val/{metric.name}'], 1)}"
@@ -325,7 +326,7 @@ def png(figure: Figure, dpi: int = 150) -> bytes:
     return out.getvalue()
 
 
-def svg(figure: Figure, description: str) -> str:
+def svg(figure: Figure, description: str) -> Markup:
     """The figure as an SVG element for an HTML page, with `description` for screen readers."""
     out = io.StringIO()
     # Matplotlib's address would be the page's only link, and the date the only change between runs.
@@ -338,7 +339,8 @@ def svg(figure: Figure, description: str) -> str:
     text = re.sub(r"font: ([^;\"]*px) [^;\"]*", r"font: \1 system-ui, sans-serif", text)
     # Ids of groups are the same in every figure, but must be unique in a page.
     text = re.sub(r'<g id="[^"]*"', "<g", text)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1)
+    text = text.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1)
+    return Markup(text)
 
 
 def save(figure: Figure, out: io.BytesIO | io.StringIO, **how: Any) -> None:
@@ -348,7 +350,7 @@ def save(figure: Figure, out: io.BytesIO | io.StringIO, **how: Any) -> None:
         figure.savefig(out, **how)
 
 
-def reliability(calibration: Calibration) -> str:
+def reliability(calibration: Calibration) -> Markup:
     """A reliability diagram as an SVG: right predictions by their probability, and counts."""
     images = sum(calibration.images)
     description = (
@@ -393,7 +395,7 @@ MAX_NUMBERS = 20  # classes with numbers in the cells
 MAX_NAME = 24  # characters
 
 
-def heat_map(matrix: ConfusionMatrix, classes: tuple[str, ...]) -> str:
+def heat_map(matrix: ConfusionMatrix, classes: tuple[str, ...]) -> Markup:
     """A heat map as an SVG; rows are the classes of images, columns the predicted classes."""
     worst = [
         f"{classes[label]} as {classes[other]} {images} times"

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from markupsafe import Markup
-
 from fullstride.io.console import count_of, printable
 from fullstride.latency.select import Option, Selection, options_tie
 from fullstride.measure.protocols import Measurement
@@ -42,7 +40,7 @@ def choice_page(selection: Selection) -> str:
         title=f"The most accurate network within {ms(budget_ms)} an image",
         headline=printable(headline),
         heading="Published accuracy against time",
-        plot=Markup(plots.svg(choice_figure(selection.options, choice, where), headline)),
+        plot=plots.svg(choice_figure(selection.options, choice, where), headline),
         caption="Up and to the left is better. No faster network is as accurate as one on the "
         "front. Hollow markers are estimates, with their 90 % interval on the front.",
         sections=[("The front, the fastest first", [], [("", columns, rows)])],
@@ -92,7 +90,7 @@ def bench_page(rows: Sequence[Measurement], channels: int | None = None) -> str:
         title=printable(f"Times of {networks}"),
         headline=printable(headline),
         heading="The time of one image",
-        plot=Markup(plots.svg(measured_figure(rows), headline)),
+        plot=plots.svg(measured_figure(rows), headline),
         caption="To the left is better. A marker is the median, and its bar encloses 80 % of the "
         "calls (online, genet) or of the rounds (other protocols).",
         sections=sections,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 
@@ -187,7 +186,7 @@ def render(results: ScaleResults) -> str:
         title=printable(f"fullstride study scale on {results.data_name}"),
         headline=printable(description),
         heading="Error against time",
-        plot=Markup(plots.svg(figure(results), description)),
+        plot=plots.svg(figure(results), description),
         caption="Error against the time of an image, both logarithmic. Filled points are on the "
         "front: no faster network has a smaller error. Bars are 95 % intervals of seeds and "
         "images; the line is a power law with a floor.",
