@@ -10,16 +10,13 @@ import unicodedata
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from fullstride.io.writing import DISK_FULL
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 MAX_SKIPPED_SHOWN = 10
 REPORTED_ELSEWHERE = "reported by another process"  # a note on an error
@@ -189,7 +186,7 @@ def console() -> Console:
     return Console(file=file, width=width, highlight=False)
 
 
-def print_parts(parts: "Iterable[str | Table]") -> None:
+def print_parts(parts: Iterable[str | Table]) -> None:
     """Print lines and tables without buffering."""
     for part in parts:
         if isinstance(part, str):

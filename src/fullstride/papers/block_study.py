@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, groupby, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 from fullstride.io.console import count_of
 from fullstride.io.records import Positive, PositiveInt, refuse_flags, write_json
 from fullstride.io.writing import PLOT, check_output, json_output
+from fullstride.latency.profiles import Profile
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment, choose_device
 from fullstride.measure.protocols import THROUGHPUT, Protocol
@@ -28,10 +29,6 @@ from fullstride.nets.blocks import Basic, Bottleneck, Style
 from fullstride.nets.efficiency import short_precision
 from fullstride.nets.spec import Stage
 from fullstride.report.plots import COLOURS, DASHES, MARKERS, draw_legend, drawing, plain_ticks
-
-if TYPE_CHECKING:
-    from fullstride.latency.profiles import Profile
-
 
 KINDS = {
     "XX": Stage(block=Basic, depth=1, width=1),
@@ -173,7 +170,7 @@ def measured(
     return time
 
 
-def estimated(profile: "Profile", batch: int) -> Timer:
+def estimated(profile: Profile, batch: int) -> Timer:
     """Estimate by the latency model, with its 90 % interval."""
     from fullstride.latency.estimator import estimate
 

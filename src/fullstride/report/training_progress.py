@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.functional import normalize
 
+from fullstride.data.dataset import DataSet, Images
 from fullstride.io.console import Bar, count_of, first_names, printable, report_skipped
 from fullstride.measure.environment import Environment
 from fullstride.measure.tracer import cost
@@ -17,8 +18,9 @@ from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.report.console_lines import few_images_line, test_line
 from fullstride.report.console_tables import count, three_digits, wilson
 from fullstride.tasks import build_head, task_of
+from fullstride.tasks.task import Metric
 from fullstride.train import run_folder
-from fullstride.train.batches import BatchOptions, recipe_in_epochs
+from fullstride.train.batches import BatchOptions, TrainingBatches, recipe_in_epochs
 from fullstride.train.final_weights import features
 from fullstride.train.prepare import PreparedRun
 from fullstride.train.recipes.named import BY_IMAGES, RECIPES, default_recipe, find_recipe
@@ -26,11 +28,6 @@ from fullstride.train.recipes.recipe import Recipe
 from fullstride.train.run import StallWatch
 from fullstride.train.scoring import SplitScores, load_scores
 from fullstride.train.timing import Report
-
-if TYPE_CHECKING:
-    from fullstride.data.dataset import DataSet, Images
-    from fullstride.tasks.task import Metric
-    from fullstride.train.batches import TrainingBatches
 
 MAX_CHANGES = 6  # to a named recipe that are printed one by one
 # Fields whose values are printed anyway.
@@ -45,7 +42,7 @@ class TrainingProgress:
     `announce` and `watch` are arguments of `train.run.train`.
     """
 
-    def __init__(self, bar: Bar, metric: "Metric"):
+    def __init__(self, bar: Bar, metric: Metric):
         self.bar, self.metric = bar, metric
         self.run: PreparedRun | None = None
         self.watch_stall: StallWatch | None = None
@@ -61,7 +58,7 @@ class TrainingProgress:
                 self.bar.print(f"warning  {few}")
         return self.report
 
-    def watch(self, batches: "TrainingBatches") -> Any:
+    def watch(self, batches: TrainingBatches) -> Any:
         return self.bar.watch(batches)
 
     def report(self, step_s: float, epoch: int, step: int) -> None:
@@ -77,7 +74,7 @@ class TrainingProgress:
         if self.watch_stall and (note := self.watch_stall.update(row)):
             self.bar.print(f"stalled  {note}")
 
-    def end(self, folder: Path, data: "DataSet", recipe: Recipe) -> None:
+    def end(self, folder: Path, data: DataSet, recipe: Recipe) -> None:
         """Print why training stopped, unreadable images, and the score of the run in `folder`."""
         if not self.bar.shown:
             return
@@ -280,7 +277,7 @@ def duration(seconds: float) -> str:
     return f"{hours:.1f} h" if hours >= 2 else f"{max(1, round(60 * hours))} min"
 
 
-def epoch_line(row: Mapping[str, Any], metric: "Metric") -> str:
+def epoch_line(row: Mapping[str, Any], metric: Metric) -> str:
     """The text of one row of a run's log."""
     score = row.get(f"val/{metric.name}")
     val = "" if score is None else f"validation {metric.text(score)}  "
@@ -300,7 +297,7 @@ SHOWN = 3  # classes, and images
 
 
 def shift_lines(
-    run: Path, data: "DataSet", test: SplitScores | None = None, device: str = "cpu"
+    run: Path, data: DataSet, test: SplitScores | None = None, device: str = "cpu"
 ) -> list[str]:
     """Explain a test top-1 below the 95 % interval of the validation top-1.
 
@@ -348,7 +345,7 @@ def shift_lines(
     return lines
 
 
-def least_like_training(folder: Path, data: "DataSet", device: str) -> list[str]:
+def least_like_training(folder: Path, data: DataSet, device: str) -> list[str]:
     """The names of the test images whose nearest training image is furthest; none for a network
     without an embedding.
     """
@@ -357,7 +354,7 @@ def least_like_training(folder: Path, data: "DataSet", device: str) -> list[str]
         return []
     how = BatchOptions(bundle.preprocessing, device)
 
-    def embedded(images: "Images") -> tuple[torch.Tensor, list[str]]:
+    def embedded(images: Images) -> tuple[torch.Tensor, list[str]]:
         some = images.spaced(MOST_IMAGES)
         inputs, _, indices = features(bundle.net, task_of(bundle), some, how)
         return normalize(inputs), [some.names[index] for index in indices.tolist()]
