@@ -19,6 +19,8 @@ from torch import nn
 from fullstride.io.console import count_of
 from fullstride.io.records import Positive, PositiveInt, refuse_flags, write_json
 from fullstride.io.writing import PLOT, check_output, json_output
+from fullstride.latency.devices import load_profile
+from fullstride.latency.estimator import estimate
 from fullstride.latency.profiles import Profile
 from fullstride.measure.bench import BenchOptions, bench
 from fullstride.measure.environment import Environment, choose_device
@@ -172,7 +174,6 @@ def measured(
 
 def estimated(profile: Profile, batch: int) -> Timer:
     """Estimate by the latency model, with its 90 % interval."""
-    from fullstride.latency.estimator import estimate
 
     def time(nets: Mapping[str, nn.Module], channels: int, side: int) -> dict[str, Interval]:
         results = {
@@ -222,8 +223,6 @@ def find_method(
     giving them with it raises ValueError.
     """
     if target:
-        from fullstride.latency.devices import load_profile
-
         options: dict[str, object] = {"device": device != "auto", "rounds": rounds is not None}
         options |= {"precision": precision, "layout": layout}
         refuse_flags(options, f"with --target {target}: leave it out, the profile has its own")

@@ -16,6 +16,8 @@ from fullstride.deploy import choose_form
 from fullstride.deploy.exported import ExportedModel
 from fullstride.io.console import count_of, verb_of
 from fullstride.io.writing import scratch_folder
+from fullstride.latency import fitting
+from fullstride.latency.calibrate import names_for
 from fullstride.latency.devices import profile_here
 from fullstride.latency.estimator import Estimator, Part, halved, operators_of, parts, stage_parts
 from fullstride.latency.profiles import Fit, Profile
@@ -109,9 +111,6 @@ def fit_profile(
 
     The interval is by cross-validation: each quarter is estimated by the other three.
     """
-    from fullstride.latency import fitting
-    from fullstride.latency.calibrate import names_for
-
     device = choose_device("auto") if label is None else torch.device("cpu")
     machine, rough = machine_here(label, device)
     priors = dict(fitting.PRIORS) | {"start_us": (20.0, SPREAD["start_us"])}

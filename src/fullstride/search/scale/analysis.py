@@ -9,6 +9,8 @@ from itertools import groupby, pairwise, product, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import brentq, least_squares
+from scipy.stats import t as student
 
 from fullstride.measure.budget import Budget, best, pareto_front, within
 from fullstride.search.scale.finished import (
@@ -74,13 +76,11 @@ class PowerLaw:
 
         If the residuals are larger than a known noise, they count instead.
         """
-        from scipy.stats import t
-
         free = len(self.errors) - self.parameters
         residual = self._squares / free if free > 0 else 0.0
         if self.noise is None:
-            return residual, float(t.ppf((1 + LEVEL) / 2, free))
-        return max(self.noise**2, residual), float(t.ppf((1 + LEVEL) / 2, np.inf))
+            return residual, float(student.ppf((1 + LEVEL) / 2, free))
+        return max(self.noise**2, residual), float(student.ppf((1 + LEVEL) / 2, np.inf))
 
     def interval(self, size: float) -> tuple[float, float] | None:
         """The 95 % interval of the error at `size`, for a law of one size, by profile likelihood.
@@ -90,8 +90,6 @@ class PowerLaw:
         """
         if not self.has_intervals:
             return None
-        from scipy.optimize import brentq
-
         variance, quantile = self._variance_and_quantile
         limit = self._squares + variance * quantile**2
         middle = float(self.at([size]))
@@ -160,8 +158,6 @@ def fit_power_law(
     The fit is by least squares, as a network's noise hardly depends on its size. Floor and
     exponents are not negative. `noise` is the standard deviation of an error in points, if known.
     """
-    from scipy.optimize import least_squares  # takes most of a second to import
-
     table = np.asarray(sizes, float)
     table = table[:, None] if table.ndim == 1 else table
     y, count = np.asarray(errors, float), table.shape[1]
@@ -521,8 +517,6 @@ def gains_at(
     A gain is the sum of the pairs' falls of the error / the sum of the doublings of the time. The
     interval is by the noise over seeds or, where it is unknown or 0, by the spread of the pairs.
     """
-    from scipy.stats import t
-
     on_front = {each.key for each in front}
     for axis in Size._fields:
         every = neighbouring_pairs(points, axis)
@@ -543,7 +537,7 @@ def gains_at(
             half = 1.96 * math.sqrt(variance) / doublings.sum()
         elif len(pairs) > 2:
             spread = np.sqrt(np.sum((falls - gain * doublings) ** 2) / (len(pairs) - 1))
-            quantile = float(t.ppf(0.975, len(pairs) - 1))
+            quantile = float(student.ppf(0.975, len(pairs) - 1))
             half = quantile * spread * math.sqrt(len(pairs)) / doublings.sum()
         interval = None if half is None else (float(gain - half), float(gain + half))
         yield AxisGain(axis, float(gain), interval, len(pairs))
