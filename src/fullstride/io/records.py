@@ -348,9 +348,8 @@ def _named(kind: type | None) -> _Reader:
     """Reads a subclass of `kind`, or a function if `kind` is None, by its name."""
 
     def fits(part: Any) -> bool:
-        return isinstance(part, type) == (kind is not None) and (
-            kind is None or issubclass(part, kind)
-        )
+        is_class = isinstance(part, type)
+        return not is_class if kind is None else is_class and issubclass(part, kind)
 
     def read(value: Any, registry: Mapping[str, Any]) -> Any:
         part = registry.get(value) if isinstance(value, str) else None
