@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fullstride.commands.flags import Images, OpenFlags, Run, Runs
 from fullstride.deploy.settings import OfflineFlags, ShipSettings, Tta
-from fullstride.io.console import (
-    Bar,
-    console,
-    print_parts,
-    printable,
-    report_ignored,
-    report_skipped,
-)
+from fullstride.io.console import Bar, console, print_parts, report_ignored, report_skipped
 from fullstride.io.records import PositiveInt, check_bounds, refuse_flags
 from fullstride.nets.preprocessing import LoadOptions
 
@@ -235,7 +228,7 @@ def print_predictions(
         if outputs.json:
             print(dumps(row.to_json()), flush=True)
         elif not row.unreadable:
-            print(printable(str(row)), flush=True)
+            print_parts([str(row)])
     report_skipped(skipped)
     return lines > 0
 

@@ -8,7 +8,7 @@ from tyro.conf import Positional, arg
 
 from fullstride.commands.flags import Data, Device, JpegFlags, OpenFlags, Run, SplitFlags
 from fullstride.deploy.settings import Tta
-from fullstride.io.console import Bar, console, count_of, printable, report_ignored, report_skipped
+from fullstride.io.console import Bar, count_of, print_parts, report_ignored, report_skipped
 from fullstride.train.recipes.choice import HERE, RecipeChoice, RunOptions
 
 
@@ -176,10 +176,9 @@ def validate(
     result = evaluate(model, on.images, place, mirrored, several)
     report_skipped(result.skipped)
     metrics = result.task.metrics(common_metric([model]))
-    for line in validation_lines(on.split, result, metrics, model.classes, on.missing):
-        print(printable(line))
+    print_parts(validation_lines(on.split, result, metrics, model.classes, on.missing))
     if per_class and (rows := result.score.by_class(model.classes)):
-        console().print(class_table(rows))
+        print_parts([class_table(rows)])
     if out:
         save_scores(out, model.name, on.data.name, model.classes, {on.split: result})
 
@@ -224,7 +223,7 @@ def bench_data(
     bench = timing.bench_data(
         model, images, numbers, task=purpose, workers=workers, device=place, seconds=seconds
     )
-    console().print(data_bench_table(bench))
+    print_parts([data_bench_table(bench)])
     environment = Environment.here(place)
     suggestions = bench.suggestions(numbers, from_files=images.train.file is not None)
     print(*data_bench_lines(bench, numbers, suggestions, environment), sep="\n")
