@@ -190,11 +190,7 @@ def run_halving(job: FitJob, plan: FitPlan, candidate_times: CandidateTimes) -> 
     finalists, _ = in_time(job, plan, len(plan.rungs), names, scores)
     if late := names[len(finalists) :]:
         yield f"not exported, as the trainings were slower than planned: {', '.join(late)}"
-    return Outcome(
-        scores=tuple(scores),
-        finalists=finalists,
-        failures=failures,
-    )
+    return Outcome(scores=tuple(scores), finalists=finalists, failures=failures)
 
 
 def in_time(

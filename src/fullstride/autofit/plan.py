@@ -23,13 +23,7 @@ from fullstride.study.trials import FAILURES, Work, reason
 from fullstride.tasks import find_task
 from fullstride.train import run_folder
 from fullstride.train.batches import recipe_in_epochs
-from fullstride.train.recipes.choice import (
-    LENGTHS,
-    NamedRecipe,
-    RecipeChoice,
-    RunOptions,
-    case_of,
-)
+from fullstride.train.recipes.choice import LENGTHS, NamedRecipe, RecipeChoice, RunOptions, case_of
 from fullstride.train.timing import RunTimes, time_training
 
 

@@ -13,13 +13,8 @@ from scipy.optimize import brentq, least_squares
 from scipy.stats import t as student
 
 from fullstride.measure.budget import Budget, best, pareto_front, within
-from fullstride.search.scale.finished import (
-    FinishedPoint,
-    Size,
-    Training,
-    points_of,
-    seed_deviation,
-)
+from fullstride.search.scale import finished
+from fullstride.search.scale.finished import FinishedPoint, Size, Training
 from fullstride.study.scores import mcnemar
 
 # The law of the errors of finished trainings over their sizes, with a floor:
@@ -416,7 +411,7 @@ def analyse(
         Budget(ms_per_image=budget_ms)
     if target_epochs is not None and not 0 < target_epochs < math.inf:
         raise ValueError(f"{target_epochs:g} epochs of the target: give a number above 0")
-    points = points_of(trainings)
+    points = finished.points_of(trainings)
     if not points:
         raise ValueError("no finished training to analyse: train some points first")
     target = max(point.epochs for point in points) if target_epochs is None else target_epochs
@@ -431,7 +426,7 @@ def analyse_regime(
     candidates: Sequence[Candidate] | None,
     by_time: bool,
 ) -> RegimeAnalysis:
-    deviation, epochs = seed_deviation(points), points[0].epochs
+    deviation, epochs = finished.seed_deviation(points), points[0].epochs
     front = pareto_front(points, lambda point: point.ms, lambda point: -point.error)
     warnings = []
     if epochs != target_epochs:
