@@ -231,13 +231,9 @@ def selection_table(choice: "Choice", tied: "Callable[[Option, Option], bool]") 
     rows = []
     for number, option in enumerate(choice.front):
         network, time = option.network, option.estimate
-        cells = [
-            network.name,
-            str(network.resolution),
-            f"{network.top1:g}",
-            three_digits(option.ms),
-        ]
-        cells += [option.by, f"{three_digits(time.ms_per_image)}, {interval(time)}"]
+        cells = [network.name, str(network.resolution), f"{network.top1:g}"]
+        cells += [three_digits(option.ms), option.by]
+        cells.append(f"{three_digits(time.ms_per_image)}, {interval(time)}")
         if printed:
             cells.append("" if option.published_ms is None else f"{option.published_ms:g}")
         tie = "with the above" if number and tied(option, choice.front[number - 1]) else ""
@@ -265,15 +261,12 @@ def data_bench_table(bench: "DataBench") -> Table:
     from fullstride.measure.protocols import spread
 
     loading, steps = bench.loading, bench.steps
+    training = f"training steps of {steps.batch} at {bench.resolution} pixels"
     rows = [
         ("decoding in one process", loading.images_per_s_alone, loading.samples_alone),
         ("the same, per CPU-second", loading.images_per_cpu_s, loading.samples_cpu),
         (f"decoding with --workers {loading.workers}", loading.images_per_s, loading.samples),
-        (
-            f"training steps of {steps.batch} at {bench.resolution} pixels",
-            steps.images_per_s,
-            steps.samples,
-        ),
+        (training, steps.images_per_s, steps.samples),
     ]
     if not loading.workers:
         del rows[2]
