@@ -69,8 +69,8 @@ def rung_trial(
     seconds: float | None = None,
 ) -> Trial:
     """The trial of a candidate in a rung, see `train_rung`."""
-    epoch_s, steps = time.epoch_s, time.steps
-    is_long = epoch_s > 2 * CHECKPOINT_S and steps
+    is_long = time.epoch_s > 2 * CHECKPOINT_S and time.steps
+    every_steps = max(1, round(time.steps * CHECKPOINT_S / time.epoch_s)) if is_long else 0
     training = RungTraining(
         candidate=candidate,
         data=job.unseen,
@@ -78,9 +78,7 @@ def rung_trial(
         rung=rung.number,
         stop=None if rung.epochs == plan.epochs else rung.epochs,
         epochs=plan.epochs,
-        options=job.options_of(
-            candidate, max(1, round(steps * CHECKPOINT_S / epoch_s)) if is_long else 0
-        ),
+        options=job.options_of(candidate, every_steps),
         seconds=seconds if rung.epochs == plan.epochs else None,
     )
     return Trial(
