@@ -25,22 +25,6 @@ Run = Annotated[Positional[str], arg(metavar="RUN")]
 Images = Annotated[Positional[tuple[str, ...]], arg(metavar="IMAGE ...")]
 Runs = Annotated[Positional[tuple[str, ...]], arg(metavar="RUN ...")]
 Device = Annotated[str, arg(help="cpu, cuda, cuda:1, or auto: cuda if available.")]
-StepRecipe = Annotated[
-    str,
-    arg(
-        name="recipe",
-        metavar="NAME",
-        help="Count the step of this recipe: its regularisation, precision, layout and efficiency. "
-        "A name, or a run, a bundle or a JSON file; finetune and scratch are for 1,000 images.",
-    ),
-]
-Efficiency = Annotated[
-    Literal["plain", "plain_compiled"],
-    arg(
-        help="How a training step is computed, as in a recipe: plain (eager), or compiled with "
-        "recomputation."
-    ),
-]
 Layout = Literal["nchw", "nhwc"]
 
 

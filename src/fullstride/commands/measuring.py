@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from fullstride.commands.flags import Device, Efficiency, Layout, Model, Models, StepRecipe
+from fullstride.commands.flags import Device, Layout, Model, Models
 from fullstride.io.console import console
 from fullstride.io.records import refuse_flags
 from fullstride.measure.settings import BenchSettings
@@ -40,7 +40,9 @@ class StepFlags:
     resolution: int | None = None
     # Precision of the tensors; by default the recipe's, or else bf16.
     precision: Literal["fp32", "bf16", "fp16"] | None = None
-    step_recipe: StepRecipe = ""
+    # Count the step of this recipe: its regularisation, precision, layout and efficiency. A name,
+    # or a run, a bundle or a JSON file; finetune and scratch are for 1,000 images.
+    step_recipe: Annotated[str, arg(name="recipe", metavar="NAME")] = ""
 
 
 def cost(
@@ -97,7 +99,7 @@ def capacity(
     model: Model,
     step: StepFlags,
     layout: Layout | None = None,
-    efficiency: Efficiency | None = None,
+    efficiency: Literal["plain", "plain_compiled"] | None = None,
     device: Device = "auto",
     compiled: bool = False,
     memory_gib: float | None = None,
@@ -112,7 +114,8 @@ def capacity(
     Args:
         model: A name listed by `fullstride zoo`, timm/NAME, a run or a bundle.
         layout: Memory format; by default the recipe's, or else nchw.
-        efficiency: How the step is computed; by default as the recipe says, or else plain.
+        efficiency: How the step is computed, as in a recipe: plain (eager), or compiled with
+            recomputation; by default as the recipe says, or else plain.
         device: Where to train. With --predict, a GPU, which need not be present, unless this is
             cpu.
         compiled: Compile the network with torch.compile; for networks of timm, the prediction is
