@@ -115,8 +115,7 @@ def bench_blocks(of: StackFlags, how: MethodFlags, out: Path | None = None) -> N
         block_study.check_outputs(out)
     sizes = of.kinds, of.width, of.resolution, of.ratio
     stacks = block_study.stacks(*sizes, depth=of.depth, kernel=of.kernel)
-    timing = how.device, how.target, how.call_batch, how.rounds, how.precision, how.layout
-    method = block_study.find_method(*timing)
+    method = block_study.find_method(**vars(how))
     title = f"stacks of {of.depth} blocks, "
     rows: list[block_study.BlockTime] = []
     for row in block_study.study(stacks, method.time):

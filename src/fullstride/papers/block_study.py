@@ -212,7 +212,7 @@ def check_outputs(out: Path) -> None:
 def find_method(
     device: str = "auto",
     target: str = "",
-    batch: int | None = None,
+    call_batch: int | None = None,
     rounds: int | None = None,
     precision: str | None = None,
     layout: Layout | None = None,
@@ -226,7 +226,7 @@ def find_method(
         options: dict[str, object] = {"device": device != "auto", "rounds": rounds is not None}
         options |= {"precision": precision, "layout": layout}
         refuse_flags(options, f"with --target {target}: leave it out, the profile has its own")
-        profile, images = load_profile(target), 64 if batch is None else batch
+        profile, images = load_profile(target), 64 if call_batch is None else call_batch
         return Method(
             how="estimated",
             time=estimated(profile, images),
@@ -237,7 +237,7 @@ def find_method(
     place = choose_device(device)
     gpu = place.type == "cuda"
     kind, order = find_precision(precision or ("fp16" if gpu else "fp32")), layout or "nchw"
-    images = (64 if gpu else 1) if batch is None else batch
+    images = (64 if gpu else 1) if call_batch is None else call_batch
     rounds = THROUGHPUT.rounds if rounds is None else rounds
     protocol = replace(THROUGHPUT, batch=images, rounds=rounds)
     here = Environment.here(place)
