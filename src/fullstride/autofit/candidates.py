@@ -34,8 +34,7 @@ from fullstride.measure.budget import Budget
 from fullstride.nets import zoo
 from fullstride.nets.bundle import METADATA, build
 from fullstride.nets.preprocessing import Fit
-from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmSpec
+from fullstride.nets.spec import NetSpec, TimmSpec
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.key_maps import meta_network
 from fullstride.study.trials import Work

@@ -17,8 +17,8 @@ from fullstride.nets.bundle import METADATA, read_metadata, spec_from_json
 from fullstride.nets.bundle import WEIGHTS as BUNDLE_WEIGHTS
 from fullstride.nets.checkpoints import timm_network
 from fullstride.nets.families import SPECS
-from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmSpec, pretrained_config, timm_spec
+from fullstride.nets.spec import NetSpec, TimmSpec
+from fullstride.nets.timm_wrapper import pretrained_config, timm_spec
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.convert import difference, find, normalize
 from fullstride.nets.weights.hub import HUB, by_name

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fullstride.deploy.settings import InputKind
 from fullstride.io.records import MAX_JSON_BYTES, Count, from_json, parse_json
-from fullstride.nets.backbone import pixel_sizes
 from fullstride.nets.bundle import About, Bundle
 from fullstride.nets.efficiency import Precision
 from fullstride.nets.preprocessing import Preprocessing
+from fullstride.nets.spec import pixel_sizes
 from fullstride.tables import check_name
 from fullstride.tasks import TASKS
 

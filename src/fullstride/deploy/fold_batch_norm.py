@@ -12,9 +12,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fullstride.nets.backbone import input_shape
 from fullstride.nets.blocks import has_branches, merge_branches
 from fullstride.nets.network import Network
+from fullstride.nets.spec import input_shape
 from fullstride.nets.timm_wrapper import TimmNetwork
 
 SMALL = 64  # pixels a side

@@ -40,8 +40,7 @@ from fullstride.measure.tracer import on_meta, traced, traced_with_names
 from fullstride.nets import zoo
 from fullstride.nets.blocks import Style, merge_branches
 from fullstride.nets.bundle import build
-from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec, Stage
-from fullstride.nets.timm_wrapper import TimmSpec
+from fullstride.nets.spec import MOST_CHANNELS, NAMES, NetSpec, Stage, TimmSpec
 
 CHUNK = 1_000  # specs at once, to bound memory
 MAX_CACHED = 200_000  # parts in an estimator's cache: about 65 MB

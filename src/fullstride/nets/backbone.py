@@ -2,10 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from fullstride.nets.spec import Spec, input_text, pixel_sizes
 
 DropBy = Literal["block", "stage"]  # the unit that shares a rate of stochastic depth
 
@@ -18,56 +20,15 @@ class Masks(NamedTuple):
     pooled: Tensor | None  # of dropout, (N, channels of the global average)
 
 
-class Spec(Protocol):
-    """The description of a network, as frozen data."""
-
-    @property
-    def in_channels(self) -> int: ...
-
-    @property
-    def classes(self) -> int: ...
-
-    @property
-    def resolution(self) -> int: ...
-
-    @property
-    def frames(self) -> int: ...
-
-    @property
-    def source(self) -> str: ...
-
-    def to_json(self) -> str: ...
-
-
-def input_shape(spec: Spec, resolution: int | None = None) -> tuple[int, ...]:
-    """The shape of one input: (C, H, W), or (C, T, H, W) for a network of clips.
-
-    H and W are `resolution`, by default the network's own.
-    """
-    side = spec.resolution if resolution is None else resolution
-    return (spec.in_channels, *pixel_sizes(spec.frames, side))
-
-
 def batch_shape(net: nn.Module, batch: int, in_channels: int, resolution: int) -> tuple[int, ...]:
     """The shape of a batch: (N, C, H, W), or (N, C, T, H, W) with the frames of the network."""
     frames = net.spec.frames if isinstance(net, Backbone) else 0
     return (batch, in_channels, *pixel_sizes(frames, resolution))
 
 
-def pixel_sizes(frames: int, side: int) -> tuple[int, ...]:
-    """(H, W), or (T, H, W) for clips with T = `frames`."""
-    return (frames, side, side) if frames else (side, side)
-
-
 def channels_last(dims: int) -> torch.memory_format:
     """The channels-last memory format of batches with 4 or 5 dimensions."""
     return torch.channels_last_3d if dims == 5 else torch.channels_last
-
-
-def input_text(spec: Spec) -> str:
-    """For example "images 3 x 224 x 224"."""
-    what = "clips" if spec.frames else "images"
-    return f"{what} {' x '.join(map(str, input_shape(spec)))}"
 
 
 class EmbeddingHead(nn.Module):

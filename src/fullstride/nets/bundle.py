@@ -20,8 +20,8 @@ from fullstride.io.writing import Output, atomic_write, has_keys
 from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
-from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmNetwork, TimmSpec, timm_spec
+from fullstride.nets.spec import NetSpec, TimmSpec
+from fullstride.nets.timm_wrapper import TimmNetwork, timm_spec
 from fullstride.nets.weights.convert import fit, inflated
 from fullstride.nets.weights.key_maps import no_init
 from fullstride.nets.weights.reader import COMPILED, UNPACKED_LIMIT, read_flat

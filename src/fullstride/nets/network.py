@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fullstride.nets.backbone import Backbone, DropBy, Masks, input_shape
+from fullstride.nets.backbone import Backbone, DropBy, Masks
 from fullstride.nets.layers import Head
-from fullstride.nets.spec import NetSpec, Stage
+from fullstride.nets.spec import NetSpec, Stage, input_shape
 
 
 class Network(Backbone):

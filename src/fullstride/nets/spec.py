@@ -1,15 +1,15 @@
-"""Describes networks as frozen data, `Stage` and `NetSpec`, and as JSON."""
+"""Describes networks as frozen data, `NetSpec` and `TimmSpec`, and as JSON."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 from torch import nn
 
 from fullstride.io import records
 from fullstride.io.records import Bounds, Count, check_bounds, check_range
-from fullstride.nets.backbone import input_text
 from fullstride.nets.blocks import (
     SE,
     Basic,
@@ -239,3 +239,54 @@ def half_up(value: float) -> int:
 def check_multiplier(name: str, value: float) -> None:
     if not 0 < value <= 64:
         raise ValueError(f"{name} multiplier {value}: use a number above 0, up to 64")
+
+
+# ---- networks of timm, and the input of either kind of network
+
+
+Size = Annotated[int, Bounds(ge=1, le=65_536)]  # in files
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimmSpec:
+    """A network that timm defines, by timm's own name."""
+
+    name: str
+    in_channels: Size = 3
+    classes: Size = 1000
+    resolution: Size = 224  # pixels a side that the weights are meant for
+
+    @property
+    def source(self) -> str:
+        return f"timm, {self.name}"
+
+    @property
+    def frames(self) -> int:
+        """0: timm's networks take images."""
+        return 0
+
+    def to_json(self) -> str:
+        return json.dumps({"timm": asdict(self)}, indent=1)
+
+
+Spec = NetSpec | TimmSpec
+
+
+def input_shape(spec: Spec, resolution: int | None = None) -> tuple[int, ...]:
+    """The shape of one input: (C, H, W), or (C, T, H, W) for a network of clips.
+
+    H and W are `resolution`, by default the network's own.
+    """
+    side = spec.resolution if resolution is None else resolution
+    return (spec.in_channels, *pixel_sizes(spec.frames, side))
+
+
+def pixel_sizes(frames: int, side: int) -> tuple[int, ...]:
+    """(H, W), or (T, H, W) for clips with T = `frames`."""
+    return (frames, side, side) if frames else (side, side)
+
+
+def input_text(spec: Spec) -> str:
+    """For example "images 3 x 224 x 224"."""
+    what = "clips" if spec.frames else "images"
+    return f"{what} {' x '.join(map(str, input_shape(spec)))}"

@@ -1,42 +1,16 @@
 """Wraps networks of timm as a `Backbone` with a spec, `features` and `embed`."""
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from fullstride.io.records import Bounds
 from fullstride.nets.backbone import Backbone, DropBy, Masks
-
-Size = Annotated[int, Bounds(ge=1, le=65_536)]  # in files
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimmSpec:
-    """A network that timm defines, by timm's own name."""
-
-    name: str
-    in_channels: Size = 3
-    classes: Size = 1000
-    resolution: Size = 224  # pixels a side that the weights are meant for
-
-    @property
-    def source(self) -> str:
-        return f"timm, {self.name}"
-
-    @property
-    def frames(self) -> int:
-        """0: timm's networks take images."""
-        return 0
-
-    def to_json(self) -> str:
-        return json.dumps({"timm": asdict(self)}, indent=1)
+from fullstride.nets.spec import TimmSpec
 
 
 def timm_names() -> list[str]:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import cast
 
 from torch import nn
 
@@ -22,14 +21,8 @@ from fullstride.nets.preprocessing import (
     LoadOptions,
     Preprocessing,
 )
-from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import (
-    TimmNetwork,
-    TimmSpec,
-    pretrained_config,
-    timm_names,
-    timm_spec,
-)
+from fullstride.nets.spec import NetSpec, TimmSpec
+from fullstride.nets.timm_wrapper import TimmNetwork, pretrained_config, timm_names, timm_spec
 from fullstride.nets.weights import hub
 from fullstride.nets.weights.convert import convert, fit
 from fullstride.nets.weights.reader import read_flat
@@ -80,7 +73,7 @@ def local_path(name_or_path: str | Path) -> Path:
 def find_spec(name_or_path: str) -> NetSpec | TimmSpec:
     """The spec of a network's name, of a JSON file, or of weights that `load` opens."""
     if names_weights(name_or_path):
-        return cast(NetSpec | TimmSpec, load(name_or_path).net.spec)
+        return load(name_or_path).net.spec
     return spec(name_or_path)
 
 

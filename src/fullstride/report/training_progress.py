@@ -12,8 +12,8 @@ from fullstride.data.dataset import DataSet, Images
 from fullstride.io.console import Bar, count_of, first_names, printable, report_skipped
 from fullstride.measure.environment import Environment
 from fullstride.measure.tracer import cost
-from fullstride.nets.backbone import input_shape
 from fullstride.nets.bundle import Bundle, Metadata, read_metadata
+from fullstride.nets.spec import input_shape
 from fullstride.nets.timm_wrapper import TimmNetwork
 from fullstride.report.console_lines import few_images_line, test_line
 from fullstride.report.console_tables import count, three_digits, wilson

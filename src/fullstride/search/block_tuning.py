@@ -18,8 +18,7 @@ from fullstride.nets import zoo
 from fullstride.nets.backbone import Backbone, Masks, Spec
 from fullstride.nets.bundle import WEIGHTS, Bundle
 from fullstride.nets.network import Network
-from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmSpec
+from fullstride.nets.spec import NetSpec, TimmSpec
 from fullstride.study.scores import train_and_score
 from fullstride.study.trials import Trial, TrialKind, Work
 from fullstride.tasks.classify import Classify

@@ -15,7 +15,6 @@ from fullstride.nets.backbone import Backbone
 from fullstride.nets.bundle import Bundle
 from fullstride.nets.preprocessing import BY_DEFAULT, LoadOptions
 from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmSpec
 from fullstride.tasks.task import Metric, Task
 
 TASKS: dict[str, type[Task]] = {
@@ -90,7 +89,7 @@ def find_network(
             raise ValueError(f"--{what} is for names of networks, {name} has its own: leave it out")
         bundle = load(name)
         head = None if bundle.net.task_head is None else partial(build_head, bundle)
-        return zoo.NamedNetwork(name, cast(NetSpec | TimmSpec, bundle.net.spec), head)
+        return zoo.NamedNetwork(name, bundle.net.spec, head)
     if classes is not None and classes < 1:
         raise ValueError(f"--classes {classes}: use 1 or more")
     spec = zoo.spec(name)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fullstride.nets.backbone import Backbone, channels_last, input_shape
+from fullstride.nets.backbone import Backbone, channels_last
 from fullstride.nets.efficiency import is_compiled
 from fullstride.nets.layers import avoid_strided_pointwise
 from fullstride.nets.padding import to_padded
+from fullstride.nets.spec import input_shape
 from fullstride.nets.weights.convert import fit
 from fullstride.tasks.task import Task
 from fullstride.train.averages import Average, RunningStatistics

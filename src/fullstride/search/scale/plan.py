@@ -27,8 +27,7 @@ from fullstride.measure.workload import Step, StepOptions
 from fullstride.nets import zoo
 from fullstride.nets.bundle import build
 from fullstride.nets.families import resnet_rs
-from fullstride.nets.spec import NetSpec
-from fullstride.nets.timm_wrapper import TimmSpec
+from fullstride.nets.spec import NetSpec, TimmSpec
 from fullstride.report.console_tables import table
 from fullstride.report.training_progress import duration
 from fullstride.search.scale.finished import Size
