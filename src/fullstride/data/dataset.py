@@ -3,19 +3,17 @@
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, Literal
-from urllib.parse import urlencode
 
 from PIL import Image
 
 from fullstride.data.readers.csv_table import find_table, is_table, read_table
 from fullstride.data.readers.decode import UnreadableImage, decode
-from fullstride.data.readers.folder import IMAGES, FileKind, count_unused, find_folder, read_folder
+from fullstride.data.readers.folder import IMAGES, FileKind, find_folder, read_folder
 from fullstride.data.readers.hugging_face import choice_in, holds_dataset, read_dataset
 from fullstride.data.readers.idx import (
     DIGIT_CLASSES,
@@ -235,106 +233,73 @@ def open_data(
     if where == DIGITS:
         data = digits(rule)
     else:
-        data = from_source(open_source(str(where), rule.group, unseen_classes), rule)
+        data = from_listing(open_listing(str(where), rule.group, unseen_classes), rule)
     data.check_one_class()
     return data.without(rule.left_out)
 
 
-@dataclass(frozen=True)
-class Source:
-    """The images of a data set before splits are taken."""
-
-    name: str
-    where: str
-    listing: Listing
-    channels: int = 3
-    mirror: bool = True
-    read: Callable[[str], Image.Image] | None = None  # of images that are no files
-    ignored: Mapping[str, int] = field(default_factory=dict)
-
-
-def open_source(where: str, group: str, unseen_classes: bool = False) -> Source:
+def open_listing(where: str, group: str, unseen_classes: bool = False) -> Listing:
     """Open whatever `open_data` opens, except the digits. `group` may be a column of the data."""
     folder, choice = choice_in(where)
     if choice:
-        return _dataset_source(find_folder(folder), choice, group)
+        return read_dataset(find_folder(folder), choice, group)
     if os.path.isdir(where) and not holds_shards(root := find_folder(where)):  # noqa: PTH112
         if holds_dataset(root):
-            return _dataset_source(root, {}, group)
+            return read_dataset(root, {}, group)
         if holds_idx(root):
-            listing, reader = read_idx_folder(root)
-            return Source(root.name, str(root), listing, 1, False, reader.picture)
+            return read_idx_folder(root)
     return open_files(where, group, unseen_classes)
 
 
 def open_files(
     where: str, group: str, unseen_classes: bool = False, kind: FileKind = IMAGES
-) -> Source:
+) -> Listing:
     """The files of a kind in a folder with one subfolder per class, a table or shards."""
     if is_table(where):
-        table = find_table(where)
-        return Source(table.stem, str(table), read_table(table, group, unseen_classes, kind))
+        return read_table(find_table(where), group, unseen_classes, kind)
     if where.lower().endswith(".tar") and not os.path.isdir(where):  # noqa: PTH112
-        return _shards_source(find_folder(str(Path(where).parent)), Path(where).name, kind)
+        return read_shards(find_folder(str(Path(where).parent)), Path(where).name, kind)
     root = find_folder(where)
     if holds_shards(root):
-        return _shards_source(root, "", kind)
-    listing = read_folder(root, unseen_classes, kind)
-    used = {sample.name for sample in listing.samples}
-    return Source(root.name, str(root), listing, ignored=count_unused(root, used, kind))
+        return read_shards(root, "", kind)
+    return read_folder(root, unseen_classes, kind)
 
 
-def _shards_source(folder: Path, pattern: str, kind: FileKind) -> Source:
-    index, listing = read_shards(folder, pattern, kind)
-    ignored: Counter[str] = Counter()
-    for shard in index.shards.values():
-        ignored.update(shard.ignored)
-    where, counts = str(folder / pattern), dict(ignored.most_common())
-    return Source(folder.name, where, listing, index.channels, index.mirror, ignored=counts)
-
-
-def _dataset_source(folder: Path, choice: dict[str, str], group: str) -> Source:
-    where = f"{folder}?{urlencode(choice)}" if choice else str(folder)
-    return Source(folder.name, where, read_dataset(folder, choice, group))
-
-
-def from_source(source: Source, rule: SplitRule) -> DataSet:
+def from_listing(listing: Listing, rule: SplitRule) -> DataSet:
     """The images split by `rule`, including the images in `rule.left_out`."""
-    listing = source.listing
-    check_class_count(repr(source.where), len(listing.classes), len(listing.samples))
-    return _data_set(source, take_splits(listing, rule))
+    check_class_count(repr(listing.where), len(listing.classes), len(listing.samples))
+    return _data_set(listing, take_splits(listing, rule))
 
 
 def digits(rule: SplitRule) -> DataSet:
     """The digits of the package."""
     splits = split_digits(rule)
-    listing = Listing(DIGIT_CLASSES, splits._asdict(), Path)
-    source = Source(DIGITS, DIGITS, listing, channels=1, mirror=False, read=read_digit)
-    return _data_set(source, TakenSplits(splits, rule, own=("val", "test"), notes=()))
+    listing = Listing(DIGIT_CLASSES, splits._asdict(), Path, channels=1, mirror=False)
+    listing = replace(listing, name=DIGITS, where=DIGITS, read=read_digit)
+    return _data_set(listing, TakenSplits(splits, rule, own=("val", "test"), notes=()))
 
 
-def _data_set(source: Source, taken: TakenSplits) -> DataSet:
-    listing = source.listing
-    file = None if source.read else listing.file
-    read = source.read or Decoded(listing.file, source.channels)
+def _data_set(listing: Listing, taken: TakenSplits) -> DataSet:
+    file = None if listing.read else listing.file
+    read = listing.read or Decoded(listing.file, listing.channels)
     train, val, test = (
         Images(tuple(s.name for s in samples), tuple(s.target for s in samples), read, file)
         for samples in taken.splits
     )
     return DataSet(
-        source.name,
-        source.where,
+        listing.name,
+        listing.where,
         listing.classes,
         train,
         val,
         test,
-        source.channels,
-        source.mirror,
+        listing.channels,
+        listing.mirror,
         fingerprint(listing.classes, taken.splits),
         replace(taken.rule, left_out=()),
         taken.own,
         (*listing.notes, *taken.notes),
-        source.ignored,
+        listing.ignored,
     )
 
 

@@ -1,7 +1,7 @@
 """Data sets of the tasks, with boxes, labels, maps or clips, and the task of a data set."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,12 +12,11 @@ from fullstride.data.dataset import (
     DIGITS,
     DataSet,
     Images,
-    Source,
     digits,
     fingerprint,
-    from_source,
+    from_listing,
     open_files,
-    open_source,
+    open_listing,
 )
 from fullstride.data.readers.coco import coco_files, read_coco_labels, read_coco_objects
 from fullstride.data.readers.csv_table import (
@@ -45,7 +44,7 @@ from fullstride.data.readers.folder import (
     subfolders,
 )
 from fullstride.data.readers.hugging_face import choice_in
-from fullstride.data.readers.listing import SPLITS, Listing, join_copies, near_names
+from fullstride.data.readers.listing import SPLITS, Listing, Sample, join_copies, near_names
 from fullstride.data.readers.masks import (
     DEPTHS,
     IGNORED,
@@ -99,8 +98,7 @@ def open_boxes(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     Raises ValueError in one line.
     """
     boxes = find_boxes(where)
-    name = boxes.root.stem if boxes.root.is_file() else boxes.root.name
-    data = from_source(Source(name, str(boxes.root), boxes.read()), rule)
+    data = from_listing(boxes.read().at(boxes.root), rule)
     splits = (data.train, data.val, data.test)
     if count := sum(not target.labels for images in splits for target in images.targets):
         data = replace(data, notes=(*data.notes, f"no object in {count_of(count, 'image')}"))
@@ -162,11 +160,11 @@ def open_clips(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         raise ValueError(
             f"{DIGITS!r} are images: give a folder with one subfolder of videos per class"
         )
-    source = open_files(where, rule.group, kind=VIDEOS)
-    data = from_source(source, rule)
+    listing = open_files(where, rule.group, kind=VIDEOS)
+    data = from_listing(listing, rule)
     if any(name.lower().endswith(VIDEOS.suffixes) for name in data.train.names):
         check_decoder()
-    data = data.map_images(lambda images: replace(images, read=MiddleFrame(source.listing.file)))
+    data = data.map_images(lambda images: replace(images, read=MiddleFrame(listing.file)))
     if pair := _directions(data.classes):
         note = f"clips are not mirrored, as {pair[0]!r} and {pair[1]!r} are directions"
         data = replace(data, mirror=False, notes=(*data.notes, note))
@@ -220,19 +218,15 @@ def _open_labels(where: str, rule: SplitRule) -> DataSet:
         return data.with_targets(data.classes, lambda label: (label,))
     path, separator = option_in(where, "separator")
     if is_table(path):
-        table = find_table(path)
-        place = str(table) if separator is None else f"{table}?separator={separator}"
-        listing = read_label_table(table, separator, rule.group)
-        return from_source(Source(table.stem, place, listing), rule)
+        return from_listing(read_label_table(find_table(path), separator, rule.group), rule)
     if files := coco_files(Path(where)):
-        place = Path(where).resolve()
-        return from_source(Source(place.stem, str(place), read_coco_labels(files)), rule)
-    source = open_source(where, rule.group)
-    if source.read:  # pixels without files, each image once
-        data = from_source(source, rule)
+        return from_listing(read_coco_labels(files).at(Path(where).resolve()), rule)
+    listing = open_listing(where, rule.group)
+    if listing.read:  # pixels without files, each image once
+        data = from_listing(listing, rule)
         return data.with_targets(data.classes, lambda label: (label,))
-    listing, copies = join_copies(source.listing, rule.copies)
-    data = from_source(replace(source, listing=listing), replace(rule, copies=copies))
+    listing, copies = join_copies(listing, rule.copies)
+    data = from_listing(listing, replace(rule, copies=copies))
     return replace(data, rule=replace(data.rule, copies=copies))
 
 
@@ -284,10 +278,11 @@ def open_masks(where: str, rule: SplitRule = DEFAULT_RULE, colours: str = "") ->
     def target(name: str) -> MaskFile:
         return MaskFile(root, name, classes, table.colours if table else ())
 
-    place = str(root)
+    option = ""
     if chosen:
-        place += f"?colours={chosen if chosen == VOC_PALETTE else Path(chosen).resolve()}"
-    data = _open_maps(Source(root.name, place, pairs.listing), rule, pairs, names, target)
+        option = f"?colours={chosen if chosen == VOC_PALETTE else Path(chosen).resolve()}"
+    listing = replace(pairs.listing.at(root, option), classes=names)
+    data = _open_maps(listing, rule, pairs.files, target)
     if LEFT_OUT not in names:
         _check_ignored(data, pairs.folder)
     return replace(data, classes=tuple(name for name in data.classes if name != LEFT_OUT))
@@ -304,8 +299,8 @@ def open_depths(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
     """
     root = _map_root(where, DEPTHS)
     pairs = read_pairs(root, DEPTHS)
-    source = Source(root.name, str(root), pairs.listing)
-    return _open_maps(source, rule, pairs, ("depth",), partial(DepthFile, root))
+    listing = replace(pairs.listing.at(root), classes=("depth",))
+    return _open_maps(listing, rule, pairs.files, partial(DepthFile, root))
 
 
 def _map_root(where: str, kind: PairKind) -> Path:
@@ -318,20 +313,16 @@ def _map_root(where: str, kind: PairKind) -> Path:
 
 
 def _open_maps(
-    source: Source,
-    rule: SplitRule,
-    pairs: PairedListing,
-    classes: tuple[str, ...],
-    target: Callable[[str], MapFile],
+    listing: Listing, rule: SplitRule, files: Mapping[str, Sample], target: Callable[[str], MapFile]
 ) -> DataSet:
-    """The pictures of `pairs`; `target` makes the target from the name of a picture's map."""
-    data = from_source(replace(source, listing=replace(pairs.listing, classes=classes)), rule)
+    """Pictures and the file of each; `target` makes the target from the name of this file."""
+    data = from_listing(listing, rule)
 
     def with_maps(images: Images) -> Images:
-        targets = tuple(target(pairs.files[name].name) for name in images.names)
+        targets = tuple(target(files[name].name) for name in images.names)
         return replace(images, targets=targets)
 
-    maps = sorted((name, *each) for name, each in pairs.files.items())
+    maps = sorted((name, *each) for name, each in files.items())
     data = replace(data.map_images(with_maps), fingerprint=fingerprint(data.fingerprint, maps))
     return data.without(rule.left_out)
 

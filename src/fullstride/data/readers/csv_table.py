@@ -90,7 +90,7 @@ def read_table(
     check_classes(repr(str(table)), classes, "add training images of a second one")
     if unseen_classes:
         classes += sorted_classes({each for row in rows for each in row.labels}.difference(classes))
-    return _listing(table, header, rows, classes, kind, one_label=True)
+    return _listing(table, header, rows, classes, kind, one_label=True).at(table)
 
 
 def at_line(table: Path, line: int) -> str:
@@ -292,6 +292,7 @@ def read_label_table(table: Path, separator: str | None = None, group: str = "")
 
     Raises ValueError in one line that names the file and the row.
     """
+    option = "" if separator is None else f"?separator={separator}"
     text = table_text(table)
     header = find_header(table, text, COLUMNS | {"label": LABELS}, group)
     check_columns(table, header, ("path",))
@@ -314,7 +315,7 @@ def read_label_table(table: Path, separator: str | None = None, group: str = "")
     classes = sorted_classes(classes or train)
     if unused := [name for name in classes if name not in train]:
         notes.append(f"no training image has the label {quote_names(unused)}")
-    return _listing(table, header, joined, classes, notes=notes)
+    return _listing(table, header, joined, classes, notes=notes).at(table, option)
 
 
 def find_separator(table: Path, cells: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -131,16 +131,16 @@ def read_folder(root: Path, unseen_classes: bool = False, kind: FileKind = IMAGE
             f"{str(root)!r} has {quote_names([each.name for each in folders.values()])} and no "
             "train: put the images for training in train/, or rename a class of that name"
         )
-    if not (train and folders):
-        classes = _classes(root, kind)
-        return Listing(classes, {"train": _samples(root, root, classes, kind)}, Below(root))
-    classes = names = _classes(train, kind)
+    top = train if train and folders else root
+    classes = names = _classes(top, kind)
     if unseen_classes:
         others = {name for folder in folders.values() for name in subfolders(folder)}
         classes = (*names, *sorted(others.difference(names)))
-    splits = {"train": _samples(root, train, names, kind)}
+    splits = {"train": _samples(root, top, names, kind)}
     splits |= {name: _held_out(root, folder, classes, kind) for name, folder in folders.items()}
-    return Listing(classes, splits, Below(root), val.name if val else "")
+    listing = Listing(classes, splits, Below(root), val.name if val else "")
+    unused = count_unused(root, {sample.name for sample in listing.samples}, kind)
+    return replace(listing.at(root), ignored=unused)
 
 
 def find_folder(where: str) -> Path:

@@ -308,7 +308,8 @@ def read_dataset(folder: Path, choice: Mapping[str, str], group: str = "") -> Li
     arrow_files = tuple(file for parts in files.values() for file in parts)
     reader = Rows(folder, arrow_files, columns.image, rows)
     group_of = dict(zip(rows, groups, strict=True)) if columns.group else None
-    return Listing(classes, samples, reader, columns=columns.all, groups=group_of)
+    listing = Listing(classes, samples, reader, columns=columns.all, groups=group_of)
+    return listing.at(folder, f"?{urlencode(choice)}" if choice else "")
 
 
 def _labels(

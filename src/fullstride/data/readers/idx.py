@@ -82,7 +82,7 @@ def idx_files(folder: Path, kind: str) -> dict[str, Path]:
     return files
 
 
-def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
+def read_idx_folder(folder: Path) -> Listing:
     """The images of a folder of IDX files; class names are the labels of the training images.
 
     If a file is there with and without compression, the uncompressed one is read. Raises ValueError
@@ -121,7 +121,8 @@ def read_idx_folder(folder: Path) -> tuple[Listing, IdxReader]:
         ]
         for split in sorted(images, key=list(SPLIT_OF.values()).index)
     }
-    return Listing(classes, splits, reader), reader
+    listing = Listing(classes, splits, reader, channels=1, mirror=False, read=reader.picture)
+    return listing.at(folder)
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from PIL.Image import Image
+
 from fullstride.data.readers.decode import SUFFIXES, Size, UnreadableImage, image_size
 from fullstride.io.console import count_of, verb_of, with_verbs
 from fullstride.io.writing import open_regular, read_regular
@@ -144,6 +146,18 @@ class Listing:
     # name -> value in the column that `SplitRule.group` names; None without such a column
     groups: Mapping[str, str] | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()  # what a user should know of the data, a line each
+    read: Callable[[str], Image] | None = None  # name -> image, if the images are not in files
+    # as in `DataSet`; `at` sets the first two
+    name: str = ""
+    where: str = ""
+    channels: int = 3
+    mirror: bool = True
+    ignored: Mapping[str, int] = field(default_factory=dict)
+
+    def at(self, place: Path, option: str = "") -> "Listing":
+        """The listing of a file or a folder, which `place` with `option` behind it opens again."""
+        name = place.stem if place.is_file() else place.name
+        return replace(self, name=name, where=f"{place}{option}")
 
     @property
     def samples(self) -> list[Sample]:

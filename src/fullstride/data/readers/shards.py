@@ -17,7 +17,7 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -354,8 +354,8 @@ def has_label_sets(folder: Path) -> bool:
     return LABEL_SETS.search(read_regular(path, MAX_INDEX_BYTES)) is not None
 
 
-def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[Index, Listing]:
-    """The index of shards, and their images or videos.
+def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> Listing:
+    """The images or videos of shards.
 
     The pattern "" names all shards of the folder, `photos-*.tar` all matching shards;
     `photos-{000000..000007}.tar` and `photos-{a,b}.tar` name shards that must all exist.
@@ -387,8 +387,14 @@ def read_shards(folder: Path, pattern: str, kind: FileKind = IMAGES) -> tuple[In
         for split in ("train", "val", "test")
         if split in members
     }
+    ignored: Counter[str] = Counter()
+    for shard in shards.values():
+        ignored.update(shard.ignored)
     reader, val_name = _reader(folder, shards), groups.get("val", [""])[0]
-    return index or Index(classes, 3, True, shards), Listing(classes, splits, reader, val_name)
+    listing = Listing(classes, splits, reader, val_name, ignored=dict(ignored.most_common()))
+    if index:
+        listing = replace(listing, channels=index.channels, mirror=index.mirror)
+    return listing.at(folder, f"/{pattern}" if pattern else "")
 
 
 def list_shards(folder: Path, pattern: str) -> ShardReader:
