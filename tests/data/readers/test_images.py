@@ -108,7 +108,8 @@ def test_gray_of_16_bits_is_scaled_and_not_clipped(tmp_path):
 
 def test_floats_and_wide_integers_span_black_to_white(tmp_path):
     ramp = np.linspace(0, 255, 256).reshape(16, 16)
-    for values in (ramp.astype(np.float32) / 1000 - 0.1, (ramp * 8_000_000).astype(np.int32) - 5):
+    integers = ramp.astype(np.int32)
+    for values in (ramp.astype(np.float32) / 1000 - 0.1, integers, integers * 8_000_000 - 5):
         Image.fromarray(values).save(tmp_path / "wide.tif")
         assert distance(decode(tmp_path / "wide.tif", 1), ramp) < 1e-9
     holed = ramp.astype(np.float32)
@@ -395,6 +396,14 @@ def test_a_test_beside_train_is_the_test_and_the_val_is_taken(tmp_path):
     assert len(data.train) + len(data.val) == 20
     assert data.missing_classes("test") == ("a",)
     assert data.missing_classes("val") == ()
+
+
+def test_classes_with_the_names_of_splits_are_noted(tmp_path):
+    write(tmp_path / "sets", *many("train_set/cat", "test_set/cat", each=5))
+    (note,) = open_data(str(tmp_path / "sets"), SplitRule(keep_duplicates=True)).notes
+    assert note == "'test_set', 'train_set' are classes; name splits train, val and test"
+    write(tmp_path / "trains", *many("freight_train", "passenger_train", each=5))
+    assert not open_data(str(tmp_path / "trains"), SplitRule(keep_duplicates=True)).notes
 
 
 @pytest.mark.parametrize("name", ["val", "valid", "Validation"])

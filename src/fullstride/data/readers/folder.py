@@ -1,6 +1,7 @@
 """Reads folders: images or videos by class and split, or pictures with a file of the same name."""
 
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import NamedTuple
 
 from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.listing import (
+    SPLITS,
     TEST,
     TRAIN,
     VAL,
@@ -138,7 +140,11 @@ def read_folder(root: Path, unseen_classes: bool = False, kind: FileKind = IMAGE
         classes = (*names, *sorted(others.difference(names)))
     splits = {"train": _samples(root, top, names, kind)}
     splits |= {name: _held_out(root, folder, classes, kind) for name, folder in folders.items()}
-    listing = Listing(classes, splits, Below(root), val.name if val else "")
+    notes = ()
+    purposes = {SPLITS.get(word) for name in names for word in re.split("[-_. ]", name.lower())}
+    if "train" in purposes and purposes & {"val", "test"}:
+        notes = (f"{quote_names([*names])} are classes; name splits train, val and test",)
+    listing = Listing(classes, splits, Below(root), val.name if val else "", notes=notes)
     unused = count_unused(root, {sample.name for sample in listing.samples}, kind)
     return replace(listing.at(root), ignored=unused)
 

@@ -208,12 +208,6 @@ def pre_at(pre: Preprocessing, sides: Sides, epoch: int) -> Preprocessing:
     return replace(pre, resolution=sides[epoch]) if epoch < len(sides) else pre
 
 
-def decode_whole(source: Source, pre: Preprocessing) -> Image.Image:
-    if isinstance(source, Image.Image):
-        return source
-    return decode(source, pre.channels, background=pre.background)
-
-
 def decode_source(
     source: Source,
     pre: Preprocessing,
@@ -222,8 +216,10 @@ def decode_source(
     max_memory_mib: float | None = None,
 ) -> tuple[Image.Image, Crop]:
     """Open an image, by `pre.draft`; also returns the crop that `choose` makes of its size."""
-    if isinstance(source, Image.Image) or not pre.draft:
-        image = decode_whole(source, pre)
+    if isinstance(source, Image.Image):
+        return source, choose(source.size)
+    if not pre.draft:
+        image = decode(source, pre.channels, background=pre.background)
         return image, choose(image.size)
     return decode_crop(
         source,

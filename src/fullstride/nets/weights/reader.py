@@ -140,12 +140,10 @@ class _Costs:
     def run(self, name: str, argument: Any) -> None:
         if name == "MARK":
             self.marks.append(len(self.stack))
-        elif name in ("DUP", "MEMOIZE") or "PUT" in name:
-            top = self.stack[-1]
-            if name == "DUP":
-                self.stack.append(top)
-            else:
-                self.memo[len(self.memo) if name == "MEMOIZE" else argument] = top
+        elif name == "DUP":
+            self.stack.append(self.stack[-1])
+        elif name == "MEMOIZE" or "PUT" in name:
+            self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
             self.stack.append(self.memo[argument])
         else:
