@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from fullstride.nets.backbone import Backbone
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import WeightsKind
 from fullstride.nets.spec import NetSpec
@@ -24,7 +25,7 @@ __all__ = ["check", "convert", "from_official", "from_tf", "from_timm", "load", 
 class Loaded(NamedTuple):
     """The network in a file of weights, and facts about the file."""
 
-    net: Network
+    net: Backbone
     name: str  # of the network; "" where a spec was given
     release: ReleasedFile | None  # the released file with this name and these shapes
     notes: tuple[str, ...]  # the automatic choices, a line each
@@ -35,7 +36,9 @@ def load(path: str | Path, name: str | NetSpec | None = None) -> Network:
 
     If a checkpoint has raw and averaged weights, the averaged weights are taken.
     """
-    return load_with_notes(path, name).net
+    net = load_with_notes(path, name).net
+    assert isinstance(net, Network)
+    return net
 
 
 def load_with_notes(
@@ -64,10 +67,8 @@ def load_with_notes(
     )
 
 
-def load_timm(
-    path: str | Path, name: str, kind: WeightsKind = "averaged"
-) -> tuple[TimmNetwork, tuple[str, ...]]:
-    """timm's network `name` with the weights and the classes of a file, and notes as in `Loaded`.
+def load_timm(path: str | Path, name: str, kind: WeightsKind = "averaged") -> Loaded:
+    """timm's network `name` with the weights and the classes of a file.
 
     Raises ValueError, with the differences, for weights of another network.
     """
@@ -77,7 +78,7 @@ def load_timm(
         net.net.load_state_dict(fit(net.net.state_dict(), weights.state))
     except ValueError as error:
         raise ValueError(f"{path}: not weights of timm/{name}: {error}") from None
-    return net, tuple(wrapper_notes(weights))
+    return Loaded(net, f"timm/{name}", None, tuple(wrapper_notes(weights)))
 
 
 def timm_network(name: str, state: State) -> TimmNetwork:

@@ -224,55 +224,28 @@ def load_released(name: str) -> Bundle:
 def load_file(path: Path, name: str | None, options: LoadOptions) -> Bundle:
     """The network in a file of weights, with the preprocessing of its authors or its family."""
     name = name or options.network
-    open_file = timm_file if name.startswith("timm/") else known_file
-    opened, network, origin, notes = open_file(path, name, options)
-    bundle = with_options(opened, options)
-    if bundle.preprocessing != opened.preprocessing:
-        origin = f"in place of {opened.preprocessing}"
-    for note in (*notes, f"{network}, for {bundle.preprocessing}, {origin}"):
-        print_note(f"{path.name}: {note}")
-    return bundle
-
-
-# A file of weights as a bundle, its network, the origin of the preprocessing, and notes to print.
-Opened = tuple[Bundle, str, str, tuple[str, ...]]
-ASSUMED = "assumed: --resolution, --fit and --crop change it"
-
-
-def known_file(path: Path, name: str, options: LoadOptions) -> Opened:
-    """A file of weights of a listed network; `name`: the network, "" to find it."""
-    loaded = checkpoints.load_with_notes(path, name or None, options.weights_kind)
-    release, spec = loaded.release, loaded.net.spec
-    pre, origin = family_preprocessing(spec), ASSUMED
+    if name.startswith("timm/"):
+        loaded = checkpoints.load_timm(path, name.removeprefix("timm/"), options.weights_kind)
+    else:
+        loaded = checkpoints.load_with_notes(path, name or None, options.weights_kind)
+    net, release, spec = loaded.net.eval(), loaded.release, loaded.net.spec
+    pre, origin = family_preprocessing(spec), "assumed: --resolution, --fit and --crop change it"
     classes = tuple(map(str, range(spec.classes)))
     if release:
         pre = replace(pre, resolution=release.resolution, fit=release.fit, crop=release.crop)
-        loaded.net.spec = replace(spec, resolution=release.resolution)
+        net.spec = replace(spec, resolution=release.resolution)
         origin, classes = f"as in {release.source}", imagenet_words(spec.classes)
-    bundle = Bundle(
-        net=loaded.net.eval(),
-        name=name or path.stem,
-        classes=classes,
-        preprocessing=pre,
-        source=path.name,
+    elif isinstance(spec, TimmSpec) and (config := pretrained_config(spec.name)):
+        pre, origin = hub.hub_preprocessing(spec.name, config), f"timm's for {name}"
+    opened = Bundle(
+        net=net, name=name or path.stem, classes=classes, preprocessing=pre, source=path.name
     )
-    return bundle, loaded.name, origin, loaded.notes
-
-
-def timm_file(path: Path, name: str, options: LoadOptions) -> Opened:
-    """A file of weights of the network `name`, which is `timm/NAME` or `timm/NAME.TAG`."""
-    net, notes = checkpoints.load_timm(path, name.removeprefix("timm/"), options.weights_kind)
-    config = pretrained_config(net.spec.name)
-    bundle = Bundle(
-        net=net.eval(),
-        name=name,
-        classes=tuple(map(str, range(net.spec.classes))),
-        preprocessing=hub.hub_preprocessing(net.spec.name, config)
-        if config
-        else family_preprocessing(net.spec),
-        source=path.name,
-    )
-    return bundle, name, f"timm's for {name}" if config else ASSUMED, notes
+    bundle = with_options(opened, options)
+    if bundle.preprocessing != pre:
+        origin = f"in place of {pre}"
+    for note in (*loaded.notes, f"{loaded.name}, for {bundle.preprocessing}, {origin}"):
+        print_note(f"{path.name}: {note}")
+    return bundle
 
 
 def with_options(bundle: Bundle, options: LoadOptions) -> Bundle:
