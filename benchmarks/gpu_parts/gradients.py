@@ -69,7 +69,7 @@ def gradients(settings: Settings, name: str, side: int, precision: str) -> Resul
         twin.load_state_dict(net.state_dict())
         twin = twin.to(device, dtype).to(memory_format=format).train()  # pyright: ignore
         assert isinstance(twin, Network)
-        call = compile_for_training(twin, dynamic=False).call if compiled else twin
+        call = compile_for_training(twin, dynamic=False) if compiled else twin
         x = images.to(device, dtype).contiguous(memory_format=format)
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
             loss = F.cross_entropy(call(x, twin.draw(IMAGES)).to(dtype), labels.to(device))

@@ -1,7 +1,6 @@
 """Defines the work timed on one batch: inference or a complete training step."""
 
 import copy
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,10 +113,7 @@ class Step:
             return torch.compile(self.net, dynamic=False)
         from fullstride.nets.compile import compile_for_training  # takes seconds to import
 
-        result = compile_for_training(self.net, dynamic=False)
-        if result.reason:
-            warnings.warn(f"compiled without recomputation: {result.reason}", stacklevel=2)
-        return result.call
+        return compile_for_training(self.net, dynamic=False)
 
     def random_images(self) -> Tensor:
         # An exported file decides the type and layout of its input.

@@ -190,8 +190,14 @@ class Bundle(About):
         return bundle
 
 
-def build(spec: NetSpec | TimmSpec) -> Backbone:
-    return Network(spec) if isinstance(spec, NetSpec) else TimmNetwork(spec)
+def build(
+    spec: NetSpec | TimmSpec, head: Callable[[Backbone], nn.Module | None] | None = None
+) -> Backbone:
+    """The network of a spec with fresh weights; `head` builds its `task_head`."""
+    net = Network(spec) if isinstance(spec, NetSpec) else TimmNetwork(spec)
+    if head is not None:
+        net.task_head = head(net)
+    return net
 
 
 def spec_from_json(data: Any, where: str) -> NetSpec | TimmSpec:
@@ -216,21 +222,15 @@ def load_network(
 ) -> Backbone:
     """The network of a bundle's spec. Shapes are compared before memory is allocated."""
     spec = spec_from_json(spec_data, "bundle.json: spec")
-
-    def with_head(spec: NetSpec | TimmSpec) -> Backbone:
-        net = build(spec)
-        net.task_head = head(net)
-        return net
-
     state = read_flat(weights)
     # The initialisation is slow on the meta device, and needless.
     bare = replace(spec, init=no_init) if isinstance(spec, NetSpec) else spec
     with torch.device("meta"):
-        expected = with_head(bare)
+        expected = build(bare, head)
     if expected.task_head is None and any(name.startswith("task_head.") for name in state):
         raise ValueError("the network has the head of a task: load it by fullstride.tasks.load")
     state = fit(expected.state_dict(), state)
-    net = with_head(spec)
+    net = build(spec, head)
     net.load_state_dict(state)
     return net.eval()
 

@@ -9,7 +9,7 @@ probe checks the installed torch before it is relied on.
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 import torch._functorch.config
@@ -29,31 +29,24 @@ MAX_GRADIENT_ERROR = 1e-5
 CHECKPOINT_EVERY = 4
 
 
-class Compiled(NamedTuple):
-    call: Callable[..., Any]  # takes what the network takes
-    mode: Literal["recompute", "plain"]
-    reason: str  # why the mode is "plain"; "" for "recompute"
-
-
-def compile_for_training(net: nn.Module, *, dynamic: bool | None = None) -> Compiled:
+def compile_for_training(net: nn.Module, *, dynamic: bool | None = None) -> Callable[..., Any]:
     """Compile `net` so that its backward pass recomputes all but convolutions and products.
 
     Random draws must be inputs: a network that draws inside its forward pass is compiled without
-    recomputation and warns. Global settings of PyTorch are unchanged. A `Network` is compiled as
-    one graph, or an error says why not.
+    recomputation and warns, and so is any network where `why_not_recompute` has a reason. Global
+    settings of PyTorch are unchanged. A `Network` is compiled as one graph, or an error says why
+    not.
 
     Args:
         net: A network in training mode.
         dynamic: As in torch.compile; False makes one graph for each input size.
     """
-    device = next(net.parameters()).device
-    reason = why_not_recompute(device)
-    options = None if reason else recompute_options()
-    return Compiled(
-        torch.compile(net, fullgraph=isinstance(net, Network), dynamic=dynamic, options=options),
-        "plain" if reason else "recompute",
-        reason,
-    )
+    options = recompute_options()
+    if reason := why_not_recompute(next(net.parameters()).device):
+        options = None
+        warnings.warn(f"compiled without recomputation: {reason}", stacklevel=3)
+    is_whole = isinstance(net, Network)
+    return torch.compile(net, fullgraph=is_whole, dynamic=dynamic, options=options)
 
 
 def recompute_options() -> dict[str, Any]:

@@ -86,10 +86,7 @@ class NamedNetwork:
     head: Callable[[Backbone], nn.Module | None] | None = None  # None: the classifier
 
     def build(self) -> Backbone:
-        net = build(self.spec)
-        if self.head is not None:
-            net.task_head = self.head(net)
-        return net
+        return build(self.spec, self.head)
 
 
 def create(

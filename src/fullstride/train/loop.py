@@ -3,7 +3,6 @@
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -307,10 +306,7 @@ class Trainer:
             return module
         from fullstride.nets.compile import compile_for_training  # takes seconds to import
 
-        forward, _, reason = compile_for_training(module)
-        if reason:
-            warnings.warn(f"compiled without recomputation: {reason}", stacklevel=3)
-        return forward
+        return compile_for_training(module)
 
     def numerics(self) -> AbstractContextManager[None]:
         """Set how steps compute: float32 parts of 16-bit training need not be exact either."""
