@@ -1,7 +1,7 @@
 """Holds `Backbone`, the interface that networks of this package and of timm share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -142,3 +142,6 @@ class Backbone(nn.Module, ABC):
     def draw(self, images: int) -> Masks | None:
         """Masks for one training step of `images` images; None if the layers draw their own."""
         return None
+
+
+HeadBuilder = Callable[[Backbone], nn.Module | None]  # of a task's head; None: the classifier

@@ -17,7 +17,7 @@ from fullstride.io import records
 from fullstride.io.console import count_of
 from fullstride.io.records import MAX_JSON_BYTES, Positive, read_json
 from fullstride.io.writing import Output, atomic_write, has_keys
-from fullstride.nets.backbone import Backbone
+from fullstride.nets.backbone import Backbone, HeadBuilder, Spec
 from fullstride.nets.network import Network
 from fullstride.nets.preprocessing import Preprocessing
 from fullstride.nets.spec import NetSpec, TimmSpec
@@ -190,9 +190,7 @@ class Bundle(About):
         return bundle
 
 
-def build(
-    spec: NetSpec | TimmSpec, head: Callable[[Backbone], nn.Module | None] | None = None
-) -> Backbone:
+def build(spec: Spec, head: HeadBuilder | None = None) -> Backbone:
     """The network of a spec with fresh weights; `head` builds its `task_head`."""
     net = Network(spec) if isinstance(spec, NetSpec) else TimmNetwork(spec)
     if head is not None:
@@ -200,7 +198,7 @@ def build(
     return net
 
 
-def spec_from_json(data: Any, where: str) -> NetSpec | TimmSpec:
+def spec_from_json(data: Any, where: str) -> Spec:
     """Read the JSON of either spec. Raises ValueError in one line that begins with `where`."""
     if isinstance(data, Mapping) and "timm" in data:
         timm = records.from_json(TimmSpec, data["timm"], where)
@@ -208,7 +206,7 @@ def spec_from_json(data: Any, where: str) -> NetSpec | TimmSpec:
     return NetSpec.from_json(data, where)
 
 
-def read_spec(path: Path) -> NetSpec | TimmSpec:
+def read_spec(path: Path) -> Spec:
     """The spec in a JSON file, written by `to_json` or a part of a `bundle.json` or `run.json`."""
     data = read_json(path, "give the JSON file of a network's spec, or a name")
     where = str(path)
@@ -217,9 +215,7 @@ def read_spec(path: Path) -> NetSpec | TimmSpec:
     return spec_from_json(data, where)
 
 
-def load_network(
-    spec_data: Mapping[str, Any], weights: Path, head: Callable[[Backbone], nn.Module | None]
-) -> Backbone:
+def load_network(spec_data: Mapping[str, Any], weights: Path, head: HeadBuilder) -> Backbone:
     """The network of a bundle's spec. Shapes are compared before memory is allocated."""
     spec = spec_from_json(spec_data, "bundle.json: spec")
     state = read_flat(weights)

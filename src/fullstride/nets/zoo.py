@@ -11,7 +11,7 @@ from fullstride.io.console import print_note
 from fullstride.io.records import check_bounds
 from fullstride.io.writing import EXPORTED_SUFFIXES
 from fullstride.nets import checkpoints, families
-from fullstride.nets.backbone import Backbone, Spec
+from fullstride.nets.backbone import Backbone, HeadBuilder, Spec
 from fullstride.nets.blocks import DeepConvStem, SpaceToDepthStem
 from fullstride.nets.bundle import FILE_LIMITS, Bundle, Metadata, build, no_head, read_spec
 from fullstride.nets.preprocessing import (
@@ -70,7 +70,7 @@ def local_path(name_or_path: str | Path) -> Path:
     return hub.fetch(name, FILE_LIMITS) if is_repository(name) else Path(name)
 
 
-def find_spec(name_or_path: str) -> NetSpec | TimmSpec:
+def find_spec(name_or_path: str) -> Spec:
     """The spec of a network's name, of a JSON file, or of weights that `load` opens."""
     if names_weights(name_or_path):
         return load(name_or_path).net.spec
@@ -82,8 +82,8 @@ class NamedNetwork:
     """The network of a name or a path, to be built with fresh weights."""
 
     name: str
-    spec: NetSpec | TimmSpec
-    head: Callable[[Backbone], nn.Module | None] | None = None  # None: the classifier
+    spec: Spec
+    head: HeadBuilder | None = None  # None: the classifier
 
     def build(self) -> Backbone:
         return build(self.spec, self.head)

@@ -10,11 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TextIO
 from urllib.parse import unquote
 
-from fullstride.data.readers.decode import image_size
+from fullstride.data.readers.decode import Box, image_size
 from fullstride.data.readers.listing import (
     SPLITS,
     Below,
-    Box,
     BoxCheck,
     Described,
     FileSizes,

@@ -46,6 +46,7 @@ class Header(NamedTuple):
 
 
 Labels = frozenset[str]
+Lines = Iterable[tuple[int, list[str]]]  # the number of a line, and its fields
 
 
 class Row(NamedTuple):
@@ -349,9 +350,7 @@ def _labels_cell(table: Path, header: Header, line: int, fields: list[str]) -> s
     return fields[index]
 
 
-def _with_cells(
-    table: Path, header: Header, rows: Iterable[tuple[int, list[str]]], separator: str
-) -> list[Row]:
+def _with_cells(table: Path, header: Header, rows: Lines, separator: str) -> list[Row]:
     columns = {name: index for name, index in header.columns.items() if name != "label"}
     labelled, sets = [], {}
     for line, fields in counted(rows, "rows"):
@@ -363,9 +362,7 @@ def _with_cells(
     return labelled
 
 
-def _with_columns(
-    table: Path, header: Header, rows: Iterable[tuple[int, list[str]]]
-) -> tuple[list[Row], list[str]]:
+def _with_columns(table: Path, header: Header, rows: Lines) -> tuple[list[Row], list[str]]:
     """The rows, and the titles of the columns that are classes.
 
     A column without a title is not used: it is pandas' index.

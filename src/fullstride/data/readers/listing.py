@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 from PIL.Image import Image
 
-from fullstride.data.readers.decode import SUFFIXES, Size, UnreadableImage, image_size
+from fullstride.data.readers.decode import SUFFIXES, Box, Size, UnreadableImage, image_size
 from fullstride.io.console import count_of, verb_of, with_verbs
 from fullstride.io.writing import open_regular, read_regular
 
 # ---- objects in images
 
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels of the upright image
 MOST_SIZES = 200  # most images whose sizes are compared with the annotations
 CLIPPED = 0.5  # a note counts the boxes that reach farther beyond the image, in pixels
 
@@ -31,7 +30,7 @@ CLIPPED = 0.5  # a note counts the boxes that reach farther beyond the image, in
 class Objects(NamedTuple):
     """The objects of an image, a value for each; an image may have none."""
 
-    boxes: tuple[Box, ...]
+    boxes: tuple[Box, ...]  # in pixels of the upright image
     labels: tuple[int, ...]  # class indices
     # counts neither as missed nor as a detection: "difficult" of Pascal VOC, "iscrowd" of COCO
     difficult: tuple[bool, ...]
