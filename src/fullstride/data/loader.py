@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -388,13 +389,7 @@ class Batches:
 
 def to_device(targets: Any, device: torch.device) -> Any:
     """Copies on `device` of the tensors in nested lists and dicts."""
-    if isinstance(targets, Tensor):
-        return targets.to(device, non_blocking=True)
-    if isinstance(targets, dict):
-        return {key: to_device(value, device) for key, value in targets.items()}
-    if isinstance(targets, list):
-        return [to_device(value, device) for value in targets]
-    return targets
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device, non_blocking=True), targets)
 
 
 class _Item(NamedTuple):

@@ -4,6 +4,7 @@ Every function compares all names and shapes first and raises ValueError with th
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,8 +49,10 @@ def load_with_notes(
     weights = read_wrapped(path, kind)
     release = named = by_name(Path(path))
     try:
-        if name is None and release is not None and fits(weights.state, release.network):
-            name = release.network
+        if name is None and release is not None:
+            with suppress(ValueError):  # the weights are of another network than the file's name
+                find(normalize(weights.state, ema=None), release.network)
+                name = release.network
         match, state = convert(weights.state, name, ema=kind == "averaged")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -88,14 +91,6 @@ def timm_network(name: str, state: State) -> TimmNetwork:
     if classifier is not None and len(classifier) != net.spec.classes:
         net = TimmNetwork(timm_spec(name, classes=len(classifier)))
     return net
-
-
-def fits(state: State, name: str) -> bool:
-    try:
-        find(normalize(state, ema=None), name)
-    except ValueError:
-        return False
-    return True
 
 
 def wrapper_notes(weights: Unwrapped) -> Iterator[str]:

@@ -97,14 +97,13 @@ def read_yolo(where: Path, root: Path) -> Listing:
         for sample in counted(samples, "text files"):
             text = pairs.files.get(sample.name)
             target = _objects(root, sample.name, text.name, check, most) if text else NO_OBJECTS
-            if target.labels:
-                largest = max(largest, *target.labels)
-            if names and target.labels and max(target.labels) >= len(names):
+            label = max(target.labels, default=-1)
+            if text and names and label >= len(names):
                 raise ValueError(
-                    f"{str(root / text.name if text else root)!r} has the class "
-                    f"{max(target.labels)}, and only 0 to {len(names) - 1} have names: add "
-                    "its name"
+                    f"{str(root / text.name)!r} has the class {label}, and only 0 to "
+                    f"{len(names) - 1} have names: add its name"
                 )
+            largest = max(largest, label)
             splits[split].append(sample._replace(target=target))
     if largest < 0:
         why = "".join(f" ({note})" for note in check.notes())
