@@ -80,11 +80,8 @@ class Stage:
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"kernel {self.kernel} of a stage: use an odd number, as 3 or 5")
         check_time_kernel(self.time_kernel, "stage")
-        check_range(
-            f"inner channels of width {self.width} x ratio {self.ratio:g}:",
-            self.inner,
-            MOST_CHANNELS,
-        )
+        what = f"inner channels of width {self.width} x ratio {self.ratio:g}:"
+        check_range(what, self.inner, MOST_CHANNELS)
         if self.group_width and self.inner % self.group_width:
             fits = nearest_width(self.width, 1, self.ratio, self.group_width)
             use = f"width={fits}, or another" if fits != self.width else "another"

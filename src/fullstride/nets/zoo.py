@@ -252,10 +252,9 @@ def with_options(bundle: Bundle, options: LoadOptions) -> Bundle:
     pre = replace(bundle.preprocessing, **changes)
     if options.crop is not None and pre.fit != "crop":
         raise ValueError(f"--crop {options.crop:g} is for --fit crop: add it, or leave --crop out")
-    count = len(bundle.classes)
-    classes = (
-        read_class_names(options.class_names, count) if options.class_names else bundle.classes
-    )
+    classes = bundle.classes
+    if options.class_names:
+        classes = read_class_names(options.class_names, len(classes))
     return replace(bundle, preprocessing=pre, classes=classes)
 
 

@@ -362,10 +362,8 @@ def _columns(folder: Path, features: Any, choice: Mapping[str, str], group: str)
 
     def names_class(kind: Any) -> bool:
         types = pa.types
-        return any(
-            fits(kind)
-            for fits in (types.is_integer, types.is_string, types.is_large_string, types.is_boolean)
-        )
+        tests = types.is_integer, types.is_string, types.is_large_string, types.is_boolean
+        return any(fits(kind) for fits in tests)
 
     def pick(
         purpose: str, typed: list[str], words: tuple[str, ...], fits: Callable[[Any], bool]

@@ -110,12 +110,6 @@ FORMATS: dict[str, Callable[[NetSpec], key_maps.Pairs]] = {
     "official": key_maps.official,
     "tf": key_maps.tf_resnet_rs,
 }
-LOADERS = {
-    "fullstride": "from_timm",
-    "timm": "from_timm",
-    "official": "from_official",
-    "tf": "from_tf",
-}
 
 # Released heads that are not built here, on bodies that are.
 OTHER_HEADS = {
@@ -157,7 +151,8 @@ def convert(
     state = unwrap(state).state
     match = find(normalize(state, ema=None), name)
     if match.format not in formats:
-        raise ValueError(f"the weights have {match.format} names: use {LOADERS[match.format]}")
+        loader = match.format.replace("fullstride", "timm")  # which leaves such names as they are
+        raise ValueError(f"the weights have {match.format} names: use from_{loader}")
     return match, rename(normalize(state, ema=ema), match)
 
 

@@ -116,12 +116,8 @@ HUB = {
 
 WEIGHTS = "model.safetensors"  # in every repository of the hub
 
-# timm's weights that timm evaluates in another way than their authors -> the authors' files.
-AUTHORS_FILES = {
-    "gernet_s.idstcv_in1k": "GENet_small.pth",
-    "gernet_m.idstcv_in1k": "GENet_normal.pth",
-    "gernet_l.idstcv_in1k": "GENet_large.pth",
-}
+# timm's weights that timm evaluates in another way than their authors -> the network.
+BY_AUTHORS = {HUB[name]: name for name in ("genet_light", "genet_normal", "genet_large")}
 
 # timm's crop_mode -> the fit that is equal, for "squash" with a crop_pct of 1, or nearest.
 FITS: dict[str, Fit] = {"center": "crop", "squash": "squish", "border": "pad"}
@@ -210,9 +206,9 @@ def hub_preprocessing(model: str, config: Any) -> Preprocessing:
 def authors_preprocessing(model: str, config: Any) -> Preprocessing:
     """The authors' preprocessing, where timm's configuration differs from it."""
     pre = hub_preprocessing(model, config)
-    if model not in AUTHORS_FILES:
+    if model not in BY_AUTHORS:
         return pre
-    release = by_name(Path(AUTHORS_FILES[model]))
+    release = by_shape(BY_AUTHORS[model], config.num_classes)
     assert release
     return replace(pre, resolution=release.resolution, fit=release.fit, crop=release.crop)
 

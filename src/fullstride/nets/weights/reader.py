@@ -41,14 +41,6 @@ class TooCostlyError(ValueError):
     """A file that would take far more time or memory than any file of weights."""
 
 
-def check_header(length: int) -> None:
-    """Raise TooCostlyError for the length of a safetensors header that no network has."""
-    if length > HEADER_LIMIT:
-        raise TooCostlyError(
-            f"says that its safetensors header has {length} bytes; {HEADER_LIMIT} are allowed"
-        )
-
-
 def zip_members(path: Path) -> list[zipfile.ZipInfo]:
     """The members of a zip archive. Raises TooCostlyError, or BadZipFile and the like."""
     with open_regular(path) as file:
@@ -399,7 +391,10 @@ def reader(path: Path) -> Callable[[Path], Any]:
     if not head:
         raise _DamagedError("is empty")
     if head[8:9] == b"{":
-        check_header(int.from_bytes(head[:8], "little"))
+        if (length := int.from_bytes(head[:8], "little")) > HEADER_LIMIT:
+            raise TooCostlyError(
+                f"says that its safetensors header has {length} bytes; {HEADER_LIMIT} are allowed"
+            )
         return read_safetensors
     if head.startswith(b"PK"):
         return zip_reader(path)
