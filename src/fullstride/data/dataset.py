@@ -28,9 +28,6 @@ from fullstride.data.readers.shards import holds_shards, read_shards
 from fullstride.data.readers.splits import DEFAULT_RULE, SplitRule, TakenSplits, take_splits
 from fullstride.nets.preprocessing import WHITE
 
-__all__ = ["DEFAULT_RULE", "DIGITS", "DataSet", "Images", "SplitRule", "UnreadableImage", "decode"]
-__all__ += ["open_data"]
-
 
 @dataclass(frozen=True)
 class Images:

@@ -43,6 +43,7 @@ class ReleasedFile:
 
 TRESNET, IMAGENET_21K = "Alibaba-MIIL/TResNet@aea5f0f", "Alibaba-MIIL/ImageNet21K"
 GENET, RESNET_RS = "idstcv/GPU-Efficient-Networks@392ebb3", "tensorflow/tpu@7dc921f"
+# layers of each released ResNet-RS -> resolutions in pixels
 SIDES = {50: (160,), 101: (160, 192), 152: (192, 224, 256), 200: (256,), 270: (256,)}
 SIDES |= {350: (256, 320), 420: (320,)}
 # Names of TResNet with numbers belong to timm's copies of the authors' files. Weights pretrained on
@@ -99,10 +100,7 @@ HUB = {
     "tresnet_l": "tresnet_l.miil_in1k",
     "tresnet_xl": "tresnet_xl.miil_in1k",
     "tresnet_v2_l": "tresnet_v2_l.miil_in21k_ft_in1k",
-    **{
-        f"resnet_rs_{depth}": f"resnetrs{depth}.tf_in1k"
-        for depth in (50, 101, 152, 200, 270, 350, 420)
-    },
+    **{f"resnet_rs_{layers}": f"resnetrs{layers}.tf_in1k" for layers in SIDES},
     "genet_light": "gernet_s.idstcv_in1k",
     "genet_normal": "gernet_m.idstcv_in1k",
     "genet_large": "gernet_l.idstcv_in1k",
