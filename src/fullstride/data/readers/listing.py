@@ -395,7 +395,7 @@ def join_copies(listing: Listing, copies: Copies | None = None) -> tuple[Listing
         labels: dict[str, set[int]] = {}  # by content, or by name without copies
         for sample in samples:
             key = content.get(sample.name, sample.name)
-            labels.setdefault(key, set()).update(_labels(sample))
+            labels.setdefault(key, set()).update({*labels_of(sample.target)} - {NO_LABEL})
         joined += sum(len(labels.get(key, ())) > 1 for key in copies or ())
         splits[split], written = [], set()
         for sample in samples:
@@ -407,7 +407,3 @@ def join_copies(listing: Listing, copies: Copies | None = None) -> tuple[Listing
         images, have = count_of(joined, "image"), verb_of(joined, "have")
         notes = (*notes, f"{images} in several classes {have} all labels")
     return replace(listing, splits=splits, notes=notes), copies
-
-
-def _labels(sample: Sample) -> tuple[int, ...]:
-    return sample.target if isinstance(sample.target, tuple) else labels_of(sample.target)

@@ -42,10 +42,8 @@ class VocImage(NamedTuple):
 def voc_folders(where: Path) -> list[Path]:
     """The folders in Pascal VOC's layout: `where` itself, or folders one or two levels below."""
     for pattern in ("", "*/", "*/*/"):
-        folders = where.glob(f"{pattern}{ANNOTATIONS}") if pattern else [where / ANNOTATIONS]
-        both = (each for each in folders if each.is_dir() and (each.parent / IMAGES).is_dir())
-        homes = sorted(each.parent for each in both)
-        if homes:
+        folders = [each for each in where.glob(f"{pattern}{ANNOTATIONS}") if each.is_dir()]
+        if homes := sorted(each.parent for each in folders if (each.parent / IMAGES).is_dir()):
             return homes
     return []
 
