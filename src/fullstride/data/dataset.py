@@ -235,23 +235,16 @@ def open_data(
     return data.without(rule.left_out)
 
 
-def open_listing(where: str, group: str, unseen_classes: bool = False) -> Listing:
-    """Open whatever `open_data` opens, except the digits. `group` may be a column of the data."""
-    folder, choice = choice_in(where)
-    if choice:
-        return read_dataset(find_folder(folder), choice, group)
-    if os.path.isdir(where) and not holds_shards(root := find_folder(where)):  # noqa: PTH112
-        if holds_dataset(root):
-            return read_dataset(root, {}, group)
-        if holds_idx(root):
-            return read_idx_folder(root)
-    return open_files(where, group, unseen_classes)
-
-
-def open_files(
+def open_listing(
     where: str, group: str, unseen_classes: bool = False, kind: FileKind = IMAGES
 ) -> Listing:
-    """The files of a kind in a folder with one subfolder per class, a table or shards."""
+    """Open whatever `open_data` opens, except the digits. `group` may be a column of the data.
+
+    Videos are in a folder with one subfolder per class, a table or shards.
+    """
+    folder, choice = choice_in(where) if kind is IMAGES else (where, {})
+    if choice:
+        return read_dataset(find_folder(folder), choice, group)
     if is_table(where):
         return read_table(find_table(where), group, unseen_classes, kind)
     if where.lower().endswith(".tar") and not os.path.isdir(where):  # noqa: PTH112
@@ -259,6 +252,10 @@ def open_files(
     root = find_folder(where)
     if holds_shards(root):
         return read_shards(root, "", kind)
+    if kind is IMAGES and holds_dataset(root):
+        return read_dataset(root, {}, group)
+    if kind is IMAGES and holds_idx(root):
+        return read_idx_folder(root)
     return read_folder(root, unseen_classes, kind)
 
 

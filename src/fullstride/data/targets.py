@@ -15,7 +15,6 @@ from fullstride.data.dataset import (
     digits,
     fingerprint,
     from_listing,
-    open_files,
     open_listing,
 )
 from fullstride.data.readers.coco import coco_files, read_coco_labels, read_coco_objects
@@ -160,7 +159,7 @@ def open_clips(where: str, rule: SplitRule = DEFAULT_RULE) -> DataSet:
         raise ValueError(
             f"{DIGITS!r} are images: give a folder with one subfolder of videos per class"
         )
-    listing = open_files(where, rule.group, kind=VIDEOS)
+    listing = open_listing(where, rule.group, kind=VIDEOS)
     data = from_listing(listing, rule)
     if any(name.lower().endswith(VIDEOS.suffixes) for name in data.train.names):
         check_decoder()
