@@ -95,7 +95,7 @@ def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
             low, high = min(low, finite.min()), max(high, finite.max())
     if low > high:
         raise ValueError("no pixel has a finite value")
-    if image.mode.startswith("I;16"):
+    if image.mode != "F" and low >= 0 and high <= 65535:
         low, high = 0, 65535
     copy = Image.new(mode, image.size)
     for top, strip in _strips(image):
@@ -185,8 +185,8 @@ def decode(
 ) -> Image.Image:
     """The first frame of an image file, as mode "L" (1 channel) or "RGB" (3).
 
-    Transparent pixels are blended with `background`. 16-bit gray is scaled from 0..65535; floats
-    and 32-bit integers from the image's own minimum and maximum.
+    Transparent pixels are blended with `background`. 16-bit gray is scaled from 0..65535; floats,
+    and integers outside of this range, from the image's own minimum and maximum.
 
     Raises UnreadableImage for a broken file, also where only its end is missing, and OversizedImage
     above `max_megapixels`.
