@@ -275,9 +275,8 @@ def test_batches_are_searched_for_unless_the_suite_is_quick(monkeypatch):
     assert (one.largest_batch, one.protocol.batch) == (24, 16)  # nine tenths, to a multiple of 8
 
 
-def test_when_the_time_is_over_nothing_begins_and_the_page_says_what_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(suite, "QUICK_MINUTES", 0)
-    assert list(suite.run(tmp_path, **SMALL)) == []
+def test_when_the_time_is_over_nothing_begins_and_the_page_says_what_is_left(tmp_path):
+    assert list(suite.run(tmp_path, **SMALL, minutes=0)) == []
     assert (tmp_path / "results.md").read_text().count("not measured yet") == 12
 
 

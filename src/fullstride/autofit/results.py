@@ -5,6 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,7 +70,7 @@ class FitResults:
             each.candidate: each for each in sorted(self.outcome.scores, key=attrgetter("rung"))
         }
 
-    @property
+    @cached_property
     def fastest(self) -> dict[str, CandidateTime]:
         """The shortest time of each candidate before training, in any format and precision."""
         return fastest_of(self.times)

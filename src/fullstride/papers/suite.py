@@ -111,11 +111,12 @@ def run(
     resolution: int | None = None,
     precision: Precision | None = None,
     memory_gib: float | None = None,
+    minutes: float | None = None,
 ) -> Iterator[Row]:
     """Measure the contests without results, and rewrite the page in `out` after each one.
 
-    `networks` and `resolution` replace the papers' lines. If `quick`, no contest starts after
-    `QUICK_MINUTES`.
+    `networks` and `resolution` replace the papers' lines. No contest starts after `minutes`, by
+    default `QUICK_MINUTES` if `quick`.
     """
     device = find_device(device)
     here = Environment.here(device)
@@ -131,7 +132,8 @@ def run(
     # A contest may belong to several tables. The first mode of all lines comes before the second.
     todo = dict.fromkeys(filter(None, chain.from_iterable(zip_longest(*planned.values()))))
     rows: dict[Contest, Row] = {}
-    deadline = time.monotonic() + 60 * QUICK_MINUTES if quick else inf
+    minutes = QUICK_MINUTES if quick and minutes is None else minutes
+    deadline = inf if minutes is None else time.monotonic() + 60 * minutes
 
     def write() -> None:
         numbers = lines.data(planned, rows, here)
