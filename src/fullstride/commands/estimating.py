@@ -177,7 +177,7 @@ class ChooseFlags:
         return partial(tasks.find_network, task=self.task, classes=self.classes)
 
     def choose(self, profile: ProfileFlags, budget: "Budget") -> "Selection":
-        """Choose by estimates for a profile, or by times on another machine."""
+        """Choose by estimates for a profile, or by times on this or another machine."""
         from fullstride.latency import select
 
         choose = partial(

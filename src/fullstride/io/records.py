@@ -87,9 +87,7 @@ def check_bounds(instance: Any, prefix: str = "") -> None:
     """
     for name, hint in _hints(type(instance)).items():
         value, shown = getattr(instance, name), name.replace("_", "-") if prefix == "--" else name
-        parts = _parts(hint)
-        choices = [each for kind in parts if get_origin(kind) is Literal for each in get_args(kind)]
-        choices += [None] if choices and NoneType in parts else []
+        parts, choices = _parts(hint), _choices(hint)
         for number in value if isinstance(value, tuple) else (value,):
             if choices and number not in choices:
                 fits = " or ".join(map(str, choices))
@@ -108,6 +106,14 @@ def _parts(hint: Any) -> dict[Any, Bounds | None]:
     if get_origin(kind) in (tuple, Union, UnionType):
         return {own: bounds for part in get_args(kind) for own, bounds in _parts(part).items()}
     return {kind: next((each for each in metadata if isinstance(each, Bounds)), None)}
+
+
+@cache
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The values of a `Literal`, also in a tuple or with None; () for other types."""
+    parts = _parts(hint)
+    choices = [each for kind in parts if get_origin(kind) is Literal for each in get_args(kind)]
+    return (*choices, None) if choices and NoneType in parts else tuple(choices)
 
 
 # ---- JSON

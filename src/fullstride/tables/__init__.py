@@ -221,6 +221,6 @@ def is_repository(name: str) -> bool:
 
 
 def check_name(kind: str, name: str, names: Iterable[str]) -> None:
-    """Raise ValueError, in one line, if the `name` of a task or a format is not in `names`."""
+    """Raise ValueError, in one line, if `name`, a task, format or protocol, is not in `names`."""
     if name not in names:
         raise ValueError(f"no {kind} named {name!r}: choose from {', '.join(names)}")

@@ -47,7 +47,7 @@ def import_error(package: str, extra: str) -> str:
     try:
         import_module(package)
     except ImportError as error:
-        return str(missing_package(str(error.name), extra))
+        return str(missing_package(error.name or package, extra))
     return ""
 
 
