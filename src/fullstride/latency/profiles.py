@@ -50,9 +50,9 @@ class Fit:
     def __post_init__(self) -> None:
         check_bounds(self)
         check_text(self)
-        for name, known in (("numbers", [*NUMBERS]), ("spreads", [*NUMBERS, REST, DEVICE])):
-            if unknown := sorted(set(getattr(self, name)) - set(known)):
-                raise ValueError(f"{name} has {unknown[0]!r}: use {', '.join(known)}")
+        for name, names in (("numbers", [*NUMBERS]), ("spreads", [*NUMBERS, REST, DEVICE])):
+            if unknown := sorted(set(getattr(self, name)) - set(names)):
+                raise ValueError(f"{name} has {unknown[0]!r}: use {', '.join(names)}")
         if missing := [name for name in REQUIRED if name not in self.numbers]:
             raise ValueError(f"numbers lack {', '.join(missing)}")
         if self.low > self.high:
