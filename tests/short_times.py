@@ -31,8 +31,8 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
 
     measure = Target.measure
 
-    def shortly(self: Target, files, protocol: protocols.Protocol, *threads) -> Times:
-        return measure(self, files, shortened(protocol), *threads)
+    def shortly(self: Target, files, protocol: protocols.Protocol, threads=None) -> Times:
+        return measure(self, files, shortened(protocol), threads)
 
     patch.setattr(Target, "measure", shortly)
     for module in ("measure.bench", "latency.calibrate", "train.autotune"):
