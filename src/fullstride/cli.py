@@ -209,8 +209,9 @@ def check_words(values: Mapping[str, Any]) -> None:
     tasks = [group["task"] for group in groups if group.get("task")]
     for name in tasks:
         check_name("task", name, TASKS)
-    for name in (name for group in groups for name in group.get("formats", ())):
-        check_name("format", name, FORMATS)
+    for group in groups:
+        for name in group.get("formats", ()):
+            check_name("format", name, FORMATS)
     for group in groups:
         models, images = words_of(group, MODEL_ARGUMENTS), words_of(group, ("images",))
         missing = [word for word in models if looks_like_path(word) and is_missing(word)]

@@ -226,15 +226,12 @@ def test_a_file_that_noise_made_slow_is_measured_again(
     (copied / "ship" / "times.json").unlink()
     left, measured = list(rounds), []
 
-    def fake(job, paths, before):
+    def fake(folder, paths, *_):
         measured.append([*paths])
         ms = left.pop(0)
         all_ms = {path: ms if NAMES[1] in path else 0.5 for path in paths}
         times = {path: CallTime(ms=own, low=own, high=own) for path, own in all_ms.items()}
-        count = before.measurements + 1
-        return file_times.FileTimes(
-            times={**before.times, **times}, measurements=count, environment={}
-        )
+        return file_times.FileTimes(times=times, measurements=1, environment={})
 
     monkeypatch.setattr(file_times, "measure_files", fake)
     monkeypatch.setattr(file_times, "PAUSE_S", 0)

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 import two_processes
 from PIL import Image
-from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 from torchruns import TORCHRUN, in_two, main_in_two, messages, run_two, torchrun
 
@@ -20,7 +19,12 @@ from fullstride import cli
 from fullstride.nets import zoo
 from fullstride.nets.bundle import Bundle
 from fullstride.tasks import find_task
-from fullstride.train.compute import SINGLE_PROCESS, DistributedContext, init_distributed
+from fullstride.train.compute import (
+    SINGLE_PROCESS,
+    DistributedContext,
+    init_distributed,
+    share_batch_statistics,
+)
 from fullstride.train.loop import build_trainer
 from fullstride.train.recipes.recipe import Recipe
 
@@ -85,7 +89,7 @@ def test_norms_that_share_statistics_compute_and_are_named_as_before(name):
     norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
     with torch.no_grad():
         expected = net(x)
-        convert_sync_batchnorm(net)
+        share_batch_statistics(net, torch.device("cuda"))
         assert torch.equal(net(x), expected)  # in evaluation, so the activations are kept too
     shared = [module for module in net.modules() if isinstance(module, nn.SyncBatchNorm)]
     assert len(shared) == len(norms) > 3

@@ -179,8 +179,9 @@ def inspect(data: DataSet, workers: int | None = None) -> Work[DataReport]:
     all_images = yield from near_copies.index_images(data, workers)
     groups = group_by_pixels(all_images)
     compared = all_images.pictures.subset(groups.first)
-    sets = groups.in_split >= 0, groups.classes
-    matches = yield from near_copies.find_matches(compared, *sets, data.mirror)
+    matches = yield from near_copies.find_matches(
+        compared, groups.in_split >= 0, groups.classes, data.mirror
+    )
     splits = links_across_splits(all_images, groups, matches)
     classes = links_across_classes(groups, matches)
     scored = Counter(SPLITS[all_images.splits[image]] for image in {link.b for link in splits})

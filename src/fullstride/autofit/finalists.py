@@ -302,7 +302,11 @@ def measured(
             yield "once more, as the budget may have been missed by noise:"
             time.sleep(PAUSE_S)
         yield f"measuring {count_of(len(again), 'file')} in turn, batch {job.budget.batch}"
-        stored = FILE_TIMES.save(path, measure_files(job, again, stored))
+        later = measure_files(job, again)
+        times_so_far = shortest(stored.times, later.times)
+        count = stored.measurements + later.measurements
+        later = replace(later, times=times_so_far, measurements=count)
+        stored = FILE_TIMES.save(path, later)
         again = in_doubt(stored, records, times, job.budgets)
     timed = [
         replace(each, file=replace(each.file, **asdict(stored.times[each.file.path])))
@@ -334,16 +338,15 @@ def in_doubt(
     ]
 
 
-def measure_files(job: FitJob, paths: Sequence[str], before: FileTimes) -> FileTimes:
-    """Measure files in turn at the budget's batch; each keeps the shorter time, now or `before`."""
+def measure_files(job: FitJob, paths: Sequence[str]) -> FileTimes:
+    """Measure files of the folder in turn, by the online protocol at the budget's batch."""
     models = {path: open_file(job.folder / path, trust=True) for path in paths}
     protocol = replace(ONLINE, batch=job.budget.batch)
     rows = choose_form.measure_files(models, protocol, target=job.target)
     here = Environment.here(choose_device("auto"))
-    times = {row.name: call_time(row, job.settings.percentile) for row in rows}
     return FileTimes(
-        times=shortest(before.times, times),
-        measurements=before.measurements + 1,
+        times={row.name: call_time(row, job.settings.percentile) for row in rows},
+        measurements=1,
         environment=asdict(rows[0].environment if job.target is not None else here),
     )
 

@@ -251,7 +251,6 @@ class Trial:
 
     def probe(self, batch: int) -> Probe:
         """Run the steps in a fresh process. Raises ValueError for any error but lack of memory."""
-        map_batch = self.prediction.map_batch
         command = [sys.executable, "-m", "fullstride.measure.max_batch"]
         variables = {**os.environ, **MALLOC_ENVIRONMENT}
         process = subprocess.run(
@@ -265,7 +264,7 @@ class Trial:
             result = {"error": f"exit code {process.returncode}, {last}"}
         if "error" not in result:
             return Probe(**result)
-        if batch > map_batch:
+        if batch > self.prediction.map_batch:
             return Probe(batch=batch, outcome="elements", why=result["error"])
         raise ValueError(f"training steps at batch {batch} failed: {result['error']}")
 

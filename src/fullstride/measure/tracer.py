@@ -257,7 +257,7 @@ class TensorState:
 class Tracer(TorchDispatchMode):
     """Records every operator that touches memory.
 
-    Tensors are identified by their storage, so a view is the tensor that it views. Beside
+    Tensors are identified by their storage, so a view is the tensor that it views. Within
     `Attention`, attention is one operator, as on a GPU: the meta device would compute all products
     of tokens.
     """

@@ -41,10 +41,10 @@ def compile_for_training(net: nn.Module, *, dynamic: bool | None = None) -> Call
         net: A network in training mode.
         dynamic: As in torch.compile; False makes one graph for each input size.
     """
-    options = recompute_options()
-    if reason := why_not_recompute(next(net.parameters()).device):
-        options = None
+    reason = why_not_recompute(next(net.parameters()).device)
+    if reason:
         warnings.warn(f"compiled without recomputation: {reason}", stacklevel=3)
+    options = None if reason else recompute_options()
     is_whole = isinstance(net, Network)
     return torch.compile(net, fullgraph=is_whole, dynamic=dynamic, options=options)
 

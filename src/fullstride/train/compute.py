@@ -123,6 +123,18 @@ def init_distributed(
         dist.destroy_process_group()
 
 
+def share_batch_statistics(net: nn.Module, device: torch.device) -> None:
+    """Let the batch norms of `net` use statistics over all processes, in place.
+
+    Raises ValueError if PyTorch's layer does not run on `device`.
+    """
+    if device.type != "cuda":
+        raise ValueError("recipe.sync_bn is for GPUs: leave it out")
+    from timm.layers.norm_act import convert_sync_batchnorm  # keeps the activations of timm's norms
+
+    convert_sync_batchnorm(net)
+
+
 # Parameters of glibc's mallopt, from malloc.h: the size above which memory is mapped, and the free
 # memory above which some is returned. AFTERWARDS: the largest values that glibc chooses itself.
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1

@@ -91,7 +91,7 @@ def matching_teacher(
     Raises ValueError if the number of classes or their names differ, and for a gray teacher of an
     RGB student.
     """
-    match = match_classes_of(bundle, classes, f"the teacher {name}", "use another")
+    match = match_teacher_classes(bundle, classes, f"the teacher {name}", "use another")
     if match.how:
         print_note(f"the classes of the teacher {name} are matched {match.how}")
     if bundle.preprocessing.channels < student.channels:
@@ -104,7 +104,7 @@ def matching_teacher(
     return Teacher(bundle, student, None if match.is_identity else match.outputs)
 
 
-def match_classes_of(
+def match_teacher_classes(
     teacher: Bundle | StoreKey, classes: tuple[str, ...], name: str, advice: str
 ) -> ClassMatch:
     """`match_classes` for as many classes. Raises ValueError with `name` and `advice`."""
@@ -283,7 +283,7 @@ class PseudoLabels:
         Raises ValueError if the teacher has other classes.
         """
         advice = "label the images by a network of the data's classes"
-        match = match_classes_of(self.key, classes, "the teacher of the pseudo-labels", advice)
+        match = match_teacher_classes(self.key, classes, "the teacher of the pseudo-labels", advice)
         ours = np.argsort(match.outputs)  # index of the student's class of each output
         return PseudoLabels(self.key, self.images_m, ours[self.classes_mk], self.probabilities_mk)
 

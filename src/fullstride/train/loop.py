@@ -28,6 +28,7 @@ from fullstride.train.compute import (
     keep_freed_memory,
     numerics,
     on_device,
+    share_batch_statistics,
     step_advice,
 )
 from fullstride.train.distill import TeacherProbabilities
@@ -238,11 +239,7 @@ def build_trainer(
     if device.type == "cpu":
         avoid_strided_pointwise(net)
     if recipe.sync_bn and context.is_distributed:
-        if device.type != "cuda":
-            raise ValueError("recipe.sync_bn is for GPUs: leave it out")
-        from timm.layers.norm_act import convert_sync_batchnorm  # keeps activations of timm's norms
-
-        convert_sync_batchnorm(net)
+        share_batch_statistics(net, device)
     return Trainer(net, task, recipe, per_epoch, teacher, context)
 
 

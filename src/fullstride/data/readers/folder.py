@@ -141,9 +141,13 @@ def read_folder(root: Path, unseen_classes: bool = False, kind: FileKind = IMAGE
     splits = {"train": _samples(root, top, names, kind)}
     splits |= {name: _held_out(root, folder, classes, kind) for name, folder in folders.items()}
     notes = ()
-    purposes = {SPLITS.get(word) for name in names for word in re.split("[-_. ]", name.lower())}
-    if "train" in purposes and purposes & {"val", "test"}:
-        notes = (f"{quote_names([*names])} are classes; name splits train, val and test",)
+    words = ((name, word) for name in names for word in re.split("[-_. ]", name.lower()))
+    purposes = {name: SPLITS[word] for name, word in words if word in SPLITS}
+    if {"train"} < {*purposes.values()}:
+        notes = (
+            f"{quote_names([*purposes])} are read as classes: name the folders of splits train, "
+            "val and test",
+        )
     listing = Listing(classes, splits, Below(root), val.name if val else "", notes=notes)
     unused = count_unused(root, {sample.name for sample in listing.samples}, kind)
     return replace(listing.at(root), ignored=unused)

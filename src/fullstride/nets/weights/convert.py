@@ -151,7 +151,7 @@ def convert(
     state = unwrap(state).state
     match = find(normalize(state, ema=None), name)
     if match.format not in formats:
-        loader = match.format.replace("fullstride", "timm")  # which leaves such names as they are
+        loader = "timm" if match.format == "fullstride" else match.format  # from_timm takes both
         raise ValueError(f"the weights have {match.format} names: use from_{loader}")
     return match, rename(normalize(state, ema=ema), match)
 
