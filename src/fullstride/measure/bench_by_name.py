@@ -154,7 +154,7 @@ def find_networks(
         nets = {f"{name} padded": padding.to_padded(net, name) for name, net in nets.items()}
     if efficiency != "plain":
         nets = {f"{name} compiled": net for name, net in nets.items()}
-    efficiencies = {} if efficiency == "plain" else dict.fromkeys(nets, efficiency)
+    compiled_names = [] if efficiency == "plain" else [*nets]  # without an added reference
     labels = dict(zip(nets, dict.fromkeys(models), strict=True))
     if reference is not None:
         nets = {reference: own.get(reference) or files[reference]} | nets
@@ -164,7 +164,7 @@ def find_networks(
         in_channels=channels[names[0]],
         layout=settings.layout,
         compiled=settings.compiled,
-        efficiency=efficiencies,  # an added reference is plain
+        efficiency=dict.fromkeys(compiled_names, efficiency),
         resolutions=resolutions if settings.resolution is None else {},
         reference=reference,
         memory_gib=settings.memory_gib,
