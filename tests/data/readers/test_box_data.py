@@ -438,6 +438,18 @@ def test_key_points_of_yolo_are_no_polygon(tmp_path, shape):
     assert box == pytest.approx(YOLO.boxes[0])
 
 
+def test_a_picture_that_cannot_be_read_has_no_boxes_in_any_format_without_stated_sizes(tmp_path):
+    write_coco(tmp_path / "coco")
+    write_voc(tmp_path / "voc", {"a": xml(("dog", (1, 1, 9, 9), 0), size=""), "b": DOG})
+    write_yolo(tmp_path / "yolo", "images", "labels", "abc")
+    pictures = ("coco/train/a.png", "voc/JPEGImages/a.jpg", "yolo/images/a.png")
+    for picture in pictures:
+        (tmp_path / picture).write_bytes(b"no picture")
+        data = open_boxes(str(tmp_path / picture.split("/")[0]), SplitRule(val=0, test=0))
+        assert targets(data)["a"] == NOTHING
+        assert targets(data)["b"] != NOTHING
+
+
 def test_a_class_index_of_yolo_builds_no_million_names(tmp_path):
     write_yolo(tmp_path, "images", "labels", "abc")
     (tmp_path / "labels" / "b.txt").write_text("4000000000 0.5 0.5 0.2 0.4\n")

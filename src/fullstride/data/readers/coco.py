@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TextIO
 from urllib.parse import unquote
 
-from fullstride.data.readers.decode import Box, image_size
+from fullstride.data.readers.decode import Box
 from fullstride.data.readers.listing import (
     SPLITS,
     Below,
@@ -219,14 +219,12 @@ def read_coco_objects(files: Mapping[str, Path]) -> Listing:
     check = BoxCheck()
 
     def objects(image: CocoImage, index_of: Mapping[int, int], path: Path) -> Objects:
-        if image.size:
-            check.stated.append((path, image.size))
-        size = image.size or (image_size(path) if image.objects else (0, 0))
         described = []
         for number, category, box, is_crowd in image.objects:
             if box:
                 where = f"annotation {number!r} of the image {image.name!r}"
                 described.append(Described(where, box, index_of[category], is_crowd))
+        size = check.size(path, image.size) if image.size or described else None
         return check.objects(size, described)
 
     listing = _read(files, objects, with_boxes=True)

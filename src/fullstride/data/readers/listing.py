@@ -56,11 +56,22 @@ class BoxCheck:
         self.first: dict[str, str] = {}  # problem -> place of the first box that has it
         self.stated: list[tuple[Path, Size]] = []  # images, and their sizes by the annotations
 
-    def objects(self, size: tuple[int, int], described: Iterable[Described]) -> Objects:
-        """The objects of an image of `size` (width, height), with boxes clipped to it.
+    def size(self, path: Path, stated: Size | None = None) -> Size | None:
+        """The (width, height) that annotations state, else that of the file; None if unreadable."""
+        if stated:
+            self.stated.append((path, stated))
+            return stated
+        with suppress(UnreadableImage):  # it is left out and counted where it is decoded
+            return image_size(path)
+        return None
+
+    def objects(self, size: Size | None, described: Iterable[Described]) -> Objects:
+        """The objects of an image of `size`, with boxes clipped to it; none without a size.
 
         An object is left out if its box has no area there, or repeats another one of its class.
         """
+        if size is None:
+            return NO_OBJECTS
         usable: dict[tuple[Box, Any], bool] = {}
         for where, box, label, difficult in described:
             edges = zip(box, 2 * size, strict=True)

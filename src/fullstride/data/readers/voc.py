@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from fullstride.data.readers.decode import SUFFIXES, image_size
+from fullstride.data.readers.decode import SUFFIXES
 from fullstride.data.readers.folder import FileKind, PairKind, read_pairs
 from fullstride.data.readers.listing import (
     Below,
@@ -150,9 +150,7 @@ def _image(root: Path, folder: Path, name: str, sizes: FileSizes, check: BoxChec
 def _described(root: Path, name: str, bytes_in: int, annotation: Path, check: BoxCheck) -> VocImage:
     """The image `name` with the objects of its annotation that are inside the image."""
     size, described = read_annotation(annotation)
-    if size:
-        check.stated.append((root / name, size))
-    objects = check.objects(size or image_size(root / name), described)
+    objects = check.objects(check.size(root / name, size), described)
     return VocImage(Sample(name, objects, bytes_in), annotation)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from fullstride.data.readers.decode import UnreadableImage, image_size
 from fullstride.data.readers.folder import (
     FileKind,
     PairFolders,
@@ -119,9 +118,7 @@ def _objects(root: Path, picture: str, text: str, check: BoxCheck, most: int | N
     """The objects of a text file, by the first `most` words of each line; None: by all."""
     path, described = root / text, []
     lines = [line.split()[:most] for line in read_text(path).splitlines()]
-    try:
-        size = image_size(root / picture) if any(lines) else (0, 0)
-    except UnreadableImage:  # it is left out and counted where it is decoded
+    if not any(lines) or not (size := check.size(root / picture)):
         return NO_OBJECTS
     for number, words in enumerate(lines, 1):
         if words:
