@@ -65,6 +65,7 @@ from fullstride.tasks.classify import Classify
 from fullstride.train import timing
 from fullstride.train.loop import Trainer
 from fullstride.train.recipes.choice import RecipeChoice, RunOptions
+from fullstride.train.recipes.named import DIGITS
 from fullstride.train.scoring import score_bundle
 
 TOP1 = Classify.metric
@@ -692,21 +693,29 @@ def test_the_training_of_less_promising_candidates_is_estimated_by_their_times(
         assert plan.times[each.name].epoch_s == pytest.approx(4 * each.resolution / 48 + score_s)
 
 
-@pytest.mark.parametrize("linear_probe", [None, True, False])
-def test_a_plan_begins_with_probes_unless_the_user_turns_them_off(
-    linear_probe, data, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    ("recipe", "probes"),
+    [
+        (RecipeChoice(), True),
+        (RecipeChoice("", {"linear_probe": True}), True),
+        (RecipeChoice("", {"linear_probe": False}), False),
+        (RecipeChoice("scratch"), False),
+        (RecipeChoice("scratch", {"linear_probe": True}), True),
+        (RecipeChoice(DIGITS), False),
+        (RecipeChoice("finetune"), True),
+    ],
+)
+def test_a_plan_begins_with_probes_unless_the_users_recipe_has_none(
+    recipe, probes, data, tmp_path, monkeypatch
 ):
     times = TrainingTime(candidate="", epochs=9, steps=4, step_s=1.0)
     monkeypatch.setattr(
         fit_plan, "measure_training", lambda job, each: replace(times, candidate=each.name)
     )
-    changes = {} if linear_probe is None else {"linear_probe": linear_probe}
     released = [replace(each, weights="released") for each in CANDIDATES]
-    job = job_of(tmp_path, data, recipe=RecipeChoice("", changes))
+    job = job_of(tmp_path, data, recipe=recipe)
     plan = drain(make_plan(job, times_of(released, {each.name: 1.0 for each in released})))[1]
-    assert (plan.rungs[0].epochs == 0) is (linear_probe is not False)
-    probes = plan.recipe(job.recipe).changes.get("linear_probe")
-    assert probes is (linear_probe is not False)
+    assert (plan.rungs[0].epochs == 0) is probes
 
 
 @pytest.mark.parametrize(("hours", "timed"), [(None, 1), (20.0, FEWEST_TRAININGS)])

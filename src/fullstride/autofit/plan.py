@@ -248,9 +248,7 @@ def make_plan(job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0
         costs = costs_of(
             job, [each for each in order if each.name in times], times, candidate_times
         )
-        can_probe = case_of(job.data, task=job.task).can_probe
-        can_probe &= all(each.candidate.weights for each in costs)
-        can_probe &= job.recipe.changes.get("linear_probe", True)
+        can_probe = all(each.candidate.weights for each in costs) and asks_for_probes(job)
         how = Means(devices=len(job.devices), can_probe=can_probe, budgets=len(job.budgets))
         return plan_within(costs, left_s - measured_s, hours, how)
 
@@ -272,6 +270,12 @@ def make_plan(job: FitJob, candidate_times: CandidateTimes, spent_s: float = 0.0
     limit_s = None if hours is None else left_s - measured_s
     left_out |= plan.left_out
     return replace(plan, left_out=left_out, left_s=limit_s, busy=candidate_times.busy)
+
+
+def asks_for_probes(job: FitJob) -> bool:
+    """Whether the recipe begins with a linear probe, by default as `finetune` does."""
+    choice = replace(job.recipe, source=job.recipe.source or "finetune")
+    return choice.resolve(case_of(job.data, "released", task=job.task)).recipe.linear_probe
 
 
 def costs_of(
