@@ -127,7 +127,7 @@ def test_budgets_are_sorted_and_may_be_a_number_a_list_or_a_rate():
 
 
 def test_files_near_any_of_the_budgets_are_measured_again():
-    """One is above the smaller budget by noise, one above the larger, and one above neither."""
+    """One is above the smaller budget by noise, one above the larger, and one was so once."""
     ms = {"small": 2.1, "middle": 5.0, "large": 10.2}
     times = FileTimes(
         times={name: CallTime(ms=each, low=0.9 * each, high=2 * each) for name, each in ms.items()},
@@ -153,6 +153,8 @@ def test_files_near_any_of_the_budgets_are_measured_again():
     budgets = FitSettings(budget_ms=(2, 10)).budgets()
     assert in_doubt(times, records, (), budgets) == ["small", "large"]
     assert in_doubt(times, records, (), budgets[:1]) == ["large"]
+    before = CandidateTime(candidate="middle", format="onnx", precision="fp32", ms=1.9)
+    assert in_doubt(times, records, [before], budgets) == [*ms]
 
 
 HOW = StudyOptions(device="cpu", workers=0)
