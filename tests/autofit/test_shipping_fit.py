@@ -216,7 +216,8 @@ def test_where_no_file_is_within_the_budget_the_fastest_ships_with_a_note(copied
     [
         ([1.2, 1.1, 0.9], True, 3),
         ([1.2] * 5, False, 5),
-        ([1.6], False, 1),
+        ([3.1, 0.9], True, 2),
+        ([4.0], False, 1),
         ([0.9], True, 1),
     ],
 )

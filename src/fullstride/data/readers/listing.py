@@ -57,7 +57,7 @@ class BoxCheck:
         self.stated: list[tuple[Path, Size]] = []  # images, and their sizes by the annotations
 
     def size(self, path: Path, stated: Size | None = None) -> Size | None:
-        """The (width, height) that annotations state, else that of the file; None if unreadable."""
+        """The (width, height) that annotations state, else the file's; None if unreadable."""
         if stated:
             self.stated.append((path, stated))
             return stated
