@@ -716,6 +716,7 @@ def test_a_plan_begins_with_probes_unless_the_users_recipe_has_none(
     job = job_of(tmp_path, data, recipe=recipe)
     plan = drain(make_plan(job, times_of(released, {each.name: 1.0 for each in released})))[1]
     assert (plan.rungs[0].epochs == 0) is probes
+    assert plan.recipe(job.recipe).changes.get("linear_probe", False) is probes
 
 
 @pytest.mark.parametrize(("hours", "timed"), [(None, 1), (20.0, FEWEST_TRAININGS)])

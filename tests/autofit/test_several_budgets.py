@@ -127,7 +127,10 @@ def test_budgets_are_sorted_and_may_be_a_number_a_list_or_a_rate():
 
 
 def test_files_near_any_of_the_budgets_are_measured_again():
-    """One is above the smaller budget by noise, one above the larger, and one was so once."""
+    """One is above the smaller budget by noise, one above the larger, one above neither.
+
+    The last one is measured again too if it was within the smaller budget before training.
+    """
     ms = {"small": 2.1, "middle": 5.0, "large": 10.2}
     times = FileTimes(
         times={name: CallTime(ms=each, low=0.9 * each, high=2 * each) for name, each in ms.items()},

@@ -267,7 +267,8 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 MEASUREMENTS = 5  # most measurements of a file
 PAUSE_S = 2.0  # before measuring again: right after a training a file takes up to 1.2x as long
-SLOW_PHASE = 4.0  # a virtual machine once made two files take 3.1 and 4 times as long (docs/log.md)
+# Times the budget: a virtual machine made two files take 3.1 and 4 times as long (docs/log.md).
+SLOW_PHASE = 4.0
 TIMES = "times.json"  # in the folder of the files
 
 
